@@ -1,0 +1,1 @@
+"""How encoded bytes become pixels."""

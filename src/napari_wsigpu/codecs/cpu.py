@@ -1,0 +1,291 @@
+"""Tiles decoded on the CPU by imagecodecs: `decode_tile`, and a pool that runs it."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import imagecodecs
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from napari_wsigpu.codecs.decoder import Deliver, EncodedTile
+    from napari_wsigpu.formats.layout import Encoding, LevelLayout
+
+    Shape = tuple[int, int, int]
+
+APERIO_YCBCR = 33003
+
+BYTE_CODECS: dict[int, Callable[..., bytes | bytearray]] = {
+    5: imagecodecs.lzw_decode,
+    8: imagecodecs.deflate_decode,
+    32946: imagecodecs.deflate_decode,
+    32773: imagecodecs.packbits_decode,
+    34925: imagecodecs.lzma_decode,
+    34926: imagecodecs.zstd_decode,
+    50000: imagecodecs.zstd_decode,
+}
+PREDICTORS: dict[int, Callable[..., NDArray[Any]]] = {
+    2: imagecodecs.delta_decode,
+    3: imagecodecs.floatpred_decode,
+}
+JPEG_COLORS: dict[str, dict[str, Any]] = {
+    "gray": {"outcolorspace": "GRAYSCALE"},
+    "stored": {"colorspace": "RGB", "outcolorspace": "RGB"},
+    "ycbcr": {"outcolorspace": "RGB"},
+    "auto": {},
+    "cmyk": {"outcolorspace": "CMYK"},
+}
+
+
+def _jpeg(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) -> None:
+    if encoding.jpeg_header is not None:
+        data = b"".join((encoding.jpeg_header, data, b"\xff\xd9"))
+    imagecodecs.jpeg_decode(
+        data, tables=encoding.jpeg_tables[plane], out=out, **JPEG_COLORS[encoding.jpeg_color]
+    )
+
+
+def _jpeg2000(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) -> None:
+    imagecodecs.jpeg2k_decode(data, out=out)
+    if encoding.compression == APERIO_YCBCR and not _has_subsampled_chroma(data):
+        _ycbcr_to_rgb(out)
+
+
+def _webp(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) -> None:
+    imagecodecs.webp_decode(data, hasalpha=out.shape[2] == 4, out=out)
+
+
+def _jpegxl(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) -> None:
+    imagecodecs.jpegxl_decode(data, out=out)
+
+
+def _lerc(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) -> None:
+    if encoding.lerc_wrapping:
+        unwrap = {1: imagecodecs.deflate_decode, 2: imagecodecs.zstd_decode}
+        data = unwrap[encoding.lerc_wrapping](data, out=2 * out.nbytes + 4096)
+    imagecodecs.lerc_decode(data, out=out)
+
+
+IMAGE_CODECS: dict[int, Callable[[Any, Encoding, int, NDArray[Any]], None]] = {
+    7: _jpeg,
+    33003: _jpeg2000,
+    33004: _jpeg2000,
+    33005: _jpeg2000,
+    34712: _jpeg2000,
+    34887: _lerc,
+    34927: _webp,
+    50001: _webp,
+    50002: _jpegxl,
+    52546: _jpegxl,
+}
+
+
+def refusal(encoding: Encoding) -> str | None:
+    """Say why tiles of this encoding can't be decoded on the CPU; None if they can."""
+    compression = encoding.compression
+    if compression in IMAGE_CODECS:
+        return None
+    if compression != 1 and compression not in BYTE_CODECS:
+        return f"TIFF compression {compression} is not supported"
+    if encoding.predictor != 1 and encoding.predictor not in PREDICTORS:
+        return f"TIFF predictor {encoding.predictor} is not supported"
+    return None
+
+
+def decode_tile(tile: EncodedTile) -> NDArray[Any]:
+    """Decode one tile.
+
+    Parameters
+    ----------
+    tile : EncodedTile
+        Its encoded bytes.
+
+    Returns
+    -------
+    ndarray, shape (height, width, channels)
+        In native byte order. Tiles at the lower and right edge may be cut to the level.
+
+    Raises
+    ------
+    RuntimeError, ValueError
+        If the bytes are damaged; the codec says how.
+    """
+    level = tile.level
+    if len(tile.segments) == 1 and tile.segments[0] is not None:
+        return _decode_segment(tile.segments[0], tile, 0)
+    samples = level.encoding.samples
+    grid = level.grid
+    shape = (grid.tile_height, grid.tile_width, level.channels)
+    pixels = np.full(shape, tile.background, level.dtype)
+    height, width = 1, 1
+    for plane, segment in enumerate(tile.segments):
+        if segment is not None:
+            part = _decode_segment(segment, tile, plane)
+            height, width = max(height, part.shape[0]), max(width, part.shape[1])
+            target = pixels[: part.shape[0], : part.shape[1]]
+            target[..., plane * samples : (plane + 1) * samples] = part
+    return pixels[:height, :width]
+
+
+def _decode_segment(data: memoryview, tile: EncodedTile, plane: int) -> NDArray[Any]:
+    encoding = tile.level.encoding
+    shapes = _possible_shapes(tile.level, tile.row, tile.column)
+    image_codec = IMAGE_CODECS.get(encoding.compression)
+    if image_codec is None:
+        return _decode_bytes(data, encoding, shapes)
+    # The codec checks its own header against `out` before it allocates anything, so a tile
+    # that claims to be huge costs nothing.
+    first_error: Exception | None = None
+    for shape in shapes:
+        pixels = np.empty(shape, tile.level.dtype)
+        try:
+            image_codec(data, encoding, plane, pixels)
+        except (RuntimeError, ValueError) as error:
+            first_error = first_error or error
+        else:
+            return pixels
+    assert first_error is not None
+    raise first_error
+
+
+def _possible_shapes(level: LevelLayout, row: int, column: int) -> list[Shape]:
+    """Return the shapes that a tile's pixels may have, full size first.
+
+    Some writers cut the tiles at the right and lower edge to the level's extent.
+    """
+    grid = level.grid
+    height = min(grid.tile_height, level.height - row * grid.tile_height)
+    width = min(grid.tile_width, level.width - column * grid.tile_width)
+    samples = level.encoding.samples
+    full = (grid.tile_height, grid.tile_width, samples)
+    cut = [(height, grid.tile_width, samples), (height, width, samples)]
+    return list(dict.fromkeys([full, *cut]))
+
+
+def _decode_bytes(data: memoryview, encoding: Encoding, shapes: Sequence[Shape]) -> NDArray[Any]:
+    dtype = np.dtype(encoding.dtype)
+    full_bytes = math.prod(shapes[0]) * dtype.itemsize
+    encoded: Any = imagecodecs.bitorder_decode(bytes(data)) if encoding.fill_order == 2 else data
+    if encoding.compression == 1:
+        raw = memoryview(encoded)[:full_bytes]
+    else:
+        raw = memoryview(BYTE_CODECS[encoding.compression](encoded, out=full_bytes))
+    shape = next((s for s in shapes if math.prod(s) * dtype.itemsize == len(raw)), None)
+    if shape is None:
+        raise ValueError(f"it holds {len(raw)} bytes of {full_bytes}")
+    # The floating point predictor works on the stored order of bytes and restores the native.
+    stored = dtype if encoding.predictor == 3 else dtype.newbyteorder(encoding.byte_order)
+    pixels = np.frombuffer(raw, stored).reshape(shape).astype(dtype, copy=False)
+    if encoding.predictor != 1:
+        pixels = PREDICTORS[encoding.predictor](pixels, axis=-2)
+    return pixels
+
+
+def _has_subsampled_chroma(codestream: Any) -> bool:
+    """Whether a raw JPEG 2000 code stream's second component is subsampled.
+
+    Of such streams OpenJPEG's colour code makes RGB already. The sizes are those of the SIZ
+    marker, which follows the first marker of every code stream.
+    """
+    return bytes(codestream[46:48]) != b"\x01\x01"
+
+
+def _ycbcr_to_rgb(pixels: NDArray[Any]) -> None:
+    """Convert full-range BT.601 YCbCr to RGB in place, rounded as libjpeg does."""
+    y = pixels[..., 0].astype(np.int32)
+    cb = pixels[..., 1].astype(np.int32) - 128
+    cr = pixels[..., 2].astype(np.int32) - 128
+    half = 1 << 15
+    red = y + ((91881 * cr + half) >> 16)
+    green = y + ((-22554 * cb - 46802 * cr + half) >> 16)
+    blue = y + ((116130 * cb + half) >> 16)
+    for channel, values in enumerate((red, green, blue)):
+        pixels[..., channel] = np.clip(values, 0, 255)
+
+
+class CpuDecoder:
+    """A pool of threads that decode tiles.
+
+    Parameters
+    ----------
+    workers : int, optional
+        Number of threads; by default one a core. The thread that waits for a batch works too.
+    """
+
+    name = "cpu"
+
+    def __init__(self, workers: int | None = None) -> None:
+        self._workers = workers or os.cpu_count() or 1
+        self._lock = threading.Lock()
+        self._pool: ThreadPoolExecutor | None = None
+
+    def refusal(self, encoding: Encoding) -> str | None:
+        """Say why tiles of this encoding can't be decoded; None if they can."""
+        return refusal(encoding)
+
+    def schedule(self, batch: Sequence[EncodedTile], deliver: Deliver) -> CpuBatch:
+        """Begin to decode a batch and return at once."""
+        pending = CpuBatch(batch, deliver)
+        with self._lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self._workers, "wsigpu-decode")
+            pending.helpers = [
+                self._pool.submit(pending.work) for _ in range(min(self._workers, len(batch)))
+            ]
+        return pending
+
+    def release(self) -> None:
+        """Join the threads; the next batch starts new ones."""
+        with self._lock:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(wait=True)
+
+
+class CpuBatch:
+    """Tiles that any number of threads take from one queue."""
+
+    def __init__(self, batch: Sequence[EncodedTile], deliver: Deliver) -> None:
+        self._batch = batch
+        self._deliver = deliver
+        self._queue = deque(range(len(batch)))
+        self._failures: dict[int, str] = {}
+        self.helpers: list[Future[None]] = []
+
+    def work(self) -> None:
+        """Decode tiles until none is left."""
+        while self._queue:
+            try:
+                index = self._queue.popleft()
+            except IndexError:
+                return
+            try:
+                pixels = decode_tile(self._batch[index])
+            except (RuntimeError, ValueError, TypeError, MemoryError) as error:
+                self._failures[index] = str(error) or type(error).__name__
+            else:
+                self._deliver(index, pixels)
+
+    def wait(self) -> dict[int, str]:
+        """Help decoding, and return when every tile was delivered or failed."""
+        try:
+            self.work()
+        finally:
+            self.cancel()
+        return self._failures
+
+    def cancel(self) -> None:
+        """Drop tiles that are not begun and return when no more will be delivered."""
+        self._queue.clear()
+        for helper in self.helpers:
+            if not helper.cancel():
+                helper.result()

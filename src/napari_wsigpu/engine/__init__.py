@@ -1,0 +1,1 @@
+"""Which tiles, in what order, from where: cache, scheduler and array-likes."""

@@ -1,0 +1,179 @@
+"""`LevelArray`: one level as the array-like that napari and scripts slice."""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from napari_wsigpu.engine.scheduler import Span
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import dask.array
+    from numpy.typing import DTypeLike, NDArray
+
+    from napari_wsigpu.formats.layout import LevelLayout
+
+    Read = Callable[[Span, Span, int | None], NDArray[Any]]
+
+
+class AxisIndex(NamedTuple):
+    """One axis of an index: the positions to read, then the view to take of them."""
+
+    span: Span
+    view: slice | int
+
+
+class LevelArray:
+    """Lazily decoded pixels of one level.
+
+    Slicing reads exactly the tiles that are needed and returns a new ndarray.
+
+    Parameters
+    ----------
+    layout : LevelLayout
+        The level.
+    read : callable
+        Reads (rows, columns, channel) of it.
+    rebuild : tuple
+        Function and arguments that make the same array in another process.
+    channel : int, optional
+        Show this channel alone, as a two-dimensional array.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        (height, width, channels), or (height, width) for one channel.
+    dtype : numpy.dtype
+        Type of one sample.
+    ndim, size : int
+        Number of axes and of samples.
+    chunks : tuple of int
+        Size of a tile along each axis.
+    computed : bool
+        Whether the level is computed from a finer one because the file lacks it.
+    """
+
+    def __init__(
+        self,
+        layout: LevelLayout,
+        read: Read,
+        rebuild: tuple[Callable[..., LevelArray], tuple[Any, ...]],
+        channel: int | None = None,
+    ) -> None:
+        self._read = read
+        self._rebuild = rebuild
+        self._channel = channel
+        samples = () if channel is not None else (layout.channels,)
+        self.shape: tuple[int, ...] = (layout.height, layout.width, *samples)
+        self.dtype = layout.dtype
+        self.ndim = len(self.shape)
+        self.size = layout.height * layout.width * (samples[0] if samples else 1)
+        self.chunks: tuple[int, ...] = (
+            min(layout.grid.tile_height, layout.height),
+            min(layout.grid.tile_width, layout.width),
+            *samples,
+        )
+        self.computed = layout.computed
+
+    def __getitem__(self, key: Any) -> NDArray[Any]:
+        """Return the pixels at `key`: integers, slices with any step, ellipsis.
+
+        Raises
+        ------
+        IndexError
+            If an index is out of bounds or of another kind.
+        TileError
+            If a tile can't be decoded.
+        """
+        rows, columns, *channels = (
+            _axis_index(index, length)
+            for index, length in zip(_expand(key, self.ndim), self.shape, strict=True)
+        )
+        channel = self._channel
+        views: tuple[slice | int, ...] = (rows.view, columns.view)
+        if channels:
+            if isinstance(channels[0].view, int):
+                channel = channels[0].span.start
+            else:
+                start, step, length = channels[0].span
+                taken = slice(start, start + step * length, step)
+                pixels = self._read(rows.span, columns.span, None)
+                whole = length == self.shape[2] and step == 1
+                return (pixels if whole else pixels[..., taken])[*views, channels[0].view]
+        return self._read(rows.span, columns.span, channel)[views]
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
+        if copy is False:
+            raise ValueError("A level has to be decoded, so it can't be had without a copy.")
+        return np.asarray(self[...], dtype=dtype)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LevelArray:
+        return self
+
+    def __reduce__(self) -> tuple[Callable[..., LevelArray], tuple[Any, ...]]:
+        return self._rebuild
+
+    def __repr__(self) -> str:
+        return f"<LevelArray {self.shape} {self.dtype}>"
+
+    def to_dask(self, tiles: int = 4) -> dask.array.Array:
+        """Return the level as a Dask array.
+
+        Parameters
+        ----------
+        tiles : int
+            Tiles a chunk along each axis.
+
+        Raises
+        ------
+        ImportError
+            If dask is not installed.
+        """
+        import dask.array
+
+        size = (self.chunks[0] * tiles, self.chunks[1] * tiles, *self.shape[2:])
+        return dask.array.from_array(self, chunks=size, asarray=False)
+
+
+def _expand(key: Any, ndim: int) -> tuple[Any, ...]:
+    """Return one index an axis."""
+    key = key if isinstance(key, tuple) else (key,)
+    dots = [place for place, index in enumerate(key) if index is Ellipsis]
+    if len(dots) > 1:
+        raise IndexError("an index can only have a single ellipsis ('...')")
+    if len(key) - len(dots) > ndim:
+        raise IndexError(
+            f"too many indices for level: it is {ndim}-dimensional, "
+            f"but {len(key) - len(dots)} were indexed"
+        )
+    fill = (slice(None),) * (ndim - len(key) + len(dots))
+    if not dots:
+        return (*key, *fill)
+    return (*key[: dots[0]], *fill, *key[dots[0] + 1 :])
+
+
+def _axis_index(index: Any, length: int) -> AxisIndex:
+    if isinstance(index, slice):
+        start, stop, step = index.indices(length)
+        count = len(range(start, stop, step))
+        if step > 0:
+            return AxisIndex(Span(start, step, count), slice(None))
+        return AxisIndex(Span(start + (count - 1) * step, -step, count), slice(None, None, -1))
+    if isinstance(index, bool | np.bool_):
+        raise IndexError("levels are indexed by integers, slices and '...', not by booleans")
+    try:
+        position = operator.index(index)
+    except TypeError:
+        raise IndexError(
+            f"levels are indexed by integers, slices and '...', not by {type(index).__name__}"
+        ) from None
+    if not -length <= position < length:
+        raise IndexError(f"index {position} is out of bounds for axis with size {length}")
+    return AxisIndex(Span(position % length, 1, 1), 0)

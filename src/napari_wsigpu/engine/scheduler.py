@@ -1,0 +1,352 @@
+"""Which tiles a region needs, and how they get there: cache, file, finer level, background."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from napari_wsigpu.codecs.decoder import EncodedTile
+from napari_wsigpu.engine.average import area_average
+from napari_wsigpu.engine.cache import TileKey
+from napari_wsigpu.errors import TileError
+from napari_wsigpu.storage.source import ByteRange
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    from napari_wsigpu.codecs.decoder import PendingBatch, TileDecoder
+    from napari_wsigpu.engine.cache import TileCache
+    from napari_wsigpu.formats.layout import LevelLayout
+    from napari_wsigpu.storage.source import ByteSource
+
+BATCH_TILES = 256
+BATCH_BYTES = 64 << 20
+
+logger = logging.getLogger(__name__)
+
+
+class Span(NamedTuple):
+    """`length` positions along one axis: start, start + step, ... (step > 0)."""
+
+    start: int
+    step: int
+    length: int
+
+
+class Overlap(NamedTuple):
+    """The part of a span that lies in one tile."""
+
+    tile: int
+    target: slice
+    source: slice
+
+
+class Placement(NamedTuple):
+    """Where a tile's pixels go: target[...] = tile[source]."""
+
+    key: TileKey
+    target: NDArray[Any]
+    source: tuple[slice, slice]
+
+    def paste(self, tile: NDArray[Any], channel: int | None) -> None:
+        """Copy the wanted part of a decoded tile to its place."""
+        part = tile[self.source]
+        self.target[...] = part if channel is None else part[..., channel]
+
+
+@dataclass
+class Counters:
+    """What happened to the tiles of one slide since it was opened."""
+
+    tiles_asked: int = 0
+    cache_hits: int = 0
+    decoded: int = 0
+    computed: int = 0
+    background: int = 0
+    bytes_read: int = 0
+
+
+def overlaps(span: Span, tile_size: int) -> list[Overlap]:
+    """Cut a span at the borders of tiles; tiles without a position are left out."""
+    found = []
+    start, step, length = span
+    index = 0
+    while index < length:
+        position = start + index * step
+        tile = position // tile_size
+        end = min(length, -(-((tile + 1) * tile_size - start) // step))
+        first = position - tile * tile_size
+        source = slice(first, first + (end - index - 1) * step + 1, step)
+        found.append(Overlap(tile, slice(index, end), source))
+        index = end
+    return found
+
+
+class TileScheduler:
+    """Reads regions of one slide's levels and associated images.
+
+    Parameters
+    ----------
+    slide : int
+        Number of the open slide, for the keys of its tiles.
+    path : str
+        Its path, for messages.
+    images : Mapping of int to LevelLayout
+        Pyramid levels by index from 0 on, associated images by -1, -2, ...
+    background : int or float
+        Value of pixels that the file does not hold.
+    source, decoder, cache
+        Where bytes come from, what decodes them, and where tiles are kept.
+    """
+
+    def __init__(
+        self,
+        slide: int,
+        path: str,
+        images: Mapping[int, LevelLayout],
+        background: float,
+        source: ByteSource,
+        decoder: TileDecoder,
+        cache: TileCache,
+    ) -> None:
+        self._slide = slide
+        self._path = path
+        self._images = images
+        self._background = background
+        self._source = source
+        self._decoder = decoder
+        self._cache = cache
+        self._lock = threading.Lock()
+        self._counters = Counters()
+        self._failed: dict[TileKey, str] = {}
+        self.on_failed_tile: Callable[[TileKey, str], None] | None = None
+
+    def read(
+        self,
+        level: int,
+        rows: Span,
+        columns: Span,
+        channel: int | None = None,
+        *,
+        tolerant: bool = False,
+    ) -> NDArray[Any]:
+        """Read positions that lie within one level.
+
+        Parameters
+        ----------
+        level : int
+            Index of the level.
+        rows, columns : Span
+            Positions in the level's own pixels, all within its extent.
+        channel : int, optional
+            One channel instead of all.
+        tolerant : bool
+            Show the background for tiles that can't be decoded, instead of raising.
+
+        Returns
+        -------
+        ndarray, shape (rows, columns, channels), or (rows, columns) for one channel
+            A new array.
+
+        Raises
+        ------
+        TileError
+            If tiles can't be decoded, with their names.
+        SlideError
+            If the file can't be read.
+        """
+        pixels, failures = self._read(level, rows, columns, channel, tolerant=tolerant)
+        if failures and not tolerant:
+            raise TileError(self._path, [(str(key), why) for key, why in failures.items()])
+        return pixels
+
+    def stats(self) -> dict[str, Any]:
+        """Return the counters as a JSON-serialisable dict."""
+        with self._lock:
+            now = self._counters
+            return {
+                "tiles_asked": now.tiles_asked,
+                "cache_hits": now.cache_hits,
+                "decoded": {self._decoder.name: now.decoded},
+                "computed": now.computed,
+                "background": now.background,
+                "bytes_read": now.bytes_read,
+                "failed": len(self._failed),
+                "failed_tiles": {str(key): why for key, why in self._failed.items()},
+            }
+
+    def _read(
+        self, level: int, rows: Span, columns: Span, channel: int | None, *, tolerant: bool
+    ) -> tuple[NDArray[Any], dict[TileKey, str]]:
+        image = self._images[level]
+        samples = () if channel is not None else (image.channels,)
+        pixels = np.empty((rows.length, columns.length, *samples), image.dtype)
+        missing: list[Placement] = []
+        encoded: list[Placement] = []
+        hits = 0
+        for placement in self._placements(level, rows, columns, pixels):
+            tile = self._cache.get(placement.key)
+            if tile is not None:
+                hits += 1
+                placement.paste(tile, channel)
+            elif image.grid.is_missing(placement.key.row, placement.key.column):
+                missing.append(placement)
+            else:
+                encoded.append(placement)
+        failures = self._decode(image, encoded, channel)
+        for placement in missing:
+            failures |= self._fill(image, placement, channel, tolerant=tolerant)
+        with self._lock:
+            self._counters.tiles_asked += hits + len(missing) + len(encoded)
+            self._counters.cache_hits += hits
+        self._note(failures, report=tolerant)
+        return pixels, failures
+
+    def _placements(
+        self, level: int, rows: Span, columns: Span, pixels: NDArray[Any]
+    ) -> Iterator[Placement]:
+        grid = self._images[level].grid
+        across = overlaps(columns, grid.tile_width)
+        for down in overlaps(rows, grid.tile_height):
+            for over in across:
+                yield Placement(
+                    TileKey(self._slide, level, down.tile, over.tile),
+                    pixels[down.target, over.target],
+                    (down.source, over.source),
+                )
+
+    def _decode(
+        self, image: LevelLayout, placements: list[Placement], channel: int | None
+    ) -> dict[TileKey, str]:
+        """Read and decode tiles: one batch is read while the one before it is decoded."""
+        failures: dict[TileKey, str] = {}
+        in_flight: tuple[list[Placement], PendingBatch] | None = None
+        try:
+            for batch in self._batches(image, placements):
+                pending = self._schedule(image, batch, channel)
+                if in_flight is not None:
+                    failures |= self._finish(*in_flight)
+                in_flight = batch, pending
+            if in_flight is not None:
+                failures |= self._finish(*in_flight)
+                in_flight = None
+        finally:
+            if in_flight is not None:
+                in_flight[1].cancel()
+        return failures
+
+    def _batches(
+        self, image: LevelLayout, placements: list[Placement]
+    ) -> Iterator[list[Placement]]:
+        batch: list[Placement] = []
+        batch_bytes = 0
+        for placement in placements:
+            size = sum(count for _, count in image.grid.segments(*placement.key[2:]))
+            if batch and (len(batch) == BATCH_TILES or batch_bytes + size > BATCH_BYTES):
+                yield batch
+                batch, batch_bytes = [], 0
+            batch.append(placement)
+            batch_bytes += size
+        if batch:
+            yield batch
+
+    def _schedule(
+        self, image: LevelLayout, batch: list[Placement], channel: int | None
+    ) -> PendingBatch:
+        ranges = [
+            ByteRange(*segment)
+            for placement in batch
+            for segment in image.grid.segments(*placement.key[2:])
+        ]
+        views = self._source.read(ranges)
+        with self._lock:
+            self._counters.bytes_read += sum(len(view) for view in views)
+        planes = image.grid.planes
+        tiles = [
+            EncodedTile(
+                image,
+                placement.key.row,
+                placement.key.column,
+                tuple(
+                    view if asked.length else None
+                    for view, asked in zip(
+                        views[index * planes : (index + 1) * planes],
+                        ranges[index * planes : (index + 1) * planes],
+                        strict=True,
+                    )
+                ),
+                self._background,
+            )
+            for index, placement in enumerate(batch)
+        ]
+
+        def deliver(index: int, tile: NDArray[Any]) -> None:
+            self._cache.put(batch[index].key, tile)
+            batch[index].paste(tile, channel)
+
+        return self._decoder.schedule(tiles, deliver)
+
+    def _finish(self, batch: list[Placement], pending: PendingBatch) -> dict[TileKey, str]:
+        failed = pending.wait()
+        for index in failed:
+            batch[index].target[...] = self._background
+        with self._lock:
+            self._counters.decoded += len(batch) - len(failed)
+        return {batch[index].key: reason for index, reason in failed.items()}
+
+    def _fill(
+        self, image: LevelLayout, placement: Placement, channel: int | None, *, tolerant: bool
+    ) -> dict[TileKey, str]:
+        """Fill in a tile that the file does not hold."""
+        if image.missing == "background":
+            placement.target[...] = self._background
+            with self._lock:
+                self._counters.background += 1
+            return {}
+        tile, failures = self._average_of_finer(image, placement.key, tolerant=tolerant)
+        if not failures:
+            self._cache.put(placement.key, tile)
+        placement.paste(tile, channel)
+        with self._lock:
+            self._counters.computed += 1
+        return failures
+
+    def _average_of_finer(
+        self, image: LevelLayout, key: TileKey, *, tolerant: bool
+    ) -> tuple[NDArray[Any], dict[TileKey, str]]:
+        finer = self._images[key.level - 1]
+        grid = image.grid
+        factor_y = max(1, round(finer.height / image.height))
+        factor_x = max(1, round(finer.width / image.width))
+        height = min(grid.tile_height, image.height - key.row * grid.tile_height)
+        width = min(grid.tile_width, image.width - key.column * grid.tile_width)
+        top = min(key.row * grid.tile_height * factor_y, finer.height)
+        left = min(key.column * grid.tile_width * factor_x, finer.width)
+        rows = Span(top, 1, min(height * factor_y, finer.height - top))
+        columns = Span(left, 1, min(width * factor_x, finer.width - left))
+        tile = np.full((height, width, image.channels), self._background, image.dtype)
+        failures: dict[TileKey, str] = {}
+        if rows.length and columns.length:
+            pixels, failures = self._read(key.level - 1, rows, columns, None, tolerant=tolerant)
+            average = area_average(pixels, factor_y, factor_x)
+            tile[: average.shape[0], : average.shape[1]] = average
+        return tile, failures
+
+    def _note(self, failures: dict[TileKey, str], *, report: bool) -> None:
+        with self._lock:
+            new = {key: why for key, why in failures.items() if key not in self._failed}
+            self._failed |= new
+        if not report:
+            return
+        for key, why in new.items():
+            logger.warning(
+                "The tile at %s of '%s' is shown as background: %s", key, self._path, why
+            )
+            if self.on_failed_tile is not None:
+                self.on_failed_tile(key, why)

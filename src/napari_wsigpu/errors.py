@@ -1,0 +1,83 @@
+"""Every failure a user can cause, as one clear sentence each.
+
+Each error also inherits the builtin that fits, so that code which knows nothing of
+slides (``except FileNotFoundError``) still catches it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class SlideError(Exception):
+    """Base of every error of this package."""
+
+
+class SlideNotFoundError(SlideError, FileNotFoundError):
+    """The slide's file does not exist (any more)."""
+
+
+class SlidePermissionError(SlideError, PermissionError):
+    """The slide's file may not be read by this user."""
+
+
+class SlideReadError(SlideError, OSError):
+    """The operating system could not read the slide's file."""
+
+
+class NotASlideError(SlideError, ValueError):
+    """The file is not a TIFF file at all."""
+
+
+class UnsupportedSlideError(SlideError, ValueError):
+    """The file is sound, but holds something that can't be decoded here."""
+
+
+class CorruptSlideError(SlideError, ValueError):
+    """The file's structure is damaged or contradicts itself."""
+
+
+class SlideChangedError(SlideError, OSError):
+    """The file is no longer the one that was described."""
+
+
+class SlideClosedError(SlideError, ValueError):
+    """The slide was closed before this read."""
+
+
+class RegionError(SlideError, ValueError):
+    """A region was asked for that no slide can have."""
+
+
+class LevelError(SlideError, IndexError):
+    """A level was asked for that the slide does not have."""
+
+
+class DeviceError(SlideError, RuntimeError):
+    """Pixels were asked for on a device that can't be used."""
+
+
+class TileError(SlideError, ValueError):
+    """A tile that was asked for exactly could not be decoded.
+
+    Attributes
+    ----------
+    failures : tuple of (str, str)
+        The name of each failed tile ("level 0, row 3, column 7") and its reason.
+    """
+
+    def __init__(self, path: str, failures: Sequence[tuple[str, str]]) -> None:
+        self.path = path
+        self.failures = tuple(failures)
+        name, reason = self.failures[0]
+        more = f" (and {len(failures) - 1} more tiles)" if len(failures) > 1 else ""
+        super().__init__(
+            f"The tile at {name} of '{path}' could not be decoded{more}: {reason}. "
+            "The rest of the slide can still be read; get a fresh copy of the file."
+        )
+
+    def __reduce__(self) -> tuple[type[TileError], tuple[str, tuple[tuple[str, str], ...]]]:
+        return type(self), (self.path, self.failures)

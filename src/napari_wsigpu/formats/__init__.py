@@ -1,0 +1,1 @@
+"""What slide files say: pure description, no pixels."""

@@ -1,0 +1,77 @@
+"""Path in, `SlideLayout` out: opens the file once and asks each vendor whose it is."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tifffile
+
+from napari_wsigpu.errors import CorruptSlideError, NotASlideError, SlideError
+from napari_wsigpu.formats import aperio, tiff
+from napari_wsigpu.storage.file import file_error
+
+if TYPE_CHECKING:
+    import os
+
+    from napari_wsigpu.formats.layout import SlideLayout
+
+TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+
+
+def describe(path: str | os.PathLike[str]) -> SlideLayout:
+    """Describe a slide.
+
+    Parameters
+    ----------
+    path : str or PathLike
+        A TIFF file, whatever its name.
+
+    Returns
+    -------
+    SlideLayout
+        Levels, associated images and metadata; no pixel is decoded.
+
+    Raises
+    ------
+    SlideError
+        `SlideNotFoundError`, `SlidePermissionError` or `SlideReadError` if the file can't be
+        read, `NotASlideError` if it is no TIFF file, `CorruptSlideError` if it is damaged,
+        `UnsupportedSlideError` if it holds what can't be shown.
+    """
+    name = str(Path(path).absolute())
+    try:
+        status = Path(name).stat()
+        with Path(name).open("rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        raise file_error(name, error) from error
+    if magic not in TIFF_MAGIC:
+        raise NotASlideError(
+            f"'{name}' is not a TIFF-based slide (it does not begin as a TIFF file does); "
+            "choose an SVS or TIFF file."
+        )
+    try:
+        with tifffile.TiffFile(name) as file:
+            parse = aperio.parse if aperio.probe(file) else tiff.parse
+            return parse(file, name, status.st_size, status.st_mtime_ns)
+    except SlideError:
+        raise
+    except OSError as error:
+        raise file_error(name, error) from error
+    except (MemoryError, RecursionError):
+        raise
+    except Exception as error:
+        # The parser's own checks end here: on damaged structures it raises whatever the
+        # damaged value happened to break (struct.error, IndexError, AssertionError, ...).
+        raise CorruptSlideError(
+            f"The TIFF structure of '{name}' is damaged ({_brief(error)}); "
+            "get a fresh copy of the file."
+        ) from error
+
+
+def _brief(error: Exception) -> str:
+    if isinstance(error, struct.error):
+        return "a tag ends too early"
+    return str(error).split("\n")[0][:120] or type(error).__name__

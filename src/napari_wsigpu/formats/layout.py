@@ -1,0 +1,233 @@
+"""What a slide's file says, as immutable, picklable descriptions: no pixels, no handles.
+
+Sizes are in pixels, offsets and counts in bytes. A *tile* is the unit in which a level's
+pixels are encoded; a TIFF strip is a tile as wide as its level.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+JpegColor = Literal["gray", "stored", "ycbcr", "auto", "cmyk"]
+COMPUTED_TILE = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """How the bytes of one level's tiles become samples.
+
+    Attributes
+    ----------
+    compression, photometric, predictor, fill_order : int
+        Values of the TIFF tags of those names.
+    byte_order : {"<", ">"}
+        Byte order of uncompressed samples.
+    dtype : str
+        Numpy name of a decoded sample, for example ``"uint8"``.
+    samples : int
+        Interleaved samples a pixel in one encoded segment (1 where planes are separate).
+    jpeg_color : str
+        Colours that a JPEG segment stores and that its decoder returns.
+    jpeg_tables : tuple of (bytes or None)
+        Shared JPEG tables, one entry a plane.
+    jpeg_header : bytes or None
+        Header that turns a restart interval of a large JPEG into a JPEG of its own.
+    lerc_wrapping : int
+        Compression around LERC: 0 none, 1 deflate, 2 zstd.
+    """
+
+    compression: int
+    photometric: int
+    predictor: int
+    fill_order: int
+    byte_order: Literal["<", ">"]
+    dtype: str
+    samples: int
+    jpeg_color: JpegColor = "auto"
+    jpeg_tables: tuple[bytes | None, ...] = (None,)
+    jpeg_header: bytes | None = None
+    lerc_wrapping: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TileGrid:
+    """Where a level's tiles lie in the file.
+
+    Attributes
+    ----------
+    tile_height, tile_width : int
+        Size of one tile.
+    offsets, byte_counts : ndarray of int64, shape (planes, rows, columns)
+        Place of each encoded segment; a byte count of 0 says that the tile is missing.
+    """
+
+    tile_height: int
+    tile_width: int
+    offsets: NDArray[np.int64]
+    byte_counts: NDArray[np.int64]
+
+    @property
+    def planes(self) -> int:
+        """Number of separately stored planes."""
+        return int(self.offsets.shape[0])
+
+    @property
+    def rows(self) -> int:
+        """Number of tile rows."""
+        return int(self.offsets.shape[1])
+
+    @property
+    def columns(self) -> int:
+        """Number of tile columns."""
+        return int(self.offsets.shape[2])
+
+    def segments(self, row: int, column: int) -> list[tuple[int, int]]:
+        """Return (offset, byte count) of a tile in each plane."""
+        offsets: list[int] = self.offsets[:, row, column].tolist()
+        counts: list[int] = self.byte_counts[:, row, column].tolist()
+        return list(zip(offsets, counts, strict=True))
+
+    def is_missing(self, row: int, column: int) -> bool:
+        """Whether the file holds no byte of a tile."""
+        return not self.byte_counts[:, row, column].any()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LevelLayout:
+    """One resolution of a slide, or one associated image.
+
+    Attributes
+    ----------
+    width, height : int
+        True size, without the padding of edge tiles.
+    channels : int
+        Samples a pixel, over all planes.
+    missing : {"background", "finer"}
+        What a missing tile shows: the background, or the finer level, area averaged.
+    computed : bool
+        Whether the file lacks this level, so that all its tiles are "missing".
+    """
+
+    width: int
+    height: int
+    channels: int
+    encoding: Encoding
+    grid: TileGrid
+    missing: Literal["background", "finer"] = "background"
+    computed: bool = False
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of one sample."""
+        return np.dtype(self.encoding.dtype)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AssociatedLayout:
+    """A picture that travels with the slide: thumbnail, label or macro."""
+
+    name: str
+    image: LevelLayout
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """One channel of a slide that is not RGB.
+
+    Attributes
+    ----------
+    name : str
+        Name for people.
+    color : str or None
+        Display colour as ``"#rrggbb"``.
+    """
+
+    name: str
+    color: str | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SlideLayout:
+    """All that is known of a slide without decoding a pixel.
+
+    Attributes
+    ----------
+    path : str
+        Absolute path of the file.
+    file_size, modified_ns : int
+        Size and modification time when it was described, to notice another file.
+    vendor : str
+        Vendor as OpenSlide names it, for example ``"aperio"`` or ``"generic-tiff"``.
+    levels : tuple of LevelLayout
+        Stored levels, finest first.
+    associated : tuple of AssociatedLayout
+        Associated images.
+    rgb : bool
+        Whether the channels are red, green, blue (and alpha).
+    channels : tuple of Channel
+        One entry a channel where ``rgb`` is false.
+    background : int or float
+        Value of pixels that the file does not hold.
+    mpp : tuple of float or None
+        Micrometres a pixel of level 0, (x, y).
+    objective : float or None
+        Magnification of the objective.
+    metadata : Mapping
+        Everything else the file says, under its vendor's name; JSON-serialisable.
+    hidden_planes : int
+        How many further planes of the same size (z, time) the file holds, unshown.
+    """
+
+    path: str
+    file_size: int
+    modified_ns: int
+    vendor: str
+    levels: tuple[LevelLayout, ...]
+    associated: tuple[AssociatedLayout, ...] = ()
+    rgb: bool = True
+    channels: tuple[Channel, ...] = ()
+    background: float = 0
+    mpp: tuple[float, float] | None = None
+    objective: float | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    hidden_planes: int = 0
+
+    @property
+    def downsamples(self) -> tuple[float, ...]:
+        """Downsample of each stored level: mean of the width's and the height's ratio."""
+        base = self.levels[0]
+        return tuple(
+            (base.width / level.width + base.height / level.height) / 2 for level in self.levels
+        )
+
+    def computed_levels(self, largest_side: int) -> tuple[LevelLayout, ...]:
+        """Halve the coarsest level until no side is longer than `largest_side`."""
+        computed: list[LevelLayout] = []
+        coarsest = self.levels[-1]
+        while max(coarsest.width, coarsest.height) > largest_side:
+            coarsest = _halved(coarsest)
+            computed.append(coarsest)
+        return tuple(computed)
+
+
+def _halved(finer: LevelLayout) -> LevelLayout:
+    width, height = -(-finer.width // 2), -(-finer.height // 2)
+    shape = (1, math.ceil(height / COMPUTED_TILE), math.ceil(width / COMPUTED_TILE))
+    nothing = np.broadcast_to(np.zeros((), np.int64), shape)
+    return replace(
+        finer,
+        width=width,
+        height=height,
+        grid=TileGrid(COMPUTED_TILE, COMPUTED_TILE, nothing, nothing),
+        missing="finer",
+        computed=True,
+    )

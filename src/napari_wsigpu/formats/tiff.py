@@ -1,0 +1,390 @@
+"""Any TIFF pyramid that no vendor module claims: generic, OME, and what tifffile knows.
+
+tifffile's `series` and `levels` say what is a pyramid; this module turns them into layouts.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import numpy as np
+
+from napari_wsigpu.errors import CorruptSlideError, UnsupportedSlideError
+from napari_wsigpu.formats import ome
+from napari_wsigpu.formats.layout import (
+    Channel,
+    Encoding,
+    JpegColor,
+    LevelLayout,
+    SlideLayout,
+    TileGrid,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tifffile import TiffFile, TiffFrame, TiffPage, TiffPageSeries
+
+VENDORS = {
+    "ndpi": "hamamatsu",
+    "philips": "philips",
+    "scn": "leica",
+    "avs": "trestle",
+    "qpi": "perkinelmer",
+}
+LARGEST_TILE = 1 << 30
+LARGEST_SIDE = 1 << 31
+MOST_CHANNELS = 64
+RAW_BLOCK = 4 << 20
+UNNAMED_CHANNELS = 5
+
+TIFF_JPEG = 7
+PALETTE, MASK, YCBCR, RGB = 3, 4, 6, 2
+LERC_PARAMETERS = 50674
+IMAGE_CODECS = frozenset({7, 33003, 33004, 33005, 34712, 34887, 50001, 34927, 50002, 52546})
+
+
+def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideLayout:
+    """Describe the file's largest image and its pyramid.
+
+    Parameters
+    ----------
+    file : TiffFile
+        The open file.
+    path : str
+        Its absolute path.
+    file_size, modified_ns : int
+        Its size in bytes and its modification time.
+
+    Raises
+    ------
+    CorruptSlideError, UnsupportedSlideError
+        If the structure is damaged, or can't be shown as a slide.
+    """
+    main = _main_series(file, path)
+    if main.kind == "bif":
+        raise UnsupportedSlideError(
+            f"'{path}' is a Ventana BIF slide, whose overlapping tiles can't be placed yet; "
+            "convert it to a pyramidal TIFF."
+        )
+    stored = [_level(series, file, path) for series in _pyramid(file, main)]
+    base = stored[0]
+    levels = [base]
+    for level in stored[1:]:
+        if level.channels != base.channels or level.dtype != base.dtype:
+            raise CorruptSlideError(
+                f"The levels of '{path}' differ in channels or sample type; "
+                "get a fresh copy of the file."
+            )
+        levels.append(level)
+    check_tiles_present(levels, path, file_size)
+
+    page = keyframe(main)
+    described = ome.parse(file.ome_metadata) if main.kind == "ome" else None
+    metadata: dict[str, Any] = {"tiff": tiff_metadata(page)}
+    mpp = resolution_mpp(page)
+    names: Sequence[Channel] = ()
+    if described is not None:
+        metadata["ome"] = described.metadata
+        mpp = described.mpp
+        names = described.channels
+    rgb = is_rgb(page) and base.channels in (3, 4)
+    return SlideLayout(
+        path=path,
+        file_size=file_size,
+        modified_ns=modified_ns,
+        vendor=VENDORS.get(main.kind, "generic-tiff"),
+        levels=tuple(levels),
+        rgb=rgb,
+        channels=() if rgb else _channels(base.channels, names),
+        background=page.nodata,
+        mpp=mpp,
+        objective=_ndpi_objective(page) if main.kind == "ndpi" else None,
+        metadata=metadata,
+        hidden_planes=_image_count(main) // len(_channel_pages(main)) - 1,
+    )
+
+
+def keyframe(series: TiffPageSeries) -> TiffPage:
+    """Return the page that describes all pages of a series."""
+    return series.keyframe
+
+
+def is_rgb(page: TiffPage) -> bool:
+    """Whether decoded samples are red, green and blue."""
+    return page.photometric in (RGB, YCBCR)
+
+
+def resolution_mpp(page: TiffPage) -> tuple[float, float] | None:
+    """Return micrometres a pixel (x, y) by the resolution tags, or None.
+
+    In single precision, as libtiff stores resolutions, so that figures equal OpenSlide's.
+    """
+    micrometres = {2: 25400.0, 3: 10000.0}.get(int(page.tags.valueof(296, 2)))
+    if micrometres is None:
+        return None
+    mpp = []
+    for code in (282, 283):
+        value = page.tags.valueof(code)
+        if value is None or 0 in value:
+            return None
+        mpp.append(float(micrometres / np.float64(np.float32(value[0] / value[1]))))
+    return mpp[0], mpp[1]
+
+
+def tiff_metadata(page: TiffPage) -> dict[str, Any]:
+    """Return the descriptive text tags of a page."""
+    texts = {
+        "ImageDescription": page.description,
+        "Software": page.software,
+        "DateTime": page.tags.valueof(306),
+        "Make": page.tags.valueof(271),
+        "Model": page.tags.valueof(272),
+        "Artist": page.tags.valueof(315),
+        "Copyright": page.tags.valueof(33432),
+    }
+    return {name: text for name, text in texts.items() if isinstance(text, str) and text}
+
+
+def page_level(
+    page: TiffPage,
+    path: str,
+    *,
+    missing: Literal["background", "finer"] = "background",
+) -> LevelLayout:
+    """Describe one page as one level."""
+    _, _, height, width, _ = page.shaped
+    return _build_level([page], page, width, height, path, missing=missing)
+
+
+def check_tiles_present(levels: Sequence[LevelLayout], path: str, file_size: int) -> None:
+    """Refuse a file of which no stored tile is left."""
+    for level in levels:
+        ends = level.grid.offsets + level.grid.byte_counts
+        stored = level.grid.byte_counts > 0
+        if (stored & (ends <= file_size)).any() or not stored.any():
+            return
+    raise CorruptSlideError(
+        f"'{path}' is cut off: all of its tiles lie beyond the end of the file; "
+        "get a fresh copy of it."
+    )
+
+
+def _main_series(file: TiffFile, path: str) -> TiffPageSeries:
+    images = [
+        series
+        for series in file.series
+        if series.dtype is not None
+        and not _is_mask(keyframe(series))
+        and {"Y", "X"} <= set(series.axes)
+    ]
+    if not images:
+        raise UnsupportedSlideError(
+            f"'{path}' holds no image of 8, 16 or 32 bit samples; convert it to such a TIFF."
+        )
+    return max(images, key=_area)
+
+
+def _is_mask(page: TiffPage) -> bool:
+    return bool(page.subfiletype & 4) or page.photometric == MASK
+
+
+def _area(series: TiffPageSeries) -> int:
+    return int(series.sizes["height"]) * int(series.sizes["width"])
+
+
+def _size(series: TiffPageSeries) -> tuple[int, int]:
+    return int(series.sizes["width"]), int(series.sizes["height"])
+
+
+def _pyramid(file: TiffFile, main: TiffPageSeries) -> list[TiffPageSeries]:
+    """Return the levels that tifffile found, and reduced images with other steps."""
+    levels = list(main.levels)
+    if main.kind in ("generic", "uniform", "shaped"):
+        known = {_size(level) for level in levels}
+        width, height = _size(main)
+        for series in file.series:
+            page = keyframe(series)
+            if series is main or _is_mask(page) or not page.is_reduced:
+                continue
+            w, h = _size(series)
+            same_shape = abs(w * height - h * width) <= max(width, height) * 2
+            same_kind = series.axes == main.axes and series.dtype == main.dtype
+            if same_shape and same_kind and w < width and h < height and (w, h) not in known:
+                levels.append(series)
+                known.add((w, h))
+    return sorted(levels, key=_area, reverse=True)
+
+
+def _image_count(series: TiffPageSeries) -> int:
+    return math.prod(
+        length for axis, length in zip(series.axes, series.shape, strict=True) if axis not in "YXS"
+    )
+
+
+def _channel_pages(series: TiffPageSeries) -> list[TiffPage | TiffFrame]:
+    """Return one page a channel: the first of every other axis (z, time, ...)."""
+    leading = [
+        (axis, length)
+        for axis, length in zip(series.axes, series.shape, strict=True)
+        if axis not in "YXS"
+    ]
+    pages = np.arange(len(series.pages)).reshape([length for _, length in leading])
+    single_sample = keyframe(series).samplesperpixel == 1
+    for axis, length in leading[::-1]:
+        unnamed = axis in "IQ" and single_sample and length <= UNNAMED_CHANNELS
+        position = [a for a, _ in leading].index(axis)
+        if not (axis == "C" or unnamed):
+            pages = np.take(pages, [0], axis=position)
+    found = [series.pages[int(index)] for index in pages.ravel()]
+    if any(page is None for page in found):
+        raise CorruptSlideError("a channel's page is missing")
+    return cast("list[TiffPage | TiffFrame]", found)
+
+
+def _level(series: TiffPageSeries, file: TiffFile, path: str) -> LevelLayout:
+    width, height = _size(series)
+    return _build_level(_channel_pages(series), keyframe(series), width, height, path)
+
+
+def _build_level(
+    pages: Sequence[TiffPage | TiffFrame],
+    page: TiffPage,
+    width: int,
+    height: int,
+    path: str,
+    *,
+    missing: Literal["background", "finer"] = "background",
+) -> LevelLayout:
+    separate = page.planarconfig == 2 and page.samplesperpixel > 1
+    samples = 1 if separate else page.samplesperpixel
+    channels = page.samplesperpixel * len(pages)
+    _check_size(page, width, height, channels, path)
+    tiled = page.is_tiled
+    tile_height = page.tilelength if tiled else page.rowsperstrip
+    tile_width = page.tilewidth if tiled else width
+    dtype = np.dtype(page.dtype)
+    _, _, page_height, page_width, _ = page.shaped
+    rows = math.ceil(page_height / tile_height)
+    columns = math.ceil(page_width / tile_width)
+    planes = page.samplesperpixel if separate else 1
+
+    offsets = [_segments(p.dataoffsets, planes, rows, columns, path) for p in pages]
+    byte_counts = [_segments(p.databytecounts, planes, rows, columns, path) for p in pages]
+    needed_rows, needed_columns = math.ceil(height / tile_height), math.ceil(width / tile_width)
+    places = np.concatenate(offsets)[:, :needed_rows, :needed_columns]
+    lengths = np.concatenate(byte_counts)[:, :needed_rows, :needed_columns]
+    lengths[places == 0] = 0
+    grid = TileGrid(tile_height, tile_width, places, lengths)
+    if page.compression == 1 and not tiled:
+        grid = _split_raw_strips(grid, height, width * samples * dtype.itemsize)
+    tile_bytes = grid.tile_height * grid.tile_width * channels * dtype.itemsize
+    if tile_bytes > LARGEST_TILE:
+        raise UnsupportedSlideError(
+            f"'{path}' claims tiles of {grid.tile_width} x {grid.tile_height} pixels "
+            f"({tile_bytes / 2**30:.0f} GiB each), too large to decode; "
+            "convert it with tiles of 256 to 1024 pixels."
+        )
+    tables = [getattr(p, "jpegtables", None) for p in pages for _ in range(planes)]
+    lerc = page.tags.valueof(LERC_PARAMETERS)
+    encoding = Encoding(
+        compression=int(page.compression),
+        photometric=int(page.photometric),
+        predictor=int(page.predictor),
+        fill_order=int(page.fillorder),
+        byte_order=page.parent.byteorder,
+        dtype=dtype.name,
+        samples=samples,
+        jpeg_color=_jpeg_color(page, separate) if page.compression == TIFF_JPEG else "auto",
+        jpeg_tables=tuple(tables),
+        jpeg_header=page.jpegheader,
+        lerc_wrapping=int(lerc[1]) if lerc is not None and len(lerc) > 1 else 0,
+    )
+    return LevelLayout(width, height, channels, encoding, grid, missing)
+
+
+def _check_size(page: TiffPage, width: int, height: int, channels: int, path: str) -> None:
+    if min(width, height, channels) < 1:
+        raise CorruptSlideError(f"'{path}' holds an image without pixels; get a fresh copy of it.")
+    if page.imagedepth != 1:
+        raise UnsupportedSlideError(
+            f"'{path}' holds a volume of {page.imagedepth} planes in one image; "
+            "save each plane as an image of its own."
+        )
+    if max(width, height) >= LARGEST_SIDE or channels > MOST_CHANNELS:
+        raise UnsupportedSlideError(
+            f"'{path}' claims {width} x {height} pixels of {channels} channels, more than a "
+            f"slide can have ({LARGEST_SIDE} a side, {MOST_CHANNELS} channels)."
+        )
+    bits = page.bitspersample
+    dtype = page.dtype
+    if (
+        dtype is None
+        or dtype.kind not in "iuf"
+        or (bits != 8 * dtype.itemsize and page.compression not in IMAGE_CODECS)
+    ):
+        raise UnsupportedSlideError(
+            f"'{path}' has samples of {bits} bit (sample format {int(page.sampleformat)}), "
+            "which can't be decoded; convert it to 8, 16 or 32 bit samples."
+        )
+
+
+def _segments(
+    values: Sequence[int], planes: int, rows: int, columns: int, path: str
+) -> np.ndarray[Any, np.dtype[np.int64]]:
+    expected = planes * rows * columns
+    if len(values) < expected:
+        raise CorruptSlideError(
+            f"'{path}' claims {expected} tiles but lists {len(values)}; "
+            "get a fresh copy of the file."
+        )
+    segments = np.array(values[:expected], np.uint64)
+    if (segments >> np.uint64(62)).any():
+        raise CorruptSlideError(
+            f"A tile of '{path}' is said to lie beyond any file; get a fresh copy of the file."
+        )
+    return segments.astype(np.int64).reshape(planes, rows, columns)
+
+
+def _split_raw_strips(grid: TileGrid, height: int, row_bytes: int) -> TileGrid:
+    """Cut uncompressed strips that lie one after another into blocks of handy size."""
+    offsets, counts = grid.offsets[..., 0], grid.byte_counts[..., 0]
+    contiguous = (offsets[:, 1:] == offsets[:, :-1] + counts[:, :-1]).all()
+    tile_height = max(1, min(height, RAW_BLOCK // row_bytes))
+    if not contiguous or not counts.all() or grid.tile_height <= tile_height:
+        return grid
+    rows = math.ceil(height / tile_height)
+    first = np.arange(rows, dtype=np.int64) * tile_height
+    lengths = np.minimum(tile_height, height - first) * row_bytes
+    return TileGrid(
+        tile_height,
+        grid.tile_width,
+        (offsets[:, :1] + first * row_bytes)[..., np.newaxis],
+        np.broadcast_to(lengths, (grid.planes, rows))[..., np.newaxis],
+    )
+
+
+def _jpeg_color(page: TiffPage, separate: bool) -> JpegColor:
+    if separate or page.samplesperpixel == 1:
+        return "gray"
+    if page.extrasamples:
+        return "auto"
+    if page.photometric == YCBCR:
+        return "ycbcr"
+    if page.photometric == RGB:
+        return "auto" if page.is_jfif else "stored"
+    return "cmyk" if page.samplesperpixel == 4 else "auto"
+
+
+def _channels(count: int, names: Sequence[Channel]) -> tuple[Channel, ...]:
+    if len(names) == count:
+        return tuple(names)
+    if count == 1:
+        return (Channel("gray"),)
+    return tuple(Channel(f"channel {index}") for index in range(count))
+
+
+def _ndpi_objective(page: TiffPage) -> float | None:
+    value = page.tags.valueof(65421)
+    return float(value) if isinstance(value, int | float) and value > 0 else None

@@ -1,0 +1,401 @@
+"""`Slide`: what a user holds. Levels, regions, metadata and associated images."""
+
+from __future__ import annotations
+
+import copy
+import math
+import operator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import count, islice
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from napari_wsigpu.codecs.choose import choose_decoder
+from napari_wsigpu.engine.cache import tile_cache
+from napari_wsigpu.engine.level import LevelArray
+from napari_wsigpu.engine.scheduler import Span, TileScheduler
+from napari_wsigpu.errors import DeviceError, LevelError, RegionError, SlideClosedError
+from napari_wsigpu.formats.describe import describe
+from napari_wsigpu.storage.file import FileSource
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable, Iterator, Mapping
+    from types import TracebackType
+
+    from numpy.typing import NDArray
+
+    from napari_wsigpu.formats.layout import AssociatedLayout, Channel, LevelLayout, SlideLayout
+
+LARGEST_OVERVIEW = 1024
+
+_slide_numbers = count()
+
+
+def open_slide(path: str | os.PathLike[str], device: str = "auto") -> Slide:
+    """Open a whole-slide image.
+
+    Parameters
+    ----------
+    path : str or PathLike
+        An Aperio SVS or any TIFF file; what it is, is decided by its content.
+    device : str
+        What decodes tiles: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
+
+    Returns
+    -------
+    Slide
+        Use it in a ``with`` statement, or call its `close`.
+
+    Raises
+    ------
+    SlideError
+        If the file can't be read, is no slide, is damaged, or needs what is not there; the
+        kinds are in `napari_wsigpu.errors`, and each says what to do.
+
+    Examples
+    --------
+    >>> with open_slide("slide.svs") as slide:  # doctest: +SKIP
+    ...     pixels = slide.read_region((10_000, 8_000), (512, 512))
+    """
+    return Slide(describe(path), device)
+
+
+class AssociatedImage:
+    """A picture that travels with a slide (thumbnail, label, macro), decoded when read.
+
+    Attributes
+    ----------
+    name : str
+        Name of the picture.
+    size : tuple of int
+        (width, height) in pixels.
+    """
+
+    def __init__(self, layout: AssociatedLayout, array: LevelArray) -> None:
+        self.name = layout.name
+        self.size = (layout.image.width, layout.image.height)
+        self._array = array
+
+    def read(self) -> NDArray[Any]:
+        """Decode the whole picture.
+
+        Returns
+        -------
+        ndarray, shape (height, width, channels)
+
+        Raises
+        ------
+        SlideError
+            If it can't be read or decoded.
+        """
+        return self._array[...]
+
+    def __repr__(self) -> str:
+        return f"<AssociatedImage {self.name} {self.size[0]} x {self.size[1]}>"
+
+
+class Slide:
+    """An open whole-slide image. Safe to use from many threads.
+
+    Made by `open_slide`. A slide can be pickled; another process then opens the file
+    without parsing it again.
+
+    Attributes
+    ----------
+    layout : SlideLayout
+        The immutable description of the file.
+    levels : tuple of LevelArray
+        Stored levels, finest first, as exact array-likes.
+    associated_images : Mapping of str to AssociatedImage
+        Pictures beside the slide.
+    """
+
+    def __init__(self, layout: SlideLayout, device: str = "auto") -> None:
+        self.layout = layout
+        self._device = device
+        self._number = next(_slide_numbers)
+        self._closed = False
+        self._decoder = choose_decoder(layout, device)
+        self._source = FileSource(layout.path, layout.file_size)
+        self._pyramid = (*layout.levels, *layout.computed_levels(LARGEST_OVERVIEW))
+        images = dict(enumerate(self._pyramid))
+        images |= {-1 - i: item.image for i, item in enumerate(layout.associated)}
+        self._images: dict[int, LevelLayout] = images
+        self._scheduler = TileScheduler(
+            self._number,
+            layout.path,
+            images,
+            layout.background,
+            self._source,
+            self._decoder,
+            tile_cache,
+        )
+        self.levels = tuple(self.level_array(index) for index in range(self.level_count))
+        self.associated_images: Mapping[str, AssociatedImage] = {
+            item.name: AssociatedImage(item, self.level_array(-1 - index))
+            for index, item in enumerate(layout.associated)
+        }
+
+    # What it is
+
+    @property
+    def path(self) -> str:
+        """Absolute path of the file."""
+        return self.layout.path
+
+    @property
+    def vendor(self) -> str:
+        """Vendor as OpenSlide names it, for example ``"aperio"`` or ``"generic-tiff"``."""
+        return self.layout.vendor
+
+    @property
+    def dimensions(self) -> tuple[int, int]:
+        """(width, height) of level 0 in pixels."""
+        return self.level_dimensions[0]
+
+    @property
+    def level_count(self) -> int:
+        """Number of stored levels."""
+        return len(self.layout.levels)
+
+    @property
+    def level_dimensions(self) -> tuple[tuple[int, int], ...]:
+        """(width, height) of each stored level in its own pixels."""
+        return tuple((level.width, level.height) for level in self.layout.levels)
+
+    @property
+    def level_downsamples(self) -> tuple[float, ...]:
+        """How many pixels of level 0 one pixel of each stored level spans."""
+        return self.layout.downsamples
+
+    @property
+    def mpp(self) -> tuple[float, float] | None:
+        """Micrometres a pixel of level 0, (x, y); None where the file doesn't say."""
+        return self.layout.mpp
+
+    @property
+    def objective(self) -> float | None:
+        """Magnification of the objective; None where the file doesn't say."""
+        return self.layout.objective
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """Name and colour of each channel; empty for an RGB slide."""
+        return self.layout.channels
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """All the file says, JSON-serialisable; vendor fields under the vendor's name."""
+        return {
+            "vendor": self.vendor,
+            "mpp": None if self.mpp is None else list(self.mpp),
+            "objective": self.objective,
+            "hidden_planes": self.layout.hidden_planes,
+            **copy.deepcopy(dict(self.layout.metadata)),
+        }
+
+    # Pixels
+
+    def read_region(
+        self,
+        location: tuple[int, int],
+        size: tuple[int, int],
+        level: int = 0,
+        device: str = "cpu",
+    ) -> NDArray[Any]:
+        """Read a rectangle, as OpenSlide counts it.
+
+        Parameters
+        ----------
+        location : tuple of int
+            (x, y) of the upper left corner in pixels of level 0, rounded to the nearest
+            pixel of `level`.
+        size : tuple of int
+            (width, height) in pixels of `level`.
+        level : int
+            Index of a stored level.
+        device : str
+            Where the pixels shall be: ``"cpu"``.
+
+        Returns
+        -------
+        ndarray, shape (height, width, channels)
+            Pixels outside the slide have the background's value.
+
+        Raises
+        ------
+        RegionError, LevelError, DeviceError
+            If the region, level or device can't be.
+        TileError
+            If a tile in the region can't be decoded.
+        SlideError
+            If the file can't be read.
+        """
+        if device != "cpu":
+            raise DeviceError(
+                f"Pixels can't be returned on device '{device}' yet; use device='cpu'."
+            )
+        width, height = _integers("size", size)
+        if width < 0 or height < 0:
+            raise RegionError(f"A region can't be {width} x {height} pixels; use a size >= 0.")
+        if not 0 <= level < self.level_count:
+            raise LevelError(
+                f"'{self.path}' has no level {level}; its levels are 0 to {self.level_count - 1}."
+            )
+        layout = self._images[level]
+        downsample = self.level_downsamples[level]
+        x, y = (math.floor(value / downsample + 0.5) for value in _integers("location", location))
+        left, right = max(0, min(x, layout.width)), max(0, min(x + width, layout.width))
+        top, bottom = max(0, min(y, layout.height)), max(0, min(y + height, layout.height))
+        rows, columns = Span(top, 1, bottom - top), Span(left, 1, right - left)
+        inside = self._read(level, rows, columns, None)
+        if inside.shape[:2] == (height, width):
+            return inside
+        shape = (height, width, layout.channels)
+        region = np.full(shape, self.layout.background, layout.dtype)
+        region[top - y : bottom - y, left - x : right - x] = inside
+        return region
+
+    def read_regions(
+        self,
+        locations: Iterable[tuple[int, int]],
+        size: tuple[int, int],
+        level: int = 0,
+        batch_size: int = 4,
+        device: str = "cpu",
+    ) -> Iterator[NDArray[Any]]:
+        """Read many rectangles of one size, in order, decoding ahead of the caller.
+
+        Parameters
+        ----------
+        locations : iterable of tuple of int
+            (x, y) of each upper left corner in pixels of level 0.
+        size : tuple of int
+            (width, height) in pixels of `level`.
+        level : int
+            Index of a stored level.
+        batch_size : int
+            How many regions are decoded ahead of the one that is handed out.
+        device : str
+            Where the pixels shall be, as in `read_region`.
+
+        Yields
+        ------
+        ndarray, shape (height, width, channels)
+            One region for each location.
+
+        Raises
+        ------
+        SlideError
+            As `read_region` does, when the region's turn comes.
+        """
+        if batch_size < 1:
+            raise RegionError(f"batch_size is {batch_size}; it has to be at least 1.")
+        read = partial(self.read_region, size=size, level=level, device=device)
+        remaining = iter(locations)
+        with ThreadPoolExecutor(1, "wsigpu-ahead") as ahead:
+            waiting = [ahead.submit(read, place) for place in islice(remaining, batch_size)]
+            try:
+                while waiting:
+                    region = waiting.pop(0).result()
+                    waiting += [ahead.submit(read, place) for place in islice(remaining, 1)]
+                    yield region
+            finally:
+                for future in waiting:
+                    future.cancel()
+
+    def level_array(
+        self, index: int, channel: int | None = None, *, tolerant: bool = False
+    ) -> LevelArray:
+        """Return a level as an array-like.
+
+        Parameters
+        ----------
+        index : int
+            Index in `pyramid`: stored levels first, then computed ones.
+        channel : int, optional
+            Show this channel alone, as a two-dimensional array.
+        tolerant : bool
+            Show tiles that can't be decoded as background instead of raising.
+        """
+        return LevelArray(
+            self._images[index],
+            partial(self._read, index, tolerant=tolerant),
+            (_rebuild_level, (self, index, channel, tolerant)),
+            channel,
+        )
+
+    @property
+    def pyramid(self) -> tuple[LevelLayout, ...]:
+        """Stored levels, then levels computed by 2 x 2 averages until a screen holds one."""
+        return self._pyramid
+
+    # Resources
+
+    def stats(self) -> dict[str, Any]:
+        """Return counters: tiles asked, hits, decoded by which decoder, bytes read, failed."""
+        return self._scheduler.stats()
+
+    def clear_cache(self) -> None:
+        """Drop this slide's decoded tiles from memory."""
+        tile_cache.forget(self._number)
+
+    def release(self) -> None:
+        """Let go of file handle, threads and tiles; the next read takes them again."""
+        self._source.release()
+        self._decoder.release()
+        self.clear_cache()
+
+    def close(self) -> None:
+        """Let go of everything for good; may be called twice."""
+        self._closed = True
+        self._source.close()
+        self._decoder.release()
+        self.clear_cache()
+
+    def __enter__(self) -> Slide:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> Literal[False]:
+        self.close()
+        return False
+
+    def __reduce__(self) -> tuple[type[Slide], tuple[SlideLayout, str]]:
+        return type(self), (self.layout, self._device)
+
+    def __repr__(self) -> str:
+        width, height = self.dimensions
+        return f"<Slide '{self.path}' {self.vendor} {width} x {height}>"
+
+    def _read(
+        self,
+        index: int,
+        rows: Span,
+        columns: Span,
+        channel: int | None,
+        *,
+        tolerant: bool = False,
+    ) -> NDArray[Any]:
+        if self._closed:
+            raise SlideClosedError(f"'{self.path}' was closed; open the slide again.")
+        return self._scheduler.read(index, rows, columns, channel, tolerant=tolerant)
+
+
+def _rebuild_level(slide: Slide, index: int, channel: int | None, tolerant: bool) -> LevelArray:
+    return slide.level_array(index, channel, tolerant=tolerant)
+
+
+def _integers(name: str, values: tuple[int, int]) -> tuple[int, int]:
+    try:
+        first, second = (operator.index(value) for value in values)
+    except (TypeError, ValueError):
+        raise RegionError(f"The {name} {values!r} is not a pair of whole numbers.") from None
+    return first, second

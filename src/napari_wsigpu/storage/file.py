@@ -1,0 +1,166 @@
+"""Encoded bytes from a local file."""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import contextmanager
+from io import FileIO
+from typing import TYPE_CHECKING
+
+from napari_wsigpu.errors import (
+    SlideChangedError,
+    SlideClosedError,
+    SlideNotFoundError,
+    SlidePermissionError,
+    SlideReadError,
+)
+from napari_wsigpu.storage.source import ByteRange
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from napari_wsigpu.errors import SlideError
+
+MERGE_GAP = 64 << 10
+MERGE_LIMIT = 16 << 20
+
+
+def file_error(path: str, error: OSError) -> SlideError:
+    """Say in one sentence why the operating system refuses a slide's file."""
+    if isinstance(error, FileNotFoundError):
+        return SlideNotFoundError(f"There is no file '{path}'; check the path.")
+    if isinstance(error, IsADirectoryError):
+        return SlideReadError(f"'{path}' is a folder, not a slide; choose a file in it.")
+    if isinstance(error, PermissionError):
+        return SlidePermissionError(
+            f"You have no permission to read '{path}'; ask its owner for access."
+        )
+    return SlideReadError(f"'{path}' can't be read ({error.strerror or error}); try again.")
+
+
+def merge_ranges(ranges: Sequence[ByteRange]) -> list[tuple[ByteRange, list[int]]]:
+    """Group ranges that lie near each other.
+
+    Parameters
+    ----------
+    ranges : sequence of ByteRange
+        In any order; they may overlap.
+
+    Returns
+    -------
+    list of (ByteRange, list of int)
+        Each merged range with the indices of those it covers. No merged range is longer
+        than 16 MiB unless a single range is.
+    """
+    merged: list[tuple[ByteRange, list[int]]] = []
+    for index in sorted(range(len(ranges)), key=ranges.__getitem__):
+        offset, length = ranges[index]
+        if merged:
+            (start, before), members = merged[-1]
+            end = max(start + before, offset + length)
+            if offset - (start + before) <= MERGE_GAP and end - start <= MERGE_LIMIT:
+                merged[-1] = (ByteRange(start, end - start), [*members, index])
+                continue
+        merged.append((ByteRange(offset, length), [index]))
+    return merged
+
+
+class FileSource:
+    """A local file, opened at the first read and read by position from any thread.
+
+    Parameters
+    ----------
+    path : str
+        Path of the file.
+    size : int
+        Size in bytes that the file must have.
+    """
+
+    def __init__(self, path: str, size: int) -> None:
+        self._path = path
+        self._size = size
+        self._state = threading.Condition()
+        self._file: FileIO | None = None
+        self._readers = 0
+        self._closed = False
+        self._seek_lock = threading.Lock()
+
+    def read(self, ranges: Sequence[ByteRange]) -> list[memoryview]:
+        """Return the bytes of each range, in order; fewer where the file ends before."""
+        views = [memoryview(b"")] * len(ranges)
+        with self._handle() as file:
+            for (offset, length), members in merge_ranges(ranges):
+                end = min(offset + length, self._size)
+                if offset < 0 or offset >= end:
+                    continue
+                try:
+                    block = memoryview(self._read_at(file, offset, end - offset))
+                except OSError as error:
+                    raise file_error(self._path, error) from error
+                for index in members:
+                    start = ranges[index].offset - offset
+                    views[index] = block[start : start + ranges[index].length]
+        return views
+
+    def release(self) -> None:
+        """Close the file, after reads in flight, until the next read opens it again."""
+        with self._state:
+            self._state.wait_for(lambda: self._readers == 0)
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+
+    def close(self) -> None:
+        """Close the file for good, after reads in flight."""
+        with self._state:
+            self._closed = True
+        self.release()
+
+    @contextmanager
+    def _handle(self) -> Iterator[FileIO]:
+        with self._state:
+            if self._closed:
+                raise SlideClosedError(f"'{self._path}' was closed; open the slide again.")
+            if self._file is None:
+                self._file = self._open()
+            file = self._file
+            self._readers += 1
+        try:
+            yield file
+        finally:
+            with self._state:
+                self._readers -= 1
+                self._state.notify_all()
+
+    def _open(self) -> FileIO:
+        try:
+            file = FileIO(self._path)
+        except OSError as error:
+            raise file_error(self._path, error) from error
+        if os.fstat(file.fileno()).st_size != self._size:
+            file.close()
+            raise SlideChangedError(
+                f"'{self._path}' has changed since it was opened; open the slide again."
+            )
+        return file
+
+    def _read_at(self, file: FileIO, offset: int, length: int) -> bytes:
+        if hasattr(os, "pread"):
+            data = os.pread(file.fileno(), length, offset)
+            while len(data) < length:
+                more = os.pread(file.fileno(), length - len(data), offset + len(data))
+                if not more:
+                    break
+                data += more
+            return data
+        with self._seek_lock:
+            file.seek(offset)
+            return _read_fully(file, length)
+
+
+def _read_fully(file: FileIO, length: int) -> bytes:
+    data = b""
+    while len(data) < length and (more := file.read(length - len(data))):
+        data += more
+    return data
