@@ -22,7 +22,7 @@ from napari_wsigpu.storage.file import FileSource
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from types import TracebackType
 
     from numpy.typing import NDArray
@@ -193,7 +193,6 @@ class Slide:
             "vendor": self.vendor,
             "mpp": None if self.mpp is None else list(self.mpp),
             "objective": self.objective,
-            "hidden_planes": self.layout.hidden_planes,
             **copy.deepcopy(dict(self.layout.metadata)),
         }
 
@@ -321,12 +320,8 @@ class Slide:
         tolerant : bool
             Show tiles that can't be decoded as background instead of raising.
         """
-        return LevelArray(
-            self._images[index],
-            partial(self._read, index, tolerant=tolerant),
-            (_rebuild_level, (self, index, channel, tolerant)),
-            channel,
-        )
+        read = partial(self._read, index, tolerant=tolerant)
+        return LevelArray(self._images[index], read, self, index, channel, tolerant=tolerant)
 
     @property
     def pyramid(self) -> tuple[LevelLayout, ...]:
@@ -334,6 +329,13 @@ class Slide:
         return self._pyramid
 
     # Resources
+
+    def on_failed_tile(self, report: Callable[[str, str], None]) -> None:
+        """Have `report` called with name and reason of each tile that is shown as background.
+
+        Called once a tile, from the thread that read it.
+        """
+        self._scheduler.on_failed_tile = lambda key, reason: report(str(key), reason)
 
     def stats(self) -> dict[str, Any]:
         """Return counters: tiles asked, hits, decoded by which decoder, bytes read, failed."""
@@ -368,6 +370,9 @@ class Slide:
         self.close()
         return False
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Slide:
+        return self
+
     def __reduce__(self) -> tuple[type[Slide], tuple[SlideLayout, str]]:
         return type(self), (self.layout, self._device)
 
@@ -387,10 +392,6 @@ class Slide:
         if self._closed:
             raise SlideClosedError(f"'{self.path}' was closed; open the slide again.")
         return self._scheduler.read(index, rows, columns, channel, tolerant=tolerant)
-
-
-def _rebuild_level(slide: Slide, index: int, channel: int | None, tolerant: bool) -> LevelArray:
-    return slide.level_array(index, channel, tolerant=tolerant)
 
 
 def _integers(name: str, values: tuple[int, int]) -> tuple[int, int]:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import imagecodecs
 import numpy as np
 
+from napari_wsigpu.formats.compression import compression_name
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -95,9 +97,9 @@ def refusal(encoding: Encoding) -> str | None:
     if compression in IMAGE_CODECS:
         return None
     if compression != 1 and compression not in BYTE_CODECS:
-        return f"TIFF compression {compression} is not supported"
+        return f"its compression, {compression_name(compression)}, is not supported"
     if encoding.predictor != 1 and encoding.predictor not in PREDICTORS:
-        return f"TIFF predictor {encoding.predictor} is not supported"
+        return f"its predictor, {encoding.predictor}, is not supported"
     return None
 
 

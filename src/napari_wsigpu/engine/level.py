@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -18,6 +18,15 @@ if TYPE_CHECKING:
     from napari_wsigpu.formats.layout import LevelLayout
 
     Read = Callable[[Span, Span, int | None], NDArray[Any]]
+
+
+class LevelOwner(Protocol):
+    """What levels belong to: makes them again in another process."""
+
+    def level_array(
+        self, index: int, channel: int | None = None, *, tolerant: bool = False
+    ) -> LevelArray:
+        """Return the level of that index."""
 
 
 class AxisIndex(NamedTuple):
@@ -38,10 +47,14 @@ class LevelArray:
         The level.
     read : callable
         Reads (rows, columns, channel) of it.
-    rebuild : tuple
-        Function and arguments that make the same array in another process.
+    slide : LevelOwner
+        The slide it belongs to.
+    index : int
+        Its index there.
     channel : int, optional
         Show this channel alone, as a two-dimensional array.
+    tolerant : bool
+        Whether `read` shows tiles that can't be decoded as background.
 
     Attributes
     ----------
@@ -53,6 +66,8 @@ class LevelArray:
         Number of axes and of samples.
     chunks : tuple of int
         Size of a tile along each axis.
+    slide : LevelOwner
+        The slide it belongs to.
     computed : bool
         Whether the level is computed from a finer one because the file lacks it.
     """
@@ -61,12 +76,17 @@ class LevelArray:
         self,
         layout: LevelLayout,
         read: Read,
-        rebuild: tuple[Callable[..., LevelArray], tuple[Any, ...]],
+        slide: LevelOwner,
+        index: int,
         channel: int | None = None,
+        *,
+        tolerant: bool = False,
     ) -> None:
         self._read = read
-        self._rebuild = rebuild
+        self._index = index
         self._channel = channel
+        self._tolerant = tolerant
+        self.slide = slide
         samples = () if channel is not None else (layout.channels,)
         self.shape: tuple[int, ...] = (layout.height, layout.width, *samples)
         self.dtype = layout.dtype
@@ -118,7 +138,7 @@ class LevelArray:
         return self
 
     def __reduce__(self) -> tuple[Callable[..., LevelArray], tuple[Any, ...]]:
-        return self._rebuild
+        return _rebuild, (self.slide, self._index, self._channel, self._tolerant)
 
     def __repr__(self) -> str:
         return f"<LevelArray {self.shape} {self.dtype}>"
@@ -140,6 +160,10 @@ class LevelArray:
 
         size = (self.chunks[0] * tiles, self.chunks[1] * tiles, *self.shape[2:])
         return dask.array.from_array(self, chunks=size, asarray=False)
+
+
+def _rebuild(slide: LevelOwner, index: int, channel: int | None, tolerant: bool) -> LevelArray:
+    return slide.level_array(index, channel, tolerant=tolerant)
 
 
 def _expand(key: Any, ndim: int) -> tuple[Any, ...]:

@@ -37,7 +37,7 @@ def describe(path: str | os.PathLike[str]) -> SlideLayout:
     ------
     SlideError
         `SlideNotFoundError`, `SlidePermissionError` or `SlideReadError` if the file can't be
-        read, `NotASlideError` if it is no TIFF file, `CorruptSlideError` if it is damaged,
+        read, `NotASlideError` if it is no slide at all, `CorruptSlideError` if it is damaged,
         `UnsupportedSlideError` if it holds what can't be shown.
     """
     name = str(Path(path).absolute())
@@ -54,6 +54,11 @@ def describe(path: str | os.PathLike[str]) -> SlideLayout:
         )
     try:
         with tifffile.TiffFile(name) as file:
+            if not len(file.pages):
+                raise CorruptSlideError(
+                    f"'{name}' is cut off: its list of images lies beyond the end of the file; "
+                    "get a fresh copy of it."
+                )
             parse = aperio.parse if aperio.probe(file) else tiff.parse
             return parse(file, name, status.st_size, status.st_mtime_ns)
     except SlideError:

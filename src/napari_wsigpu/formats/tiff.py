@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
-from napari_wsigpu.errors import CorruptSlideError, UnsupportedSlideError
+from napari_wsigpu.errors import CorruptSlideError, NotASlideError, UnsupportedSlideError
 from napari_wsigpu.formats import ome
 from napari_wsigpu.formats.layout import (
     Channel,
@@ -59,7 +59,7 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
 
     Raises
     ------
-    CorruptSlideError, UnsupportedSlideError
+    CorruptSlideError, NotASlideError, UnsupportedSlideError
         If the structure is damaged, or can't be shown as a slide.
     """
     main = _main_series(file, path)
@@ -180,7 +180,7 @@ def _main_series(file: TiffFile, path: str) -> TiffPageSeries:
         and {"Y", "X"} <= set(series.axes)
     ]
     if not images:
-        raise UnsupportedSlideError(
+        raise NotASlideError(
             f"'{path}' holds no image of 8, 16 or 32 bit samples; convert it to such a TIFF."
         )
     return max(images, key=_area)
@@ -324,7 +324,7 @@ def _check_size(page: TiffPage, width: int, height: int, channels: int, path: st
         or dtype.kind not in "iuf"
         or (bits != 8 * dtype.itemsize and page.compression not in IMAGE_CODECS)
     ):
-        raise UnsupportedSlideError(
+        raise NotASlideError(
             f"'{path}' has samples of {bits} bit (sample format {int(page.sampleformat)}), "
             "which can't be decoded; convert it to 8, 16 or 32 bit samples."
         )

@@ -1,0 +1,80 @@
+"""The command `wsigpu`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from napari_wsigpu.errors import SlideError
+from napari_wsigpu.formats.compression import compression_name
+from napari_wsigpu.slide import Slide, open_slide
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        Words after the program's name; by default those of the process.
+
+    Returns
+    -------
+    int
+        Exit status: 0, or 1 after an error that was said on standard error.
+    """
+    parser = argparse.ArgumentParser("wsigpu", description="Whole-slide images.")
+    commands = parser.add_subparsers(required=True, metavar="command")
+    info = commands.add_parser("info", help="say what a slide is")
+    info.add_argument("slide", nargs="+", help="path of a slide")
+    info.add_argument("--json", action="store_true", help="all metadata, as JSON")
+    info.set_defaults(run=_info)
+    options = parser.parse_args(arguments)
+    status: int = options.run(options)
+    return status
+
+
+def _info(options: argparse.Namespace) -> int:
+    status = 0
+    for path in options.slide:
+        try:
+            with open_slide(path) as slide:
+                print(_as_json(slide) if options.json else _as_text(slide))
+        except SlideError as error:
+            print(error, file=sys.stderr)
+            status = 1
+    return status
+
+
+def _as_json(slide: Slide) -> str:
+    levels = [
+        {"size": list(size), "downsample": downsample}
+        for size, downsample in zip(slide.level_dimensions, slide.level_downsamples, strict=True)
+    ]
+    return json.dumps({"path": slide.path, "levels": levels, **slide.metadata}, indent=2)
+
+
+def _as_text(slide: Slide) -> str:
+    mpp = "not given" if slide.mpp is None else f"{slide.mpp[0]:g} x {slide.mpp[1]:g} µm"
+    objective = "not given" if slide.objective is None else f"{slide.objective:g}x"
+    lines = [
+        slide.path,
+        f"  vendor      {slide.vendor}",
+        f"  pixel size  {mpp}",
+        f"  objective   {objective}",
+    ]
+    for index, level in enumerate(slide.layout.levels):
+        lines.append(
+            f"  level {index:<5} {level.width} x {level.height} "
+            f"({level.channels} x {level.dtype}), downsample "
+            f"{slide.level_downsamples[index]:.4g}, tiles {level.grid.tile_width} x "
+            f"{level.grid.tile_height}, {compression_name(level.encoding.compression)}"
+        )
+    for name, image in slide.associated_images.items():
+        lines.append(f"  {name:<11} {image.size[0]} x {image.size[1]}")
+    return "\n".join(lines)

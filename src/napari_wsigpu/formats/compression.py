@@ -1,0 +1,36 @@
+"""TIFF compressions by the names that people know."""
+
+from __future__ import annotations
+
+from tifffile import COMPRESSION
+
+NAMES = {
+    1: "none",
+    5: "LZW",
+    7: "JPEG",
+    8: "deflate",
+    32773: "PackBits",
+    32946: "deflate",
+    33003: "JPEG 2000 (YCbCr)",
+    33004: "JPEG 2000 (lossless)",
+    33005: "JPEG 2000 (RGB)",
+    34712: "JPEG 2000",
+    34887: "LERC",
+    34925: "LZMA",
+    34926: "zstd",
+    34927: "WebP",
+    50000: "zstd",
+    50001: "WebP",
+    50002: "JPEG XL",
+    52546: "JPEG XL",
+}
+
+
+def compression_name(code: int) -> str:
+    """Return a name for the value of the Compression tag."""
+    if code in NAMES:
+        return NAMES[code]
+    try:
+        return COMPRESSION(code).name
+    except ValueError:
+        return f"unknown ({code})"

@@ -1,0 +1,1 @@
+"""What napari sees: layers, reader, sample data."""

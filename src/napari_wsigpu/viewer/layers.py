@@ -1,0 +1,101 @@
+"""`Slide` in, napari layer data out."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from napari.utils import progress
+
+from napari_wsigpu.engine.level import LevelArray
+from napari_wsigpu.slide import Slide
+
+if TYPE_CHECKING:
+    from napari.layers import Layer
+
+    LayerData = tuple[list[LevelArray], dict[str, Any], str]
+
+RGB_TYPES = (np.uint8, np.uint16, np.float32)
+
+
+def slide_layers(slide: Slide) -> list[LayerData]:
+    """Return one multiscale RGB layer, or one layer a channel.
+
+    Parameters
+    ----------
+    slide : Slide
+        An open slide; the layers keep it.
+
+    Returns
+    -------
+    list of (levels, attributes, "image")
+        The levels are the stored ones and, below them, those computed so that the coarsest
+        is no larger than about 1000 pixels a side.
+    """
+    _compute_overview(slide)
+    name = re.sub(r"(\.ome)?\.\w+$", "", Path(slide.path).name)
+    if slide.layout.rgb and slide.levels[0].dtype in RGB_TYPES:
+        return [(_levels(slide), {"name": name, "rgb": True, **_attributes(slide)}, "image")]
+    layers: list[LayerData] = []
+    several = len(slide.channels) > 1
+    for index, channel in enumerate(slide.channels):
+        levels = _levels(slide, index)
+        attributes = {
+            "name": f"{name} {channel.name}" if several else name,
+            "rgb": False,
+            "contrast_limits": _contrast_limits(levels[-1]),
+            "colormap": channel.color or "gray",
+            "blending": "additive" if several else "translucent_no_depth",
+            **_attributes(slide),
+        }
+        layers.append((levels, attributes, "image"))
+    return layers
+
+
+def slide_of(layer: Layer | None) -> Slide | None:
+    """Return the slide that a layer shows, or None."""
+    data: Any = getattr(layer, "data", None)
+    if getattr(layer, "multiscale", False):
+        data = data[0]
+    return data.slide if isinstance(data, LevelArray) and isinstance(data.slide, Slide) else None
+
+
+def _levels(slide: Slide, channel: int | None = None) -> list[LevelArray]:
+    return [slide.level_array(index, channel, tolerant=True) for index in range(len(slide.pyramid))]
+
+
+def _attributes(slide: Slide) -> dict[str, Any]:
+    attributes: dict[str, Any] = {
+        "multiscale": True,
+        "metadata": slide.metadata,
+        "axis_labels": ("y", "x"),
+    }
+    if slide.mpp is not None:
+        x, y = slide.mpp
+        attributes |= {"scale": (y, x), "units": ("micrometer", "micrometer")}
+    return attributes
+
+
+def _contrast_limits(coarsest: LevelArray) -> tuple[float, float]:
+    if coarsest.dtype == np.uint8:
+        return 0, 255
+    low, high = np.percentile(np.asarray(coarsest), (0.1, 99.9)).tolist()
+    return (low, high) if low < high else (low, low + 1)
+
+
+def _compute_overview(slide: Slide) -> None:
+    """Compute the coarsest level, with a progress bar, where the file has none."""
+    top = len(slide.pyramid) - 1
+    if not slide.pyramid[top].computed:
+        return
+    overview = slide.level_array(top, tolerant=True)
+    rows, columns = overview.chunks[:2]
+    corners = [
+        (y, x)
+        for y in range(0, overview.shape[0], rows)
+        for x in range(0, overview.shape[1], columns)
+    ]
+    for y, x in progress(corners, desc=f"Overview of {Path(slide.path).name}"):
+        overview[y : y + rows, x : x + columns]

@@ -1,0 +1,118 @@
+"""The napari reader: which paths are slides, and their layers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import napari
+from napari.utils.notifications import show_info, show_warning
+
+from napari_wsigpu.errors import NotASlideError, SlideError
+from napari_wsigpu.formats.describe import describe
+from napari_wsigpu.slide import Slide, open_slide
+from napari_wsigpu.viewer.layers import slide_layers
+from napari_wsigpu.viewer.lifetime import release_removed_slides
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from napari_wsigpu.formats.layout import SlideLayout
+    from napari_wsigpu.viewer.layers import LayerData
+
+LARGE_SIDE = 4096
+
+
+def get_reader(
+    path: str | Sequence[str],
+) -> Callable[[str | Sequence[str]], list[LayerData]] | None:
+    """Return `read_slides` if every path is a slide, else None.
+
+    Parameters
+    ----------
+    path : str or sequence of str
+        One path, or several that the user opens together.
+
+    Returns
+    -------
+    callable or None
+        Also for a damaged slide, so that reading it says what is wrong. None for what others
+        read better: small flat pictures and stacks of planes.
+    """
+    paths = _as_list(path)
+    return read_slides if paths and all(map(_is_ours, paths)) else None
+
+
+def read_slides(path: str | Sequence[str]) -> list[LayerData]:
+    """Open slides as layers.
+
+    Parameters
+    ----------
+    path : str or sequence of str
+        One path or several.
+
+    Returns
+    -------
+    list of (levels, attributes, "image")
+
+    Raises
+    ------
+    SlideError
+        If a slide can't be opened; none of them stays open then.
+    """
+    slides: list[Slide] = []
+    layers: list[LayerData] = []
+    try:
+        for name in _as_list(path):
+            slides.append(open_slide(name))
+            _report_failed_tiles(slides[-1])
+            layers += slide_layers(slides[-1])
+    except BaseException:
+        for slide in slides:
+            slide.close()
+        raise
+    for slide in slides:
+        if slide.layout.hidden_planes:
+            show_info(
+                f"'{slide.path}' holds {slide.layout.hidden_planes + 1} planes; "
+                "the first one is shown."
+            )
+    viewer = napari.current_viewer()
+    if viewer is not None:
+        release_removed_slides(viewer)
+    return layers
+
+
+def _as_list(path: str | Sequence[str]) -> list[str]:
+    return [path] if isinstance(path, str) else list(path)
+
+
+def _is_ours(path: str) -> bool:
+    try:
+        layout = describe(path)
+    except NotASlideError:
+        return Path(path).suffix.lower() == ".svs"
+    except SlideError:
+        return True
+    return _is_slide(layout)
+
+
+def _is_slide(layout: SlideLayout) -> bool:
+    base = layout.levels[0]
+    large = max(base.width, base.height) > LARGE_SIDE and layout.hidden_planes == 0
+    return layout.vendor != "generic-tiff" or len(layout.levels) > 1 or large
+
+
+def _report_failed_tiles(slide: Slide) -> None:
+    """Notify of the first tile that can't be shown; further ones are logged and counted."""
+    reported: list[str] = []
+
+    def report(tile: str, reason: str) -> None:
+        if not reported:
+            reported.append(tile)
+            show_warning(
+                f"The tile at {tile} of '{slide.path}' can't be decoded ({reason}); "
+                "such tiles are shown as background."
+            )
+
+    slide.on_failed_tile(report)

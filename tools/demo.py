@@ -1,0 +1,81 @@
+"""Open the sample slide in napari; where there is no display, render it to a PNG."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from argparse import ArgumentParser
+from pathlib import Path
+
+PICTURE = "demo.png"
+PACKAGES = (
+    "xvfb xauth libgl1 libegl1 libopengl0 libglx-mesa0 libgl1-mesa-dri libxkbcommon-x11-0 "
+    "libxcb-cursor0 libxcb-icccm4 libxcb-image0 libxcb-keysyms1 libxcb-randr0 "
+    "libxcb-render-util0 libxcb-shape0 libxcb-xinerama0 libxcb-xkb1 libdbus-1-3 "
+    "libfontconfig1 libglib2.0-0"
+)
+
+
+def main() -> int:
+    """Run the demo; return its exit status."""
+    parser = ArgumentParser(description=__doc__)
+    parser.add_argument("slide", nargs="?", help="a slide; by default the sample")
+    parser.add_argument("--picture", help="save a screenshot to this PNG and leave")
+    options = parser.parse_args()
+    if has_display():
+        show(options.slide, options.picture)
+        return 0
+    return run_under_xvfb(options.slide, options.picture or PICTURE)
+
+
+def has_display() -> bool:
+    """Whether a window can be opened."""
+    if sys.platform in ("win32", "darwin"):
+        return True
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+def run_under_xvfb(slide: str | None, picture: str) -> int:
+    """Run this program again on a virtual display."""
+    xvfb = shutil.which("xvfb-run")
+    if xvfb is None:
+        print("There is no display to open napari on, and no Xvfb to render a picture with.")
+        print(f"Use a desktop, or install Xvfb: sudo apt-get install {PACKAGES}")
+        return 1
+    print(f"There is no display: rendering to {picture} under Xvfb.", flush=True)
+    command = [xvfb, "-a", "-s", "-screen 0 1600x1000x24"]
+    program = [sys.executable, __file__, "--picture", picture, *([slide] if slide else [])]
+    status = subprocess.run([*command, *program], check=False, timeout=300).returncode
+    if status:
+        print(f"napari could not render. Its libraries: sudo apt-get install {PACKAGES}")
+    return status
+
+
+def show(slide: str | None, picture: str | None) -> None:
+    """Open a slide with its inspector, and stay open unless a picture is wanted."""
+    import napari
+    from qtpy.QtTest import QTest
+
+    viewer = napari.Viewer()
+    viewer.scale_bar.visible = True
+    viewer.window.add_plugin_dock_widget("napari-wsigpu", "Slide inspector")
+    if slide is None:
+        viewer.open_sample("napari-wsigpu", "he_phantom")
+    else:
+        viewer.open(slide, plugin="napari-wsigpu")
+    if picture is None:
+        napari.run()
+        return
+    viewer.window.resize(1500, 950)
+    QTest.qWait(500)
+    viewer.reset_view()
+    QTest.qWait(500)
+    viewer.screenshot(picture, canvas_only=False)
+    print(f"Saved {Path(picture).absolute()}")
+    viewer.close()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
