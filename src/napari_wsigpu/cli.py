@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import sys
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     info.add_argument("--json", action="store_true", help="all metadata, as JSON")
     info.set_defaults(run=_info)
     options = parser.parse_args(arguments)
+    logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # our errors say it in a sentence
     status: int = options.run(options)
     return status
 
