@@ -59,7 +59,7 @@ def show(slide: str | None, picture: str | None) -> None:
     from qtpy.QtTest import QTest
 
     viewer = napari.Viewer()
-    viewer.scale_bar.visible = True
+    viewer.canvas.overlays.scale_bar.visible = True
     viewer.window.add_plugin_dock_widget("napari-wsigpu", "Slide inspector")
     if slide is None:
         viewer.open_sample("napari-wsigpu", "he_phantom")

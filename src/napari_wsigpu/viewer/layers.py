@@ -59,6 +59,7 @@ def slide_of(layer: Layer | None) -> Slide | None:
     data: Any = getattr(layer, "data", None)
     if getattr(layer, "multiscale", False):
         data = data[0]
+    data = getattr(data, "__wrapped__", data)  # napari hands proxies to widgets of plugins
     return data.slide if isinstance(data, LevelArray) and isinstance(data.slide, Slide) else None
 
 

@@ -1,0 +1,68 @@
+import os
+import shutil
+import sys
+
+import pytest
+import tifffile
+
+from napari_wsigpu.viewer.sample import sample_path
+
+
+def has_display() -> bool:
+    return not sys.platform.startswith("linux") or bool(os.environ.get("DISPLAY"))
+
+
+@pytest.fixture
+def viewer(request):
+    """A viewer, shown on the display."""
+    if not has_display():
+        pytest.skip("there is no X display (run under xvfb-run)")
+    make_napari_viewer = request.getfixturevalue("make_napari_viewer")
+    return make_napari_viewer(show=True)
+
+
+@pytest.fixture
+def damaged_slide(tmp_path):
+    """The sample slide with the tile at row 6, column 8 of level 0 overwritten by zeros."""
+    path = tmp_path / "damaged.svs"
+    shutil.copy(sample_path(), path)
+    with tifffile.TiffFile(path) as file:
+        page = file.pages.first
+        index = 6 * -(-page.imagewidth // page.tilewidth) + 8
+        offset, count = page.dataoffsets[index], page.databytecounts[index]
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(bytes(count))
+    return path
+
+
+@pytest.fixture
+def write_channels(tmp_path):
+    """Write an OME-TIFF pyramid of uint16 channels and return its path and pixels."""
+
+    def write(count, size=(1200, 1500)):
+        import numpy as np
+
+        rng = np.random.default_rng(count)
+        pixels = rng.integers(100, 4000, (count, *size), np.uint16)
+        path = tmp_path / f"channels{count}.ome.tif"
+        options = {"tile": (256, 256), "photometric": "minisblack", "compression": "zlib"}
+        names = ["DAPI", "CD3", "CD8", "PanCK", "AF"][:count]
+        with tifffile.TiffWriter(path, ome=True) as file:
+            file.write(
+                pixels,
+                subifds=1,
+                metadata={
+                    "axes": "CYX",
+                    "PhysicalSizeX": 0.5,
+                    "PhysicalSizeXUnit": "µm",
+                    "PhysicalSizeY": 0.25,
+                    "PhysicalSizeYUnit": "µm",
+                    "Channel": {"Name": names},
+                },
+                **options,
+            )
+            file.write(pixels[:, ::2, ::2], subfiletype=1, **options)
+        return path, pixels, names
+
+    return write

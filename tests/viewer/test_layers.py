@@ -1,0 +1,73 @@
+"""What napari is given for a slide."""
+
+import json
+
+import numpy as np
+import pytest
+import tifffile
+
+from napari_wsigpu import open_slide
+from napari_wsigpu.viewer.layers import slide_layers
+from napari_wsigpu.viewer.sample import sample_path
+
+
+def test_rgb_slide_is_one_layer_in_micrometres():
+    with open_slide(sample_path()) as slide:
+        [(levels, attributes, kind)] = slide_layers(slide)
+        assert kind == "image"
+        assert attributes["name"] == "he_phantom"
+        assert attributes["rgb"] is True
+        assert attributes["multiscale"] is True
+        assert attributes["scale"] == (0.499, 0.499)
+        assert attributes["units"] == ("micrometer", "micrometer")
+        assert json.loads(json.dumps(attributes["metadata"]))["aperio"]["AppMag"] == "20"
+        sizes = [level.shape[1::-1] for level in levels]
+        assert sizes == list(slide.level_dimensions)
+
+
+def test_channels_are_layers_with_names_and_limits(write_channels):
+    path, pixels, names = write_channels(3)
+    with open_slide(path) as slide:
+        layers = slide_layers(slide)
+        assert [attributes["name"] for _, attributes, _ in layers] == [
+            f"channels3 {name}" for name in names
+        ]
+        for index, (levels, attributes, _) in enumerate(layers):
+            low, high = attributes["contrast_limits"]
+            assert pixels[index].min() <= low < high <= pixels[index].max()
+            assert attributes["scale"] == (0.25, 0.5)
+            np.testing.assert_array_equal(
+                levels[0][100:400:3, 50:900], pixels[index, 100:400:3, 50:900]
+            )
+
+
+def test_gray_slide_is_one_layer(write_channels):
+    path, pixels, _ = write_channels(1)
+    with open_slide(path) as slide:
+        [(levels, attributes, _)] = slide_layers(slide)
+        assert attributes["name"] == "channels1"
+        assert attributes["rgb"] is False
+        np.testing.assert_array_equal(levels[0][:], pixels[0])
+
+
+@pytest.mark.parametrize("size", [(1024, 1024), (1025, 300), (700, 5001)])
+def test_coarsest_level_is_small_and_an_area_average(tmp_path, size):
+    path = tmp_path / "single.tif"
+    pixels = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
+    tifffile.imwrite(path, pixels, tile=(256, 256), photometric="rgb", compression="zlib")
+    with open_slide(path) as slide:
+        [(levels, _, _)] = slide_layers(slide)
+        assert slide.level_count == 1
+        assert max(levels[-1].shape[:2]) <= 1024
+        expected = pixels.astype(np.float64)
+        for level in levels[1:]:
+            expected = area_average(expected)
+            np.testing.assert_array_equal(level[...], expected)
+
+
+def area_average(pixels):
+    """2 x 2 blocks, at the edges what there is of them, rounded half up."""
+    height, width, _ = pixels.shape
+    padded = np.pad(pixels, ((0, height % 2), (0, width % 2), (0, 0)), constant_values=np.nan)
+    blocks = padded.reshape(padded.shape[0] // 2, 2, padded.shape[1] // 2, 2, 3)
+    return np.floor(np.nanmean(blocks, axis=(1, 3)) + 0.5)

@@ -1,0 +1,96 @@
+"""Which paths the reader takes, and what it says of those that it can't open."""
+
+import os
+import time
+
+import numpy as np
+import psutil
+import pytest
+import tifffile
+
+from napari_wsigpu.errors import CorruptSlideError, NotASlideError, SlideError
+from napari_wsigpu.viewer.reader import get_reader, read_slides
+from napari_wsigpu.viewer.sample import sample_path
+
+SAMPLE = str(sample_path())
+
+
+def close(layers):
+    for levels, *_ in layers:
+        levels[0].slide.close()
+
+
+def open_files():
+    return {file.path for file in psutil.Process().open_files()}
+
+
+def test_takes_a_slide():
+    layers = get_reader(SAMPLE)(SAMPLE)
+    assert len(layers) == 1
+    close(layers)
+
+
+def test_takes_a_list_of_slides(write_channels):
+    paths = [SAMPLE, str(write_channels(2)[0])]
+    layers = get_reader(paths)(paths)
+    assert [attributes["name"] for _, attributes, _ in layers] == [
+        "he_phantom",
+        "channels2 DAPI",
+        "channels2 CD3",
+    ]
+    close(layers)
+
+
+def test_leaves_a_small_flat_picture_to_others(tmp_path):
+    path = tmp_path / "flat.tif"
+    tifffile.imwrite(path, np.zeros((300, 200, 3), np.uint8), photometric="rgb")
+    assert get_reader(str(path)) is None
+    assert get_reader([SAMPLE, str(path)]) is None
+
+
+def test_leaves_a_large_stack_of_planes_to_others(tmp_path):
+    path = tmp_path / "stack.tif"
+    stack = np.zeros((7, 64, 4200), np.uint8)
+    tifffile.imwrite(path, stack, photometric="minisblack", metadata={"axes": "ZYX"})
+    assert get_reader(str(path)) is None
+
+
+def test_takes_a_large_flat_picture(tmp_path):
+    path = tmp_path / "large.tif"
+    tifffile.imwrite(path, np.zeros((64, 4200), np.uint8), tile=(64, 64))
+    assert get_reader(str(path)) is read_slides
+
+
+def test_leaves_what_is_no_tiff_unless_it_is_named_a_slide(tmp_path):
+    for name in ("text.tif", "text.svs"):
+        (tmp_path / name).write_text("no slide")
+    assert get_reader(str(tmp_path / "text.tif")) is None
+    reader = get_reader(str(tmp_path / "text.svs"))
+    with pytest.raises(NotASlideError, match=r"text\.svs' is not a TIFF-based slide"):
+        reader(str(tmp_path / "text.svs"))
+
+
+def test_says_what_is_wrong_with_a_cut_slide(tmp_path):
+    path = tmp_path / "cut.svs"
+    path.write_bytes(sample_path().read_bytes()[:1000])
+    reader = get_reader(str(path))
+    with pytest.raises(CorruptSlideError, match=r"cut\.svs"):
+        reader(str(path))
+
+
+def test_refuses_quickly(tmp_path):
+    path = tmp_path / "flat.tif"
+    tifffile.imwrite(path, np.zeros((2000, 2000, 3), np.uint8), photometric="rgb")
+    get_reader(str(path))
+    start = time.perf_counter()
+    for _ in range(10):
+        assert get_reader(str(path)) is None
+    assert (time.perf_counter() - start) / 10 < 0.1
+
+
+def test_a_failure_closes_the_slides_before_it(tmp_path):
+    bad = tmp_path / "bad.svs"
+    bad.write_bytes(b"II*\0" + bytes(100))
+    with pytest.raises(SlideError):
+        read_slides([SAMPLE, str(bad)])
+    assert os.path.realpath(SAMPLE) not in {os.path.realpath(path) for path in open_files()}

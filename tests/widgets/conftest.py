@@ -1,0 +1,1 @@
+from tests.viewer.conftest import viewer, write_channels  # noqa: F401
