@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import struct
 import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     Shape = tuple[int, int, int]
 
 APERIO_YCBCR = 33003
+CODESTREAM_HEAD = 4096
 
 BYTE_CODECS: dict[int, Callable[..., bytes | bytearray]] = {
     5: imagecodecs.lzw_decode,
@@ -57,8 +59,9 @@ def _jpeg(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) -> None:
 
 
 def _jpeg2000(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) -> None:
+    subsampled = _check_codestream(data, out.shape)
     imagecodecs.jpeg2k_decode(data, out=out)
-    if encoding.compression == APERIO_YCBCR and not _has_subsampled_chroma(data):
+    if encoding.compression == APERIO_YCBCR and not subsampled:
         _ycbcr_to_rgb(out)
 
 
@@ -192,13 +195,31 @@ def _decode_bytes(data: memoryview, encoding: Encoding, shapes: Sequence[Shape])
     return pixels
 
 
-def _has_subsampled_chroma(codestream: Any) -> bool:
-    """Whether a raw JPEG 2000 code stream's second component is subsampled.
+def _check_codestream(data: memoryview, shape: tuple[int, ...]) -> bool:
+    """Compare a JPEG 2000 code stream's own sizes with those wanted, before it is decoded.
 
-    Of such streams OpenJPEG's colour code makes RGB already. The sizes are those of the SIZ
-    marker, which follows the first marker of every code stream.
+    OpenJPEG would decode the whole of a stream that claims to be huge.
+
+    Returns
+    -------
+    bool
+        Whether the second component is subsampled; OpenJPEG then makes RGB of YCbCr itself.
+
+    Raises
+    ------
+    ValueError
+        If the stream is damaged or of another size.
     """
-    return bytes(codestream[46:48]) != b"\x01\x01"
+    head = bytes(data[:CODESTREAM_HEAD])
+    start = head.find(b"\xff\x4f\xff\x51")
+    if start < 0 or len(head) < start + 48:
+        raise ValueError("it is no JPEG 2000 code stream")
+    right, lower, left, upper = struct.unpack_from(">4I", head, start + 8)
+    (components,) = struct.unpack_from(">H", head, start + 40)
+    found = (lower - upper, right - left, components)
+    if found != shape:
+        raise ValueError(f"its code stream says {found} pixels instead of {shape}")
+    return components > 1 and head[start + 46 : start + 48] != b"\x01\x01"
 
 
 def _ycbcr_to_rgb(pixels: NDArray[Any]) -> None:
