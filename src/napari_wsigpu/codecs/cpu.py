@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import imagecodecs
 import numpy as np
 
+from napari_wsigpu.codecs.lzw import lzw_decode
 from napari_wsigpu.formats.compression import compression_name
 
 if TYPE_CHECKING:
@@ -29,13 +30,17 @@ APERIO_YCBCR = 33003
 CODESTREAM_HEAD = 4096
 
 BYTE_CODECS: dict[int, Callable[..., bytes | bytearray]] = {
-    5: imagecodecs.lzw_decode,
+    5: lzw_decode,
     8: imagecodecs.deflate_decode,
     32946: imagecodecs.deflate_decode,
     32773: imagecodecs.packbits_decode,
     34925: imagecodecs.lzma_decode,
     34926: imagecodecs.zstd_decode,
     50000: imagecodecs.zstd_decode,
+}
+LERC_WRAPPINGS: dict[int, Callable[..., bytes | bytearray]] = {
+    1: imagecodecs.deflate_decode,
+    2: imagecodecs.zstd_decode,
 }
 PREDICTORS: dict[int, Callable[..., NDArray[Any]]] = {
     2: imagecodecs.delta_decode,
@@ -75,8 +80,8 @@ def _jpegxl(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) -> Non
 
 def _lerc(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) -> None:
     if encoding.lerc_wrapping:
-        unwrap = {1: imagecodecs.deflate_decode, 2: imagecodecs.zstd_decode}
-        data = unwrap[encoding.lerc_wrapping](data, out=2 * out.nbytes + 4096)
+        unwrap = LERC_WRAPPINGS[encoding.lerc_wrapping]
+        data = unwrap(data, out=2 * out.nbytes + 4096)
     imagecodecs.lerc_decode(data, out=out)
 
 
@@ -97,6 +102,8 @@ IMAGE_CODECS: dict[int, Callable[[Any, Encoding, int, NDArray[Any]], None]] = {
 def refusal(encoding: Encoding) -> str | None:
     """Say why tiles of this encoding can't be decoded on the CPU; None if they can."""
     compression = encoding.compression
+    if encoding.lerc_wrapping and encoding.lerc_wrapping not in LERC_WRAPPINGS:
+        return f"the compression around its LERC, {encoding.lerc_wrapping}, is not supported"
     if compression in IMAGE_CODECS:
         return None
     if compression != 1 and compression not in BYTE_CODECS:
@@ -143,16 +150,15 @@ def decode_tile(tile: EncodedTile) -> NDArray[Any]:
 
 def _decode_segment(data: memoryview, tile: EncodedTile, plane: int) -> NDArray[Any]:
     encoding = tile.level.encoding
-    shapes = _possible_shapes(tile.level, tile.row, tile.column)
     image_codec = IMAGE_CODECS.get(encoding.compression)
-    if image_codec is None:
-        return _decode_bytes(data, encoding, shapes)
-    # The codec checks its own header against `out` before it allocates anything, so a tile
-    # that claims to be huge costs nothing.
     first_error: Exception | None = None
-    for shape in shapes:
-        pixels = np.empty(shape, tile.level.dtype)
+    for shape in _possible_shapes(tile.level, tile.row, tile.column):
         try:
+            if image_codec is None:
+                return _decode_bytes(data, encoding, shape)
+            # The codec checks its own header against `pixels` before it allocates anything,
+            # so a tile that claims to be huge costs nothing.
+            pixels = np.empty(shape, tile.level.dtype)
             image_codec(data, encoding, plane, pixels)
         except (RuntimeError, ValueError) as error:
             first_error = first_error or error
@@ -176,17 +182,16 @@ def _possible_shapes(level: LevelLayout, row: int, column: int) -> list[Shape]:
     return list(dict.fromkeys([full, *cut]))
 
 
-def _decode_bytes(data: memoryview, encoding: Encoding, shapes: Sequence[Shape]) -> NDArray[Any]:
+def _decode_bytes(data: memoryview, encoding: Encoding, shape: Shape) -> NDArray[Any]:
     dtype = np.dtype(encoding.dtype)
-    full_bytes = math.prod(shapes[0]) * dtype.itemsize
+    size = math.prod(shape) * dtype.itemsize
     encoded: Any = imagecodecs.bitorder_decode(bytes(data)) if encoding.fill_order == 2 else data
     if encoding.compression == 1:
-        raw = memoryview(encoded)[:full_bytes]
+        raw = memoryview(encoded)[:size]
     else:
-        raw = memoryview(BYTE_CODECS[encoding.compression](encoded, out=full_bytes))
-    shape = next((s for s in shapes if math.prod(s) * dtype.itemsize == len(raw)), None)
-    if shape is None:
-        raise ValueError(f"it holds {len(raw)} bytes of {full_bytes}")
+        raw = memoryview(BYTE_CODECS[encoding.compression](encoded, out=size))
+    if len(raw) != size:
+        raise ValueError(f"it holds {len(raw)} bytes of {size}")
     # The floating point predictor works on the stored order of bytes and restores the native.
     stored = dtype if encoding.predictor == 3 else dtype.newbyteorder(encoding.byte_order)
     pixels = np.frombuffer(raw, stored).reshape(shape).astype(dtype, copy=False)
