@@ -81,3 +81,16 @@ class TileError(SlideError, ValueError):
 
     def __reduce__(self) -> tuple[type[TileError], tuple[str, tuple[tuple[str, str], ...]]]:
         return type(self), (self.path, self.failures)
+
+
+def file_error(path: str, error: OSError) -> SlideError:
+    """Say in one sentence why the operating system refuses a slide's file."""
+    if isinstance(error, FileNotFoundError):
+        return SlideNotFoundError(f"There is no file '{path}'; check the path.")
+    if isinstance(error, IsADirectoryError):
+        return SlideReadError(f"'{path}' is a folder, not a slide; choose a file in it.")
+    if isinstance(error, PermissionError):
+        return SlidePermissionError(
+            f"You have no permission to read '{path}'; ask its owner for access."
+        )
+    return SlideReadError(f"'{path}' can't be read ({error.strerror or error}); try again.")

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import tifffile
 
-from napari_wsigpu.errors import CorruptSlideError, NotASlideError, SlideError
+from napari_wsigpu.errors import CorruptSlideError, NotASlideError, SlideError, file_error
 from napari_wsigpu.formats import aperio, tiff
-from napari_wsigpu.storage.file import file_error
 
 if TYPE_CHECKING:
     import os

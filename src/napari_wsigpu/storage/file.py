@@ -8,35 +8,14 @@ from contextlib import contextmanager
 from io import FileIO
 from typing import TYPE_CHECKING
 
-from napari_wsigpu.errors import (
-    SlideChangedError,
-    SlideClosedError,
-    SlideNotFoundError,
-    SlidePermissionError,
-    SlideReadError,
-)
+from napari_wsigpu.errors import SlideChangedError, SlideClosedError, file_error
 from napari_wsigpu.storage.source import ByteRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from napari_wsigpu.errors import SlideError
-
 MERGE_GAP = 64 << 10
 MERGE_LIMIT = 16 << 20
-
-
-def file_error(path: str, error: OSError) -> SlideError:
-    """Say in one sentence why the operating system refuses a slide's file."""
-    if isinstance(error, FileNotFoundError):
-        return SlideNotFoundError(f"There is no file '{path}'; check the path.")
-    if isinstance(error, IsADirectoryError):
-        return SlideReadError(f"'{path}' is a folder, not a slide; choose a file in it.")
-    if isinstance(error, PermissionError):
-        return SlidePermissionError(
-            f"You have no permission to read '{path}'; ask its owner for access."
-        )
-    return SlideReadError(f"'{path}' can't be read ({error.strerror or error}); try again.")
 
 
 def merge_ranges(ranges: Sequence[ByteRange]) -> list[tuple[ByteRange, list[int]]]:
