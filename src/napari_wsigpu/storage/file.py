@@ -39,7 +39,8 @@ def merge_ranges(ranges: Sequence[ByteRange]) -> list[tuple[ByteRange, list[int]
             (start, before), members = merged[-1]
             end = max(start + before, offset + length)
             if offset - (start + before) <= MERGE_GAP and end - start <= MERGE_LIMIT:
-                merged[-1] = (ByteRange(start, end - start), [*members, index])
+                members.append(index)
+                merged[-1] = (ByteRange(start, end - start), members)
                 continue
         merged.append((ByteRange(offset, length), [index]))
     return merged
