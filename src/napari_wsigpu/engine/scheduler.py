@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 BATCH_TILES = 256
 BATCH_BYTES = 64 << 20
+BATCH_PIXEL_BYTES = 256 << 20
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +59,13 @@ class Placement(NamedTuple):
         """Copy the wanted part of a decoded tile to its place."""
         part = tile[self.source]
         self.target[...] = part if channel is None else part[..., channel]
+
+
+class StoredTile(NamedTuple):
+    """A tile to decode, with the place of its bytes in each plane."""
+
+    placement: Placement
+    segments: list[ByteRange]
 
 
 @dataclass
@@ -187,23 +195,21 @@ class TileScheduler:
         image = self._images[level]
         samples = () if channel is not None else (image.channels,)
         pixels = np.empty((rows.length, columns.length, *samples), image.dtype)
-        missing: list[Placement] = []
-        encoded: list[Placement] = []
+        absent: list[Placement] = []
         hits = 0
         for placement in self._placements(level, rows, columns, pixels):
             tile = self._cache.get(placement.key)
-            if tile is not None:
+            if tile is None:
+                absent.append(placement)
+            else:
                 hits += 1
                 placement.paste(tile, channel)
-            elif image.grid.is_missing(placement.key.row, placement.key.column):
-                missing.append(placement)
-            else:
-                encoded.append(placement)
-        failures = self._decode(image, encoded, channel)
+        stored, missing = self._locate(image, absent)
+        failures = self._decode(image, stored, channel)
         for placement in missing:
             failures |= self._fill(image, placement, channel, tolerant=tolerant)
         with self._lock:
-            self._counters.tiles_asked += hits + len(missing) + len(encoded)
+            self._counters.tiles_asked += hits + len(absent)
             self._counters.cache_hits += hits
         self._note(failures, report=tolerant)
         return pixels, failures
@@ -221,14 +227,29 @@ class TileScheduler:
                     (down.source, over.source),
                 )
 
+    def _locate(
+        self, image: LevelLayout, placements: list[Placement]
+    ) -> tuple[list[StoredTile], list[Placement]]:
+        """Tell tiles that the file holds, and where, from those that it lacks."""
+        keys = [placement.key for placement in placements]
+        places = image.grid.segments([key.row for key in keys], [key.column for key in keys])
+        stored: list[StoredTile] = []
+        missing: list[Placement] = []
+        for placement, segments in zip(placements, places, strict=True):
+            if any(length for _, length in segments):
+                stored.append(StoredTile(placement, [ByteRange(*place) for place in segments]))
+            else:
+                missing.append(placement)
+        return stored, missing
+
     def _decode(
-        self, image: LevelLayout, placements: list[Placement], channel: int | None
+        self, image: LevelLayout, tiles: list[StoredTile], channel: int | None
     ) -> dict[TileKey, str]:
         """Read and decode tiles: one batch is read while the one before it is decoded."""
         failures: dict[TileKey, str] = {}
-        in_flight: tuple[list[Placement], PendingBatch] | None = None
+        in_flight: tuple[list[StoredTile], PendingBatch] | None = None
         try:
-            for batch in self._batches(image, placements):
+            for batch in _batches(image, tiles):
                 pending = self._schedule(image, batch, channel)
                 if in_flight is not None:
                     failures |= self._finish(*in_flight)
@@ -241,64 +262,41 @@ class TileScheduler:
                 in_flight[1].cancel()
         return failures
 
-    def _batches(
-        self, image: LevelLayout, placements: list[Placement]
-    ) -> Iterator[list[Placement]]:
-        batch: list[Placement] = []
-        batch_bytes = 0
-        for placement in placements:
-            size = sum(count for _, count in image.grid.segments(*placement.key[2:]))
-            if batch and (len(batch) == BATCH_TILES or batch_bytes + size > BATCH_BYTES):
-                yield batch
-                batch, batch_bytes = [], 0
-            batch.append(placement)
-            batch_bytes += size
-        if batch:
-            yield batch
-
     def _schedule(
-        self, image: LevelLayout, batch: list[Placement], channel: int | None
+        self, image: LevelLayout, batch: list[StoredTile], channel: int | None
     ) -> PendingBatch:
-        ranges = [
-            ByteRange(*segment)
-            for placement in batch
-            for segment in image.grid.segments(*placement.key[2:])
-        ]
-        views = self._source.read(ranges)
+        views = self._source.read([segment for tile in batch for segment in tile.segments])
         with self._lock:
             self._counters.bytes_read += sum(len(view) for view in views)
-        planes = image.grid.planes
-        tiles = [
+        unread = iter(views)
+        encoded = [
             EncodedTile(
                 image,
-                placement.key.row,
-                placement.key.column,
+                tile.placement.key.row,
+                tile.placement.key.column,
                 tuple(
-                    view if asked.length else None
-                    for view, asked in zip(
-                        views[index * planes : (index + 1) * planes],
-                        ranges[index * planes : (index + 1) * planes],
-                        strict=True,
-                    )
+                    view if segment.length else None
+                    for segment, view in zip(tile.segments, unread, strict=False)
                 ),
                 self._background,
             )
-            for index, placement in enumerate(batch)
+            for tile in batch
         ]
 
         def deliver(index: int, tile: NDArray[Any]) -> None:
-            self._cache.put(batch[index].key, tile)
-            batch[index].paste(tile, channel)
+            placement = batch[index].placement
+            self._cache.put(placement.key, tile)
+            placement.paste(tile, channel)
 
-        return self._decoder.schedule(tiles, deliver)
+        return self._decoder.schedule(encoded, deliver)
 
-    def _finish(self, batch: list[Placement], pending: PendingBatch) -> dict[TileKey, str]:
+    def _finish(self, batch: list[StoredTile], pending: PendingBatch) -> dict[TileKey, str]:
         failed = pending.wait()
         for index in failed:
-            batch[index].target[...] = self._background
+            batch[index].placement.target[...] = self._background
         with self._lock:
             self._counters.decoded += len(batch) - len(failed)
-        return {batch[index].key: reason for index, reason in failed.items()}
+        return {batch[index].placement.key: reason for index, reason in failed.items()}
 
     def _fill(
         self, image: LevelLayout, placement: Placement, channel: int | None, *, tolerant: bool
@@ -350,3 +348,20 @@ class TileScheduler:
             )
             if self.on_failed_tile is not None:
                 self.on_failed_tile(key, why)
+
+
+def _batches(image: LevelLayout, tiles: list[StoredTile]) -> Iterator[list[StoredTile]]:
+    """Cut tiles into batches that are bounded in tiles, encoded and decoded bytes."""
+    tile_pixels = image.grid.tile_height * image.grid.tile_width * image.channels
+    most = max(1, min(BATCH_TILES, BATCH_PIXEL_BYTES // (tile_pixels * image.dtype.itemsize)))
+    batch: list[StoredTile] = []
+    batch_bytes = 0
+    for tile in tiles:
+        size = sum(segment.length for segment in tile.segments)
+        if batch and (len(batch) == most or batch_bytes + size > BATCH_BYTES):
+            yield batch
+            batch, batch_bytes = [], 0
+        batch.append(tile)
+        batch_bytes += size
+    if batch:
+        yield batch

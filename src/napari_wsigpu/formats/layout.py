@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -90,15 +90,18 @@ class TileGrid:
         """Number of tile columns."""
         return int(self.offsets.shape[2])
 
-    def segments(self, row: int, column: int) -> list[tuple[int, int]]:
-        """Return (offset, byte count) of a tile in each plane."""
-        offsets: list[int] = self.offsets[:, row, column].tolist()
-        counts: list[int] = self.byte_counts[:, row, column].tolist()
-        return list(zip(offsets, counts, strict=True))
+    def segments(self, rows: Sequence[int], columns: Sequence[int]) -> list[list[tuple[int, int]]]:
+        """Look up many tiles at once.
 
-    def is_missing(self, row: int, column: int) -> bool:
-        """Whether the file holds no byte of a tile."""
-        return not self.byte_counts[:, row, column].any()
+        Returns
+        -------
+        list of list of (int, int)
+            For each tile (offset, byte count) of each plane.
+        """
+        offsets = self.offsets[:, rows, columns].T.tolist()
+        counts = self.byte_counts[:, rows, columns].T.tolist()
+        pairs = zip(offsets, counts, strict=True)
+        return [list(zip(places, lengths, strict=True)) for places, lengths in pairs]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
