@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import operator
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import count, islice
@@ -16,7 +17,13 @@ from napari_wsigpu.codecs.choose import choose_decoder
 from napari_wsigpu.engine.cache import tile_cache
 from napari_wsigpu.engine.level import LevelArray
 from napari_wsigpu.engine.scheduler import Span, TileScheduler
-from napari_wsigpu.errors import DeviceError, LevelError, RegionError, SlideClosedError
+from napari_wsigpu.errors import (
+    DeviceError,
+    LevelError,
+    RegionError,
+    SlideClosedError,
+    UnsupportedSlideError,
+)
 from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.storage.file import FileSource
 
@@ -74,10 +81,11 @@ class AssociatedImage:
         (width, height) in pixels.
     """
 
-    def __init__(self, layout: AssociatedLayout, array: LevelArray) -> None:
+    def __init__(self, layout: AssociatedLayout, array: LevelArray, refusal: str | None) -> None:
         self.name = layout.name
         self.size = (layout.image.width, layout.image.height)
         self._array = array
+        self._refusal = refusal
 
     def read(self) -> NDArray[Any]:
         """Decode the whole picture.
@@ -91,6 +99,11 @@ class AssociatedImage:
         SlideError
             If it can't be read or decoded.
         """
+        if self._refusal is not None:
+            raise UnsupportedSlideError(
+                f"The {self.name} image of '{self._array.slide.path}' can't be decoded: "
+                f"{self._refusal}; the slide itself can."
+            )
         return self._array[...]
 
     def __repr__(self) -> str:
@@ -117,6 +130,8 @@ class Slide:
         self.layout = layout
         self._device = device
         self._number = next(_slide_numbers)
+        self._idle = threading.Condition()
+        self._reading = 0
         self._closed = False
         self._decoder = choose_decoder(layout, device)
         self._source = FileSource(layout.path, layout.file_size)
@@ -128,6 +143,7 @@ class Slide:
             self._number,
             layout.path,
             images,
+            {-1 - i: f"the {item.name} image" for i, item in enumerate(layout.associated)},
             layout.background,
             self._source,
             self._decoder,
@@ -135,7 +151,9 @@ class Slide:
         )
         self.levels = tuple(self.level_array(index) for index in range(self.level_count))
         self.associated_images: Mapping[str, AssociatedImage] = {
-            item.name: AssociatedImage(item, self.level_array(-1 - index))
+            item.name: AssociatedImage(
+                item, self.level_array(-1 - index), self._decoder.refusal(item.image.encoding)
+            )
             for index, item in enumerate(layout.associated)
         }
 
@@ -254,7 +272,12 @@ class Slide:
         if inside.shape[:2] == (height, width):
             return inside
         shape = (height, width, layout.channels)
-        region = np.full(shape, self.layout.background, layout.dtype)
+        try:
+            region = np.full(shape, self.layout.background, layout.dtype)
+        except (MemoryError, ValueError):
+            raise RegionError(
+                f"A region of {width} x {height} pixels doesn't fit into memory; read it in parts."
+            ) from None
         region[top - y : bottom - y, left - x : right - x] = inside
         return region
 
@@ -335,7 +358,7 @@ class Slide:
 
         Called once a tile, from the thread that read it.
         """
-        self._scheduler.on_failed_tile = lambda key, reason: report(str(key), reason)
+        self._scheduler.on_failed_tile = report
 
     def stats(self) -> dict[str, Any]:
         """Return counters: tiles asked, hits, decoded by which decoder, bytes read, failed."""
@@ -352,9 +375,15 @@ class Slide:
         self.clear_cache()
 
     def close(self) -> None:
-        """Let go of everything for good; may be called twice."""
-        self._closed = True
+        """Let go of everything for good; may be called twice.
+
+        Reads in flight in other threads end first, with `SlideClosedError` if they are long.
+        """
+        with self._idle:
+            self._closed = True
         self._source.close()
+        with self._idle:
+            self._idle.wait_for(lambda: self._reading == 0)
         self._decoder.release()
         self.clear_cache()
 
@@ -389,9 +418,16 @@ class Slide:
         *,
         tolerant: bool = False,
     ) -> NDArray[Any]:
-        if self._closed:
-            raise SlideClosedError(f"'{self.path}' was closed; open the slide again.")
-        return self._scheduler.read(index, rows, columns, channel, tolerant=tolerant)
+        with self._idle:
+            if self._closed:
+                raise SlideClosedError(f"'{self.path}' was closed; open the slide again.")
+            self._reading += 1
+        try:
+            return self._scheduler.read(index, rows, columns, channel, tolerant=tolerant)
+        finally:
+            with self._idle:
+                self._reading -= 1
+                self._idle.notify_all()
 
 
 def _integers(name: str, values: tuple[int, int]) -> tuple[int, int]:

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
     Shape = tuple[int, int, int]
 
-APERIO_YCBCR = 33003
+LZW, APERIO_YCBCR = 5, 33003
+NO_PREDICTOR, HORIZONTAL, FLOATING_POINT = 1, 2, 3
 CODESTREAM_HEAD = 4096
 CACHE_LINE = 64
 
 BYTE_CODECS: dict[int, Callable[..., bytes | bytearray]] = {
-    5: lzw_decode,
     8: imagecodecs.deflate_decode,
     32946: imagecodecs.deflate_decode,
     32773: imagecodecs.packbits_decode,
@@ -42,10 +42,6 @@ BYTE_CODECS: dict[int, Callable[..., bytes | bytearray]] = {
 LERC_WRAPPINGS: dict[int, Callable[..., bytes | bytearray]] = {
     1: imagecodecs.deflate_decode,
     2: imagecodecs.zstd_decode,
-}
-PREDICTORS: dict[int, Callable[..., NDArray[Any]]] = {
-    2: imagecodecs.delta_decode,
-    3: imagecodecs.floatpred_decode,
 }
 JPEG_COLORS: dict[str, dict[str, Any]] = {
     "gray": {"outcolorspace": "GRAYSCALE"},
@@ -107,9 +103,9 @@ def refusal(encoding: Encoding) -> str | None:
         return f"the compression around its LERC, {encoding.lerc_wrapping}, is not supported"
     if compression in IMAGE_CODECS:
         return None
-    if compression != 1 and compression not in BYTE_CODECS:
+    if compression not in (1, LZW) and compression not in BYTE_CODECS:
         return f"its compression, {compression_name(compression)}, is not supported"
-    if encoding.predictor != 1 and encoding.predictor not in PREDICTORS:
+    if encoding.predictor not in (NO_PREDICTOR, HORIZONTAL, FLOATING_POINT):
         return f"its predictor, {encoding.predictor}, is not supported"
     return None
 
@@ -168,17 +164,22 @@ def decode_tile(tile: EncodedTile, memory: NDArray[np.uint8]) -> NDArray[Any]:
 def _decode_segment(
     data: memoryview, tile: EncodedTile, plane: int, memory: NDArray[np.uint8]
 ) -> NDArray[Any]:
-    """Decode one plane's bytes to the first of the possible shapes that they have."""
+    """Decode one plane's bytes to the one of the possible shapes that they have."""
     encoding = tile.level.encoding
     dtype = tile.level.dtype
+    views = [
+        memory[: math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
+        for shape in _possible_shapes(tile.level, tile.row, tile.column)
+    ]
+    image_codec = IMAGE_CODECS.get(encoding.compression)
+    if image_codec is None:
+        return _decode_bytes(data, encoding, views)
     # A codec checks its own header against `pixels` before it allocates anything, so a tile
     # that claims to be huge costs nothing.
-    decode = IMAGE_CODECS.get(encoding.compression, _decode_bytes)
     first_error: Exception | None = None
-    for shape in _possible_shapes(tile.level, tile.row, tile.column):
-        pixels = memory[: math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
+    for pixels in views:
         try:
-            decode(data, encoding, plane, pixels)
+            image_codec(data, encoding, plane, pixels)
         except (RuntimeError, ValueError) as error:
             first_error = first_error or error
         else:
@@ -201,20 +202,29 @@ def _possible_shapes(level: LevelLayout, row: int, column: int) -> list[Shape]:
     return list(dict.fromkeys([full, *cut]))
 
 
-def _decode_bytes(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) -> None:
+def _decode_bytes(data: Any, encoding: Encoding, views: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    sizes = [view.nbytes for view in views]
     if encoding.fill_order == 2:
         data = imagecodecs.bitorder_decode(bytes(data))
     if encoding.compression == 1:
-        raw = memoryview(data)[: out.nbytes]
+        raw = memoryview(data)[: sizes[0]]
+    elif encoding.compression == LZW:
+        raw = memoryview(lzw_decode(data, sizes))
     else:
-        raw = memoryview(BYTE_CODECS[encoding.compression](data, out=out.nbytes))
-    if len(raw) != out.nbytes:
-        raise ValueError(f"it holds {len(raw)} bytes of {out.nbytes}")
-    # The floating point predictor works on the stored order of bytes and restores the native.
-    stored = out.dtype if encoding.predictor == 3 else out.dtype.newbyteorder(encoding.byte_order)
-    out[...] = np.frombuffer(raw, stored).reshape(out.shape)
-    if encoding.predictor != 1:
-        PREDICTORS[encoding.predictor](out, axis=-2, out=out)
+        raw = memoryview(BYTE_CODECS[encoding.compression](data, out=sizes[0]))
+    if len(raw) not in sizes:
+        raise ValueError(f"it holds {len(raw)} bytes of {sizes[0]}")
+    pixels = views[sizes.index(len(raw))]
+    if encoding.predictor == FLOATING_POINT:
+        # This predictor works on the stored order of bytes and restores the native one.
+        values = np.frombuffer(raw, pixels.dtype).reshape(pixels.shape)
+        pixels[...] = imagecodecs.floatpred_decode(values, axis=-2)
+        return pixels
+    stored = pixels.dtype.newbyteorder(encoding.byte_order)
+    pixels[...] = np.frombuffer(raw, stored).reshape(pixels.shape)
+    if encoding.predictor == HORIZONTAL:
+        imagecodecs.delta_decode(pixels, axis=-2, out=pixels)
+    return pixels
 
 
 def _check_codestream(data: memoryview, shape: tuple[int, ...]) -> bool:

@@ -7,32 +7,55 @@ literal after a clear code reads memory at random). libtiff checks every code, a
 from __future__ import annotations
 
 import struct
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import imagecodecs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 HEADER = struct.Struct("<4sI")
 TAG = struct.Struct("<HHII")
 LONG = 4
 
 
-def lzw_decode(data: Any, out: int) -> bytes:
+def lzw_decode(data: Any, sizes: Sequence[int]) -> bytes:
     """Decode one LZW segment.
 
     Parameters
     ----------
     data : buffer
         The segment.
-    out : int
-        Number of bytes that it decodes to.
+    sizes : sequence of int
+        Numbers of bytes that it may decode to, the largest first; what lies beyond the
+        largest is left out.
 
     Raises
     ------
     RuntimeError
-        If the segment is damaged or holds fewer bytes.
+        If the segment is damaged or of another size.
     """
+    try:
+        return _decode(data, sizes[0])
+    except RuntimeError:
+        for size in sizes[1:]:
+            if not _holds(data, size + 1) and _holds(data, size):
+                return _decode(data, size)
+        raise
+
+
+def _holds(data: Any, size: int) -> bool:
+    try:
+        _decode(data, size)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _decode(data: Any, size: int) -> bytes:
+    """Decode the first `size` bytes, as the one row of a TIFF picture in memory."""
     tags = {
-        256: out,  # ImageWidth
+        256: size,  # ImageWidth
         257: 1,  # ImageLength
         258: 8,  # BitsPerSample
         259: 5,  # Compression: LZW

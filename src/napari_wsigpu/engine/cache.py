@@ -31,9 +31,6 @@ class TileKey(NamedTuple):
     row: int
     column: int
 
-    def __str__(self) -> str:
-        return f"level {self.level}, row {self.row}, column {self.column}"
-
 
 class TileCache:
     """Least-recently-used tiles within a budget of bytes; safe under many threads.

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 class LevelOwner(Protocol):
     """What levels belong to: makes them again in another process."""
 
+    @property
+    def path(self) -> str:
+        """Path of the file, for messages."""
+
     def level_array(
         self, index: int, channel: int | None = None, *, tolerant: bool = False
     ) -> LevelArray:

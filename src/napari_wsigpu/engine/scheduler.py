@@ -107,6 +107,8 @@ class TileScheduler:
         Its path, for messages.
     images : Mapping of int to LevelLayout
         Pyramid levels by index from 0 on, associated images by -1, -2, ...
+    names : Mapping of int to str
+        Names of images that are no levels, for messages.
     background : int or float
         Value of pixels that the file does not hold.
     source, decoder, cache
@@ -118,6 +120,7 @@ class TileScheduler:
         slide: int,
         path: str,
         images: Mapping[int, LevelLayout],
+        names: Mapping[int, str],
         background: float,
         source: ByteSource,
         decoder: TileDecoder,
@@ -126,6 +129,7 @@ class TileScheduler:
         self._slide = slide
         self._path = path
         self._images = images
+        self._names = names
         self._background = background
         self._source = source
         self._decoder = decoder
@@ -133,7 +137,8 @@ class TileScheduler:
         self._lock = threading.Lock()
         self._counters = Counters()
         self._failed: dict[TileKey, str] = {}
-        self.on_failed_tile: Callable[[TileKey, str], None] | None = None
+        self._reported: set[TileKey] = set()
+        self.on_failed_tile: Callable[[str, str], None] | None = None
 
     def read(
         self,
@@ -171,7 +176,9 @@ class TileScheduler:
         """
         pixels, failures = self._read(level, rows, columns, channel, tolerant=tolerant)
         if failures and not tolerant:
-            raise TileError(self._path, [(str(key), why) for key, why in failures.items()])
+            raise TileError(
+                self._path, [(self._name(key), why) for key, why in sorted(failures.items())]
+            )
         return pixels
 
     def stats(self) -> dict[str, Any]:
@@ -186,7 +193,7 @@ class TileScheduler:
                 "background": now.background,
                 "bytes_read": now.bytes_read,
                 "failed": len(self._failed),
-                "failed_tiles": {str(key): why for key, why in self._failed.items()},
+                "failed_tiles": {self._name(key): why for key, why in self._failed.items()},
             }
 
     def _read(
@@ -320,8 +327,7 @@ class TileScheduler:
     ) -> tuple[NDArray[Any], dict[TileKey, str]]:
         finer = self._images[key.level - 1]
         grid = image.grid
-        factor_y = max(1, round(finer.height / image.height))
-        factor_x = max(1, round(finer.width / image.width))
+        factor_y, factor_x = self._factors(key.level)
         height = min(grid.tile_height, image.height - key.row * grid.tile_height)
         width = min(grid.tile_width, image.width - key.column * grid.tile_width)
         top = min(key.row * grid.tile_height * factor_y, finer.height)
@@ -330,24 +336,55 @@ class TileScheduler:
         columns = Span(left, 1, min(width * factor_x, finer.width - left))
         tile = np.full((height, width, image.channels), self._background, image.dtype)
         failures: dict[TileKey, str] = {}
-        if rows.length and columns.length:
+        if not self._is_blank(key.level - 1, rows, columns):
             pixels, failures = self._read(key.level - 1, rows, columns, None, tolerant=tolerant)
             average = area_average(pixels, factor_y, factor_x)
             tile[: average.shape[0], : average.shape[1]] = average
         return tile, failures
 
+    def _is_blank(self, level: int, rows: Span, columns: Span) -> bool:
+        """Whether neither this level nor a finer one holds any tile of a region."""
+        if not rows.length or not columns.length:
+            return True
+        image = self._images[level]
+        if not image.computed and image.grid.holds_any(
+            rows.start, columns.start, rows.length, columns.length
+        ):
+            return False
+        if image.missing == "background":
+            return True
+        factor_y, factor_x = self._factors(level)
+        finer_rows = Span(rows.start * factor_y, 1, rows.length * factor_y)
+        finer_columns = Span(columns.start * factor_x, 1, columns.length * factor_x)
+        return self._is_blank(level - 1, finer_rows, finer_columns)
+
+    def _factors(self, level: int) -> tuple[int, int]:
+        """Return how many pixels of the finer level one of this level averages, (y, x)."""
+        image, finer = self._images[level], self._images[level - 1]
+        return (
+            max(1, round(finer.height / image.height)),
+            max(1, round(finer.width / image.width)),
+        )
+
     def _note(self, failures: dict[TileKey, str], *, report: bool) -> None:
-        with self._lock:
-            new = {key: why for key, why in failures.items() if key not in self._failed}
-            self._failed |= new
-        if not report:
+        """Count failed tiles; report each once, when it is first shown as background."""
+        if not failures:
             return
-        for key, why in new.items():
+        with self._lock:
+            self._failed |= failures
+            unsaid = failures.keys() - self._reported if report else set()
+            self._reported |= unsaid
+        for key in sorted(unsaid):
+            name, why = self._name(key), failures[key]
             logger.warning(
-                "The tile at %s of '%s' is shown as background: %s", key, self._path, why
+                "The tile at %s of '%s' is shown as background: %s", name, self._path, why
             )
             if self.on_failed_tile is not None:
-                self.on_failed_tile(key, why)
+                self.on_failed_tile(name, why)
+
+    def _name(self, key: TileKey) -> str:
+        image = self._names.get(key.level, f"level {key.level}")
+        return f"{image}, row {key.row}, column {key.column}"
 
 
 def _batches(image: LevelLayout, tiles: list[StoredTile]) -> Iterator[list[StoredTile]]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from napari_wsigpu.errors import SlideError
 from napari_wsigpu.formats import tiff
 from napari_wsigpu.formats.layout import AssociatedLayout, Channel, LevelLayout, SlideLayout
 
 if TYPE_CHECKING:
     from tifffile import TiffFile, TiffPage
+
+logger = logging.getLogger(__name__)
 
 NAMES_BY_SUBFILE_TYPE = {1: "label", 9: "macro"}
 
@@ -50,7 +54,10 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
         if not page.is_tiled:
             name = _associated_name(page, index)
             if name and name not in associated:
-                associated[name] = AssociatedLayout(name, tiff.page_level(page, path))
+                try:
+                    associated[name] = AssociatedLayout(name, tiff.page_level(page, path))
+                except SlideError as error:
+                    logger.warning("The %s image of '%s' is left out: %s", name, path, error)
         elif size in sizes:
             hidden_planes += size == (first.imagewidth, first.imagelength)
         else:

@@ -103,6 +103,12 @@ class TileGrid:
         pairs = zip(offsets, counts, strict=True)
         return [list(zip(places, lengths, strict=True)) for places, lengths in pairs]
 
+    def holds_any(self, top: int, left: int, height: int, width: int) -> bool:
+        """Whether the file holds a byte of any tile in a region of pixels."""
+        rows = slice(top // self.tile_height, -(-(top + height) // self.tile_height))
+        columns = slice(left // self.tile_width, -(-(left + width) // self.tile_width))
+        return bool(self.byte_counts[:, rows, columns].any())
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LevelLayout:

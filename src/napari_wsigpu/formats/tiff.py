@@ -117,10 +117,7 @@ def is_rgb(page: TiffPage) -> bool:
 
 
 def resolution_mpp(page: TiffPage) -> tuple[float, float] | None:
-    """Return micrometres a pixel (x, y) by the resolution tags, or None.
-
-    In single precision, as libtiff stores resolutions, so that figures equal OpenSlide's.
-    """
+    """Return micrometres a pixel (x, y) by the resolution tags, or None."""
     micrometres = {2: 25400.0, 3: 10000.0}.get(int(page.tags.valueof(296, 2)))
     if micrometres is None:
         return None
@@ -129,7 +126,7 @@ def resolution_mpp(page: TiffPage) -> tuple[float, float] | None:
         value = page.tags.valueof(code)
         if value is None or 0 in value:
             return None
-        mpp.append(float(micrometres / np.float64(np.float32(value[0] / value[1]))))
+        mpp.append(micrometres / (value[0] / value[1]))
     return mpp[0], mpp[1]
 
 
@@ -204,9 +201,10 @@ def _pyramid(file: TiffFile, main: TiffPageSeries) -> list[TiffPageSeries]:
     if main.kind in ("generic", "uniform", "shaped"):
         known = {_size(level) for level in levels}
         width, height = _size(main)
-        for series in file.series:
+        others = [level for series in file.series if series is not main for level in series.levels]
+        for series in others:
             page = keyframe(series)
-            if series is main or _is_mask(page) or not page.is_reduced:
+            if _is_mask(page) or not page.is_reduced:
                 continue
             w, h = _size(series)
             same_shape = abs(w * height - h * width) <= max(width, height) * 2
@@ -314,7 +312,7 @@ def _check_size(page: TiffPage, width: int, height: int, channels: int, path: st
         )
     if max(width, height) >= LARGEST_SIDE or channels > MOST_CHANNELS:
         raise UnsupportedSlideError(
-            f"'{path}' claims {width} x {height} pixels of {channels} channels, more than a "
+            f"'{path}' claims {width} x {height} pixels of {channels} channel(s), more than a "
             f"slide can have ({LARGEST_SIDE} a side, {MOST_CHANNELS} channels)."
         )
     bits = page.bitspersample

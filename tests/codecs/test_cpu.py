@@ -1,0 +1,422 @@
+"""Every compression in every layout, compared with what was written or with other readers."""
+
+import contextlib
+import zlib
+
+import imagecodecs
+import numpy as np
+import pytest
+
+from napari_wsigpu import open_slide
+from napari_wsigpu.codecs.cpu import CpuDecoder
+from napari_wsigpu.codecs.decoder import EncodedTile
+from napari_wsigpu.errors import TileError
+from napari_wsigpu.formats.describe import describe
+from tests import oracles, slides, tiffbytes
+from tests.conftest import decoding_threads
+from tests.tiffbytes import LONG, SHORT, UNDEFINED
+
+ALL_TYPES = (
+    *("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
+    *("float16", "float32", "float64"),
+)
+# Neither the height nor the width is a multiple of the tile's (32, 48) or the strip's (7).
+HEIGHT, WIDTH = 75, 110
+
+LAYOUTS = {
+    "tiles": {},
+    "strips": {"tile": None, "rows_per_strip": 7},
+    "one strip": {"tile": None},
+    "separate tiles": {"planar": True},
+    "separate strips": {"planar": True, "tile": None, "rows_per_strip": 7},
+    "one large tile": {"tile": (160, 160)},
+}
+
+BYTE_CODECS = {
+    1: bytes,
+    5: imagecodecs.lzw_encode,
+    8: zlib.compress,
+    32946: zlib.compress,
+    32773: imagecodecs.packbits_encode,
+    34925: imagecodecs.lzma_encode,
+    34926: imagecodecs.zstd_encode,
+    50000: imagecodecs.zstd_encode,
+}
+
+
+def lerc(tile):
+    return imagecodecs.lerc_encode(tile, level=0)
+
+
+def read(path):
+    with open_slide(path) as slide:
+        return slide.levels[0][...]
+
+
+def write(tmp_path, pixels, encode, *, byteorder="<", bigtiff=False, **options):
+    item = tiffbytes.page(pixels, encode, **options)
+    return tiffbytes.write(tmp_path / "slide.tif", [item], byteorder=byteorder, bigtiff=bigtiff)
+
+
+def assert_same(found, expected):
+    assert found.dtype == expected.dtype
+    assert found.dtype.isnative
+    np.testing.assert_array_equal(found, expected)
+
+
+class TestLossless:
+    @pytest.mark.parametrize("layout", LAYOUTS)
+    @pytest.mark.parametrize("compression", BYTE_CODECS)
+    def test_every_layout(self, tmp_path, compression, layout):
+        pixels = slides.picture(HEIGHT, WIDTH)
+        encode = BYTE_CODECS[compression]
+        path = write(
+            tmp_path,
+            pixels,
+            lambda tile: encode(tile.tobytes()),
+            compression=compression,
+            **LAYOUTS[layout],
+        )
+        assert_same(read(path), pixels)
+
+    @pytest.mark.parametrize("bigtiff", [False, True])
+    @pytest.mark.parametrize("byteorder", ["<", ">"])
+    @pytest.mark.parametrize("dtype", ALL_TYPES)
+    @pytest.mark.parametrize("compression", [1, 50000])
+    def test_every_type(self, tmp_path, compression, dtype, byteorder, bigtiff):
+        pixels = slides.picture(HEIGHT, WIDTH, 1, dtype)
+        stored = pixels.dtype.newbyteorder(byteorder)
+        path = write(
+            tmp_path,
+            pixels,
+            lambda tile: BYTE_CODECS[compression](tile.astype(stored).tobytes()),
+            compression=compression,
+            photometric=1,
+            byteorder=byteorder,
+            bigtiff=bigtiff,
+        )
+        assert_same(read(path), pixels)
+
+    @pytest.mark.parametrize("planar", [False, True])
+    @pytest.mark.parametrize("channels", [1, 2, 3, 4, 5])
+    def test_every_channel_count(self, tmp_path, channels, planar):
+        pixels = slides.picture(HEIGHT, WIDTH, channels, "uint16")
+        path = write(
+            tmp_path,
+            pixels,
+            lambda tile: zlib.compress(tile.tobytes()),
+            compression=8,
+            photometric=1,
+            planar=planar,
+        )
+        assert_same(read(path), pixels)
+
+    @pytest.mark.parametrize("layout", ["tiles", "strips", "separate tiles"])
+    @pytest.mark.parametrize("byteorder", ["<", ">"])
+    @pytest.mark.parametrize(
+        ("predictor", "dtype"),
+        [(2, "uint8"), (2, "uint16"), (2, "uint32"), (2, "int16"), (3, "float32")],
+    )
+    def test_predictors(self, tmp_path, predictor, dtype, byteorder, layout):
+        pixels = slides.picture(HEIGHT, WIDTH, 3, dtype)
+        stored = pixels.dtype.newbyteorder(byteorder)
+
+        def encode(tile):
+            if predictor == 2:
+                tile = imagecodecs.delta_encode(tile, axis=-2).astype(stored)
+            else:
+                tile = imagecodecs.floatpred_encode(tile.astype(stored), axis=-2)
+            return zlib.compress(tile.tobytes())
+
+        path = write(
+            tmp_path,
+            pixels,
+            encode,
+            compression=8,
+            byteorder=byteorder,
+            more={317: (SHORT, predictor)},
+            **LAYOUTS[layout],
+        )
+        assert_same(oracles.tifffile_page(path), pixels)
+        assert_same(read(path), pixels)
+
+    @pytest.mark.parametrize("compression", [1, 5, 8, 32773])
+    def test_fill_order_2(self, tmp_path, compression):
+        pixels = slides.picture(HEIGHT, WIDTH)
+
+        def encode(tile):
+            return imagecodecs.bitorder_encode(BYTE_CODECS[compression](tile.tobytes()))
+
+        fill_order = {266: (SHORT, 2)}
+        path = write(tmp_path, pixels, encode, compression=compression, more=fill_order)
+        assert_same(read(path), pixels)
+
+    @pytest.mark.parametrize("channels", [3, 4])
+    @pytest.mark.parametrize("compression", [34927, 50001])
+    def test_webp(self, tmp_path, compression, channels):
+        pixels = slides.picture(HEIGHT, WIDTH, channels)
+        if channels == 4:
+            pixels[..., 3] |= 1  # colours under full transparency need not be kept
+
+        def encode(tile):
+            return imagecodecs.webp_encode(tile, level=-1, lossless=True)
+
+        assert_same(read(write(tmp_path, pixels, encode, compression=compression)), pixels)
+
+    @pytest.mark.parametrize("wrapping", [0, 1, 2])
+    @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
+    def test_lerc(self, tmp_path, dtype, wrapping):
+        pixels = slides.picture(HEIGHT, WIDTH, 3, dtype)
+        wrap = [bytes, zlib.compress, imagecodecs.zstd_encode][wrapping]
+        path = write(
+            tmp_path,
+            pixels,
+            lambda tile: wrap(lerc(tile)),
+            compression=34887,
+            more={50674: (LONG, (4, wrapping))},
+        )
+        assert_same(read(path), pixels)
+
+    @pytest.mark.parametrize("dtype", ["uint8", "uint16"])
+    @pytest.mark.parametrize("compression", [50002, 52546])
+    def test_jpeg_xl(self, tmp_path, compression, dtype):
+        pixels = slides.picture(HEIGHT, WIDTH, 3, dtype)
+
+        def encode(tile):
+            return imagecodecs.jpegxl_encode(tile, lossless=True)
+
+        assert_same(read(write(tmp_path, pixels, encode, compression=compression)), pixels)
+
+    @pytest.mark.parametrize("planar", [False, True])
+    @pytest.mark.parametrize("dtype", ["uint8", "uint16"])
+    @pytest.mark.parametrize("compression", [33004, 33005, 34712])
+    def test_jpeg_2000(self, tmp_path, compression, dtype, planar):
+        pixels = slides.picture(HEIGHT, WIDTH, 3, dtype)
+
+        def encode(tile):
+            return imagecodecs.jpeg2k_encode(tile.squeeze(), level=0, codecformat="J2K", mct=False)
+
+        path = write(tmp_path, pixels, encode, compression=compression, planar=planar)
+        assert_same(read(path), pixels)
+
+
+JPEG = {
+    "RGB as stored": (3, 2, slides.jpeg),
+    "YCbCr 4:4:4": (3, 6, lambda tile: slides.jpeg_ycbcr(tile, "444")),
+    "YCbCr 4:2:2": (3, 6, lambda tile: slides.jpeg_ycbcr(tile, "422")),
+    "YCbCr 4:2:0": (3, 6, lambda tile: slides.jpeg_ycbcr(tile, "420")),
+    "gray": (1, 1, slides.jpeg),
+}
+
+
+class TestJpeg:
+    @pytest.mark.parametrize("cut_edges", [False, True])
+    @pytest.mark.parametrize("layout", ["tiles", "strips"])
+    @pytest.mark.parametrize("tables", [False, True])
+    @pytest.mark.parametrize("colors", JPEG)
+    def test_colors(self, tmp_path, colors, tables, layout, cut_edges):
+        channels, photometric, encode = JPEG[colors]
+        pixels = slides.picture(HEIGHT, WIDTH, channels)
+        more = {}
+        if tables:
+            more[347] = (UNDEFINED, slides.split_tables(encode(pixels[:16, :16]))[0])
+        path = write(
+            tmp_path,
+            pixels,
+            lambda tile: slides.split_tables(encode(tile))[1] if tables else encode(tile),
+            compression=7,
+            photometric=photometric,
+            cut_edges=cut_edges,
+            more=more,
+            **{"tiles": {"tile": (32, 48)}, "strips": {"tile": None, "rows_per_strip": 16}}[layout],
+        )
+        found = read(path)
+        assert_same(found, oracles.tifffile_page(path))
+        assert abs(found.astype(int) - pixels).mean() < 12  # it is that picture, in its colours
+        if layout == "tiles" and not cut_edges and photometric == 6:
+            assert oracles.openslide_reads(path)
+        if oracles.openslide_reads(path) and not cut_edges and channels == 3:
+            assert_same(found, oracles.openslide_level(path))
+
+    def test_separate_planes(self, tmp_path):
+        pixels = slides.picture(HEIGHT, WIDTH)
+        path = write(tmp_path, pixels, slides.jpeg, compression=7, planar=True)
+        assert_same(read(path), oracles.tifffile_page(path))
+
+    def test_aperio_rgb_equals_openslide(self, tmp_path):
+        path = tmp_path / "slide.svs"
+        slides.write_aperio(path, slides.picture(200, 300))
+        with open_slide(path) as slide:
+            for index, level in enumerate(slide.levels):
+                assert_same(level[...], oracles.openslide_level(path, index))
+
+
+def jpeg_2000_ycbcr(tile):
+    """Encode RGB as Aperio's 33003 does: YCbCr components, no colour transform declared."""
+    red, green, blue = np.moveaxis(tile.astype(float), -1, 0)
+    y = 0.299 * red + 0.587 * green + 0.114 * blue
+    planes = np.stack([y, 128 + (blue - y) / 1.772, 128 + (red - y) / 1.402], -1)
+    samples = np.clip(np.round(planes), 0, 255).astype(np.uint8)
+    return imagecodecs.jpeg2k_encode(samples, level=0, codecformat="J2K", mct=False)
+
+
+@pytest.mark.parametrize(
+    ("compression", "encode"),
+    [
+        (33003, jpeg_2000_ycbcr),
+        (33005, lambda tile: imagecodecs.jpeg2k_encode(tile, level=35, codecformat="J2K")),
+    ],
+)
+def test_aperio_jpeg_2000_is_close_to_openslide(tmp_path, compression, encode):
+    path = tmp_path / "slide.svs"
+    slides.write_aperio(
+        path, slides.picture(200, 300), compression=compression, encode=encode, steps=()
+    )
+    found = read(path).astype(int)
+    assert abs(found - oracles.openslide_level(path)).max() <= 1
+
+
+class TestUncompressedStrips:
+    """Uncompressed strips are read in blocks of handy size."""
+
+    @pytest.mark.parametrize("rows_per_strip", [0, 1500])
+    @pytest.mark.parametrize("planar", [False, True])
+    def test_huge_strips_are_split(self, tmp_path, rows_per_strip, planar):
+        pixels = slides.picture(60, 50).repeat(67, 0)[:4001].repeat(31, 1)
+        path = write(
+            tmp_path, pixels, bytes, tile=None, rows_per_strip=rows_per_strip, planar=planar
+        )
+        with open_slide(path) as slide:
+            assert slide.levels[0].chunks[0] < 4001
+            assert_same(slide.levels[0][...], pixels)
+            assert_same(slide.levels[0][3990:, ::7], pixels[3990:, ::7])
+
+    def test_a_little_is_read_for_a_little(self, tmp_path):
+        pixels = slides.picture(60, 50).repeat(100, 0).repeat(40, 1)
+        path = write(tmp_path, pixels, bytes, tile=None)
+        with open_slide(path) as slide:
+            slide.levels[0][3000, 1000]
+            assert slide.stats()["bytes_read"] <= pixels.nbytes / 4
+
+
+class TestEdges:
+    def test_padding_of_edge_tiles_is_not_shown(self, tmp_path):
+        pixels = slides.picture(HEIGHT, WIDTH)
+        path = write(tmp_path, pixels, bytes, tile=(64, 64))
+        with open_slide(path) as slide:
+            assert slide.levels[0].shape == pixels.shape
+            assert_same(slide.levels[0][60:, 100:], pixels[60:, 100:])
+            outside = slide.read_region((100, 60), (64, 64))
+            assert not outside[HEIGHT - 60 :].any()
+
+    def test_uncompressed_tile_cut_to_the_level(self, tmp_path):
+        pixels = slides.picture(HEIGHT, WIDTH)
+        assert_same(read(write(tmp_path, pixels, bytes, cut_edges=True)), pixels)
+
+
+class TestDamage:
+    @pytest.mark.parametrize("compression", BYTE_CODECS)
+    def test_a_short_tile_is_refused(self, tmp_path, compression):
+        encode = BYTE_CODECS[compression]
+        path = write(
+            tmp_path,
+            slides.picture(HEIGHT, WIDTH),
+            lambda tile: encode(tile.tobytes()[:-1]),
+            compression=compression,
+        )
+        with pytest.raises(TileError, match="row 1, column 1"), open_slide(path) as slide:
+            slide.levels[0][32, 48]
+
+    @pytest.mark.parametrize("kept", [4607, 4000, 1600, 1400])
+    @pytest.mark.parametrize("compression", BYTE_CODECS)
+    def test_a_short_tile_at_an_edge_never_shows_wrong_pixels(self, tmp_path, compression, kept):
+        """A tile may be cut to the level's extent, but a short one is no such tile."""
+        encode = BYTE_CODECS[compression]
+        pixels = slides.picture(HEIGHT, WIDTH)
+        path = write(
+            tmp_path, pixels, lambda tile: encode(tile.tobytes()[:kept]), compression=compression
+        )
+        with open_slide(path) as slide:
+            for row, column in [(0, 2), (2, 0), (2, 2)]:
+                place = slice(32 * row, 32 * row + 32), slice(48 * column, 48 * column + 48)
+                with contextlib.suppress(TileError):
+                    np.testing.assert_array_equal(slide.levels[0][place], pixels[place])
+
+    @pytest.mark.parametrize(
+        ("compression", "encode"),
+        [
+            (7, slides.jpeg_ycbcr),
+            (34712, lambda tile: imagecodecs.jpeg2k_encode(tile, codecformat="J2K")),
+            (50001, imagecodecs.webp_encode),
+            (50002, imagecodecs.jpegxl_encode),
+            (34887, lerc),
+        ],
+    )
+    def test_a_tile_of_another_size_is_refused(self, tmp_path, compression, encode):
+        other = encode(slides.picture(40, 40))
+        path = write(tmp_path, slides.picture(32, 48), lambda _: other, compression=compression)
+        with pytest.raises(TileError, match="row 0, column 0"):
+            read(path)
+
+
+class TestPool:
+    @pytest.fixture
+    def batch(self, tmp_path):
+        self.pixels = slides.picture(160, 240)
+        path = write(tmp_path, self.pixels, bytes)
+        level = describe(path).levels[0]
+        data = memoryview(path.read_bytes())
+        places = [(row, column) for row in range(5) for column in range(5)]
+        offsets = [int(level.grid.offsets[0, row, column]) for row, column in places]
+        return [
+            EncodedTile(level, *place, (data[offset : offset + 32 * 48 * 3],), 0)
+            for place, offset in zip(places, offsets, strict=True)
+        ]
+
+    def test_every_tile_is_delivered_once(self, batch):
+        decoder = CpuDecoder(workers=3)
+        delivered = []
+        pending = decoder.schedule(batch, lambda index, pixels: delivered.append((index, pixels)))
+        assert pending.wait() == {}
+        decoder.release()
+        assert sorted(index for index, _ in delivered) == list(range(25))
+        for index, tile in delivered:
+            y, x = index // 5 * 32, index % 5 * 48
+            assert_same(tile, self.pixels[y : y + 32, x : x + 48])
+
+    def test_failures_do_not_take_others_along(self, batch):
+        batch[3] = batch[3]._replace(segments=(memoryview(b"short"),))
+        decoder = CpuDecoder(workers=2)
+        delivered = []
+        failures = decoder.schedule(batch, lambda index, _: delivered.append(index)).wait()
+        decoder.release()
+        assert list(failures) == [3]
+        assert "5 bytes" in failures[3]
+        assert sorted(delivered) == [i for i in range(25) if i != 3]
+
+    def test_release_joins_threads_and_the_next_batch_starts_new_ones(self, batch):
+        decoder = CpuDecoder(workers=2)
+        for _ in range(2):
+            assert decoder.schedule(batch, lambda *_: None).wait() == {}
+            decoder.release()
+            assert decoding_threads() == []
+
+    def test_nothing_is_delivered_after_cancel(self, batch):
+        decoder = CpuDecoder(workers=2)
+        delivered = []
+        pending = decoder.schedule(batch * 20, lambda index, _: delivered.append(index))
+        pending.cancel()
+        count = len(delivered)
+        decoder.release()
+        assert len(delivered) == count
+
+    def test_an_error_of_the_receiver_is_not_swallowed(self, batch):
+        decoder = CpuDecoder(workers=2)
+
+        def deliver(index, pixels):
+            raise KeyError("no room")
+
+        pending = decoder.schedule(batch, deliver)
+        with pytest.raises(KeyError):
+            pending.wait()
+        decoder.release()

@@ -1,0 +1,217 @@
+import numpy as np
+import pytest
+
+from napari_wsigpu import SlideError, open_slide
+from napari_wsigpu.formats.aperio import parse_description, positive_number
+from napari_wsigpu.formats.describe import describe
+from tests import oracles, slides, tiffbytes
+
+
+@pytest.mark.parametrize("reduced", [False, True])
+@pytest.mark.parametrize("thumbnail", [False, True])
+@pytest.mark.parametrize("steps", [(), (2,), (4, 4), (4, 2, 2), (3, 2)])
+def test_levels_are_openslides(tmp_path, steps, thumbnail, reduced):
+    path = tmp_path / "slide.svs"
+    # Without a thumbnail the page after the first is already a level.
+    slides.write_aperio(
+        path,
+        slides.picture(407, 613),
+        steps,
+        thumbnail=thumbnail,
+        reduced=reduced,
+        missing=[()] * 4,
+        associated=(),
+    )
+    with open_slide(path) as slide:
+        dimensions, downsamples = oracles.openslide_shape(path)
+        assert slide.vendor == "aperio"
+        assert slide.level_dimensions == dimensions
+        assert slide.level_downsamples == pytest.approx(downsamples, rel=1e-12)
+        assert set(slide.associated_images) == ({"thumbnail"} if thumbnail else set())
+        for index, level in enumerate(slide.levels):
+            np.testing.assert_array_equal(level[...], oracles.openslide_level(path, index))
+
+
+@pytest.mark.parametrize(
+    ("associated", "names"),
+    [
+        ([(1, "label 31x20"), (9, "macro 39x20")], {"label", "macro"}),
+        ([(0, "label 30x20"), (0, "macro 30x20")], {"label", "macro"}),
+        ([(1, ""), (9, "")], {"label", "macro"}),
+        ([(9, "macro 39x20")], {"macro"}),
+        ([(1, "macro 31x20")], {"macro"}),  # the description counts more than the type
+        ([(4, "something 34x20")], set()),
+        ([], set()),
+    ],
+)
+def test_associated_images(tmp_path, associated, names):
+    path = tmp_path / "slide.svs"
+    slides.write_aperio(path, slides.picture(100, 200), (), associated=associated)
+    with open_slide(path) as slide:
+        assert set(slide.associated_images) == names | {"thumbnail"}
+        for name, image in slide.associated_images.items():
+            assert image.name == name
+            pixels = image.read()
+            assert pixels.shape == (image.size[1], image.size[0], 3)
+            if name != "thumbnail":
+                np.testing.assert_array_equal(pixels, slides.picture(*pixels.shape[:2]))
+
+
+def test_associated_images_equal_openslides(tmp_path):
+    path = tmp_path / "slide.svs"
+    slides.write_aperio(path, slides.picture(100, 200))
+    with open_slide(path) as slide, oracles.openslide.OpenSlide(path) as other:
+        assert set(slide.associated_images) == set(other.associated_images)
+        for name, image in slide.associated_images.items():
+            expected = np.asarray(other.associated_images[name])[..., :3]
+            np.testing.assert_array_equal(image.read(), expected)
+
+
+def slide_with_label(path, encode, compression):
+    pixels = slides.picture(60, 90)
+    text = slides.aperio_text(90, 60)
+    label = tiffbytes.page(
+        slides.picture(20, 30),
+        encode,
+        compression=compression,
+        tile=None,
+        subfile_type=1,
+        description="Aperio\r\nlabel 30x20",
+    )
+    level = tiffbytes.page(pixels, bytes, description=text)
+    thumbnail = tiffbytes.page(pixels[::2, ::2], bytes, tile=None, description=text)
+    tiffbytes.write(path, [level, thumbnail, label])
+    return pixels
+
+
+@pytest.mark.parametrize(
+    ("encode", "compression"),
+    [(bytes, 34661), (lambda _: b"damaged", 7), (lambda _: b"damaged", 5), (lambda _: b"short", 1)],
+)
+def test_an_associated_image_that_cannot_be_decoded_spoils_nothing_else(
+    tmp_path, encode, compression
+):
+    path = tmp_path / "slide.svs"
+    pixels = slide_with_label(path, encode, compression)
+    with open_slide(path) as slide:
+        np.testing.assert_array_equal(slide.levels[0][...], pixels)
+        np.testing.assert_array_equal(slide.associated_images["thumbnail"].read(), pixels[::2, ::2])
+        if "label" in slide.associated_images:
+            with pytest.raises(SlideError, match=r"slide\.svs"):
+                slide.associated_images["label"].read()
+
+
+def test_a_damaged_associated_image_is_named(tmp_path):
+    path = tmp_path / "slide.svs"
+    slide_with_label(path, lambda _: b"short", 1)
+    with open_slide(path) as slide, pytest.raises(SlideError, match="label") as info:
+        slide.associated_images["label"].read()
+    assert "level -" not in str(info.value)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        ("AppMag = 20", "MPP = 0.4990"),
+        ("AppMag = 40", "Left = 25.691574", "Filename = CMU-1", "Title = a = b = c"),
+        (),
+        ("MPP=0.25", "AppMag=40"),
+        ("Empty = ", " Spaces  =  kept inside  ", "User = Mü 標本"),
+        ("Filtered = 5", "Filtered = 3"),
+    ],
+)
+def test_fields_equal_openslides(tmp_path, fields):
+    path = tmp_path / "slide.svs"
+    slides.write_aperio(path, slides.picture(60, 60), (), fields=fields)
+    properties = oracles.openslide_properties(path)
+    with open_slide(path) as slide:
+        found = dict(slide.metadata["aperio"])
+        assert found.pop("Header").startswith("Aperio Image Library")
+    prefix = "aperio."
+    expected = {k.removeprefix(prefix): v for k, v in properties.items() if k.startswith(prefix)}
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "mpp"),
+    [
+        ("0.4990", 0.499),
+        ("0,4990", 0.499),
+        (" 0.25 ", 0.25),
+        ("2.5e-1", 0.25),
+        ("0", None),
+        ("-0.5", None),
+        ("nan", None),
+        ("inf", None),
+        ("unknown", None),
+        ("", None),
+    ],
+)
+def test_mpp(tmp_path, text, mpp):
+    path = tmp_path / "slide.svs"
+    slides.write_aperio(path, slides.picture(60, 60), (), fields=[f"MPP = {text}"])
+    with open_slide(path) as slide:
+        assert slide.mpp == (None if mpp is None else (mpp, mpp))
+        assert slide.objective is None
+        assert slide.metadata["mpp"] == (None if mpp is None else [mpp, mpp])
+
+
+def test_mpp_and_objective_are_openslides(tmp_path):
+    path = tmp_path / "slide.svs"
+    slides.write_aperio(path, slides.picture(60, 60), ())
+    properties = oracles.openslide_properties(path)
+    with open_slide(path) as slide:
+        assert slide.mpp == (
+            float(properties["openslide.mpp-x"]),
+            float(properties["openslide.mpp-y"]),
+        )
+        assert slide.objective == float(properties["openslide.objective-power"])
+
+
+@pytest.mark.parametrize(
+    ("description", "mpp"),
+    [
+        ("Aperio", None),
+        ("Aperio Image|", None),
+        ("Aperio|||=|= =|x", None),
+        ("Aperio ü 標本|User = Mü|MPP = 2", 2.0),
+        (b"Aperio \xe4|MPP = 1", 1.0),
+    ],
+)
+def test_odd_descriptions_are_read(tmp_path, description, mpp):
+    path = tmp_path / "slide.svs"
+    pixels = slides.picture(60, 60)
+    slides.write_aperio(path, pixels, (), description=description)
+    with open_slide(path) as slide:
+        assert slide.vendor == "aperio"
+        assert slide.levels[0].shape == pixels.shape
+        assert slide.mpp == (None if mpp is None else (mpp, mpp))
+
+
+def test_an_untiled_first_page_is_no_aperio_slide(tmp_path):
+    path = tmp_path / "slide.tif"
+    slides.write_pyramid(
+        path, slides.picture(60, 60), (), tile=None, description="Aperio Image", metadata=None
+    )
+    assert describe(path).vendor == "generic-tiff"
+
+
+def test_planes_of_a_stack_are_counted_and_not_taken_as_levels(tmp_path):
+    pixels = slides.picture(100, 200)
+    text = slides.aperio_text(200, 100)
+    plane = tiffbytes.page(pixels, slides.jpeg, compression=7, description=text)
+    path = tiffbytes.write(tmp_path / "slide.svs", [plane] * 3)
+    with open_slide(path) as slide:
+        assert slide.level_count == 1
+        assert slide.layout.hidden_planes == 2
+
+
+def test_parse_description():
+    header, fields = parse_description("Aperio Lib \r\n 46000x32914|A = 1 | B=x=y|no pair|A = 2")
+    assert header == "Aperio Lib \r\n 46000x32914"
+    assert fields == {"A": "2", "B": "x=y"}
+
+
+@pytest.mark.parametrize("value", [None, "", "abc", "nan", "-1", "0", "1e999", "0x10", "1,000,0"])
+def test_positive_number_refuses(value):
+    assert positive_number(value) is None

@@ -1,0 +1,77 @@
+import json
+import pickle
+
+import pytest
+
+from napari_wsigpu.errors import (
+    NotASlideError,
+    SlideNotFoundError,
+    SlidePermissionError,
+    SlideReadError,
+)
+from napari_wsigpu.formats.describe import describe
+from tests import slides
+
+
+def test_the_content_decides_and_not_the_name(tmp_path):
+    slides.write_aperio(tmp_path / "a.jpg", slides.picture(60, 60), ())
+    slides.write_pyramid(tmp_path / "b.svs", slides.picture(60, 60), ())
+    assert describe(tmp_path / "a.jpg").vendor == "aperio"
+    assert describe(tmp_path / "b.svs").vendor == "generic-tiff"
+
+
+@pytest.mark.parametrize("relative", [False, True])
+@pytest.mark.parametrize("kind", [str, lambda path: path])
+def test_the_path_is_made_absolute(tmp_path, monkeypatch, kind, relative):
+    path = tmp_path / "ein Präparat 標本.tif"
+    slides.write_pyramid(path, slides.picture(60, 60), ())
+    monkeypatch.chdir(tmp_path)
+    layout = describe(kind(path.relative_to(tmp_path) if relative else path))
+    assert layout.path == str(path)
+    assert layout.file_size == path.stat().st_size
+    assert layout.modified_ns == path.stat().st_mtime_ns
+
+
+@pytest.mark.parametrize("content", [b"", b"I", b"II*", b"\x89PNG\r\n\x1a\n", b"II\0*" + bytes(99)])
+def test_other_files_are_no_slides(tmp_path, content):
+    path = tmp_path / "slide.svs"
+    path.write_bytes(content)
+    with pytest.raises(NotASlideError, match=r"slide\.svs"):
+        describe(path)
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(SlideNotFoundError, match=r"none\.svs"):
+        describe(tmp_path / "none.svs")
+
+
+def test_a_folder(tmp_path):
+    with pytest.raises((SlideReadError, SlidePermissionError), match=tmp_path.name):
+        describe(tmp_path)
+
+
+def test_a_path_that_no_system_can_hold(tmp_path):
+    with pytest.raises(SlideReadError):
+        describe(tmp_path / ("x" * 5000))
+
+
+def test_a_layout_survives_pickling_and_json(tmp_path):
+    path = tmp_path / "slide.svs"
+    slides.write_aperio(path, slides.picture(200, 300))
+    layout = describe(path)
+    copy = pickle.loads(pickle.dumps(layout))
+    assert copy.downsamples == layout.downsamples
+    assert copy.metadata == layout.metadata
+    assert [item.name for item in copy.associated] == ["thumbnail", "label", "macro"]
+    for level, same in zip(layout.levels, copy.levels, strict=True):
+        assert level.encoding == same.encoding
+        assert (level.grid.offsets == same.grid.offsets).all()
+        assert (level.grid.byte_counts == same.grid.byte_counts).all()
+    assert json.loads(json.dumps(dict(layout.metadata))) == layout.metadata
+
+
+def test_no_handle_is_kept(tmp_path, handles_of):
+    path = tmp_path / "slide.svs"
+    slides.write_aperio(path, slides.picture(60, 60))
+    describe(path)
+    assert handles_of(path) == 0

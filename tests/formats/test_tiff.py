@@ -1,0 +1,269 @@
+import zlib
+
+import numpy as np
+import pytest
+
+from napari_wsigpu import open_slide
+from napari_wsigpu.errors import (
+    CorruptSlideError,
+    NotASlideError,
+    SlideError,
+    UnsupportedSlideError,
+)
+from tests import oracles, slides, tiffbytes
+from tests.tiffbytes import ASCII, LONG, RATIONAL, SHORT
+
+
+def deflate(tile):
+    return zlib.compress(tile.tobytes())
+
+
+def page(pixels, **options):
+    return tiffbytes.page(pixels, deflate, **({"compression": 8} | options))
+
+
+def write(tmp_path, *pages, **options):
+    return tiffbytes.write(tmp_path / "slide.tif", pages, **options)
+
+
+def assert_levels(slide, levels):
+    assert slide.level_dimensions == tuple((level.shape[1], level.shape[0]) for level in levels)
+    for array, level in zip(slide.levels, levels, strict=True):
+        np.testing.assert_array_equal(array[...], level)
+
+
+class TestPyramids:
+    @pytest.mark.parametrize("subifds", [False, True])
+    @pytest.mark.parametrize("bigtiff", [False, True])
+    @pytest.mark.parametrize("byteorder", ["<", ">"])
+    @pytest.mark.parametrize(
+        "steps", [(), (2,), (3,), (4,), (5,), (2, 2, 2), (4, 2), (2, 4), (3, 2), (4, 4), (5, 3)]
+    )
+    def test_steps(self, tmp_path, steps, byteorder, bigtiff, subifds):
+        path = tmp_path / "slide.tif"
+        pixels = slides.picture(487, 655)
+        levels = slides.write_pyramid(
+            path, pixels, steps, byteorder=byteorder, bigtiff=bigtiff, subifds=subifds
+        )
+        with open_slide(path) as slide:
+            assert_levels(slide, levels)
+            assert slide.vendor == "generic-tiff"
+            # OpenSlide knows no SubIFDs.
+            if oracles.openslide_reads(path) and not subifds:
+                dimensions, downsamples = oracles.openslide_shape(path)
+                assert slide.level_dimensions == dimensions
+                assert slide.level_downsamples == pytest.approx(downsamples, rel=1e-12)
+                for index, level in enumerate(slide.levels):
+                    np.testing.assert_array_equal(level[...], oracles.openslide_level(path, index))
+
+    def test_openslide_is_an_oracle_here(self, tmp_path):
+        slides.write_pyramid(tmp_path / "slide.tif", slides.picture(200, 300))
+        assert oracles.openslide_reads(tmp_path / "slide.tif")
+
+    def test_levels_out_of_order_are_sorted(self, tmp_path):
+        pixels = slides.picture(400, 480)
+        small, middle = pixels[::4, ::4], pixels[::2, ::2]
+        path = write(
+            tmp_path,
+            page(pixels),
+            page(small, subfile_type=1),
+            page(middle, subfile_type=1),
+        )
+        with open_slide(path) as slide:
+            assert_levels(slide, [pixels, middle, small])
+
+    def test_a_second_chain_of_levels(self, tmp_path):
+        """Steps that some readers do not take for one pyramid."""
+        pixels = slides.picture(600, 900)
+        levels = [pixels[::step, ::step] for step in (1, 7, 14, 42)]
+        path = write(
+            tmp_path, *(page(level, subfile_type=int(i > 0)) for i, level in enumerate(levels))
+        )
+        with open_slide(path) as slide:
+            assert slide.level_dimensions == oracles.openslide_shape(path)[0]
+            assert_levels(slide, levels)
+
+    def test_a_mask_is_no_level(self, tmp_path):
+        pixels = slides.picture(256, 384)
+        mask = np.full((256, 384, 1), 255, np.uint8)
+        path = write(
+            tmp_path,
+            page(pixels),
+            page(mask, photometric=4, subfile_type=4),
+            page(pixels[::2, ::2], subfile_type=1),
+            page(mask[::2, ::2], photometric=4, subfile_type=5),
+        )
+        with open_slide(path) as slide:
+            assert_levels(slide, [pixels, pixels[::2, ::2]])
+            assert slide.layout.rgb
+
+    @pytest.mark.parametrize("shape", [(100, 100), (64, 200), (40, 20)])
+    def test_a_thumbnail_of_another_shape_is_no_level(self, tmp_path, shape):
+        pixels = slides.picture(300, 500)
+        path = write(
+            tmp_path,
+            page(pixels),
+            page(slides.picture(*shape), tile=None, subfile_type=1),
+            page(pixels[::2, ::2], subfile_type=1),
+        )
+        with open_slide(path) as slide:
+            assert_levels(slide, [pixels, pixels[::2, ::2]])
+
+    def test_a_reduced_image_of_another_type_is_no_level(self, tmp_path):
+        pixels = slides.picture(300, 500)
+        path = write(
+            tmp_path,
+            page(pixels),
+            page(slides.picture(150, 250, 3, "uint16"), subfile_type=1),
+            page(slides.picture(150, 250, 1), photometric=1, subfile_type=1),
+        )
+        with open_slide(path) as slide:
+            assert_levels(slide, [pixels])
+
+    def test_the_largest_of_unlike_series_is_the_slide(self, tmp_path):
+        large, small = slides.picture(300, 500), slides.picture(77, 200, 1, "uint16")
+        path = write(tmp_path, page(small, photometric=1), page(large), page(small, photometric=1))
+        with open_slide(path) as slide:
+            assert_levels(slide, [large])
+
+    @pytest.mark.parametrize(("axes", "hidden"), [("ZYX", 5), ("TYX", 5), ("CYX", 0)])
+    def test_planes_of_a_stack_are_counted(self, tmp_path, axes, hidden):
+        path = tmp_path / "slide.ome.tif"
+        pixels = np.moveaxis(slides.picture(100, 150, 6, "uint16"), -1, 0)
+        slides.write_pyramid(path, pixels, (), metadata={"axes": axes}, photometric="minisblack")
+        with open_slide(path) as slide:
+            assert slide.layout.hidden_planes == hidden
+            expected = pixels if axes == "CYX" else pixels[:1]
+            assert_levels(slide, [np.moveaxis(expected, 0, -1)])
+
+    def test_of_a_stack_of_channels_the_first_plane_is_shown(self, tmp_path):
+        path = tmp_path / "slide.ome.tif"
+        pixels = slides.picture(100, 150, 24, "uint16").reshape(100, 150, 2, 3, 4)
+        pixels = np.ascontiguousarray(np.moveaxis(pixels, (0, 1), (-2, -1)))  # T, C, Z, Y, X
+        slides.write_pyramid(path, pixels, (), metadata={"axes": "TCZYX"}, photometric="minisblack")
+        with open_slide(path) as slide:
+            assert slide.layout.hidden_planes == 7
+            assert_levels(slide, [np.moveaxis(pixels[0, :, 0], 0, -1)])
+
+    def test_levels_that_differ_are_refused(self, tmp_path):
+        pixels = slides.picture(300, 500)
+        child = page(slides.picture(150, 250, 1, "uint16"), photometric=1)
+        path = write(tmp_path, page(pixels, subifds=[child]))
+        with open_slide(path) as slide:
+            assert_levels(slide, [pixels])
+
+
+class TestColours:
+    @pytest.mark.parametrize(
+        ("channels", "photometric", "rgb"),
+        [(1, 1, False), (2, 1, False), (3, 1, False), (3, 2, True), (4, 2, True), (5, 2, False)],
+    )
+    def test_rgb(self, tmp_path, channels, photometric, rgb):
+        pixels = slides.picture(80, 90, channels)
+        with open_slide(write(tmp_path, page(pixels, photometric=photometric))) as slide:
+            assert slide.layout.rgb is rgb
+            assert len(slide.channels) == (0 if rgb else channels)
+            assert len({channel.name for channel in slide.channels}) == len(slide.channels)
+            assert_levels(slide, [pixels])
+
+    def test_separate_planes_are_channels(self, tmp_path):
+        pixels = slides.picture(80, 90, 3)
+        with open_slide(write(tmp_path, page(pixels, planar=True))) as slide:
+            assert slide.layout.rgb
+            assert slide.levels[0].shape == (80, 90, 3)
+
+
+class TestMetadata:
+    @pytest.mark.parametrize(
+        ("unit", "value", "mpp"),
+        [(3, 20000, 0.5), (2, 101600, 0.25), (1, 20000, None), (None, 101600, 0.25)],
+    )
+    def test_resolution(self, tmp_path, unit, value, mpp):
+        more = {282: (RATIONAL, value), 283: (RATIONAL, value * 2)}
+        if unit:
+            more[296] = (SHORT, unit)
+        path = write(tmp_path, page(slides.picture(80, 90), more=more))
+        with open_slide(path) as slide:
+            assert slide.mpp == (None if mpp is None else pytest.approx((mpp, mpp / 2)))
+
+    @pytest.mark.parametrize("value", [17.3, 39370.07874, 123456.789, 40431.27])
+    @pytest.mark.parametrize("unit", [2, 3])
+    def test_resolution_is_openslides(self, tmp_path, unit, value):
+        more = {282: (RATIONAL, value), 283: (RATIONAL, value / 3), 296: (SHORT, unit)}
+        path = write(tmp_path, page(slides.picture(80, 90), more=more))
+        properties = oracles.openslide_properties(path)
+        expected = [float(properties[f"openslide.mpp-{axis}"]) for axis in "xy"]
+        with open_slide(path) as slide:
+            assert slide.mpp == pytest.approx(expected, rel=1e-14)
+
+    @pytest.mark.parametrize("pair", [(0, 1), (1, 0), (0, 0)])
+    def test_senseless_resolution(self, tmp_path, pair):
+        raw = b"".join(number.to_bytes(4, "little") for number in pair)
+        path = write(
+            tmp_path, page(slides.picture(80, 90), more={282: (RATIONAL, 1), 296: (SHORT, 2)})
+        )
+        data = path.read_bytes()
+        one = (1).to_bytes(4, "little") * 2
+        assert data.count(one) >= 1
+        path.write_bytes(data.replace(one, raw))
+        with open_slide(path) as slide:
+            assert slide.mpp is None
+
+    def test_texts(self, tmp_path):
+        more = {271: (ASCII, "Maker"), 272: (ASCII, "Scanner 9"), 305: (ASCII, "Mü 標本")}
+        path = write(tmp_path, page(slides.picture(80, 90), description="A slide", more=more))
+        with open_slide(path) as slide:
+            texts = slide.metadata["tiff"]
+        assert texts["ImageDescription"] == "A slide"
+        assert (texts["Make"], texts["Model"]) == ("Maker", "Scanner 9")
+        assert texts["Software"] == "Mü 標本"
+
+    @pytest.mark.parametrize("nodata", [None, "7", "255"])
+    def test_background_is_the_nodata_value(self, tmp_path, nodata):
+        more = {} if nodata is None else {42113: (ASCII, nodata)}
+        pixels = slides.picture(96, 96)
+        path = write(tmp_path, page(pixels, tile=(48, 48), missing=[1, 2], more=more))
+        expected = pixels.copy()
+        expected[:48, 48:] = expected[48:, :48] = int(nodata or 0)
+        with open_slide(path) as slide:
+            np.testing.assert_array_equal(slide.levels[0][...], expected)
+            outside = slide.read_region((-5, 0), (5, 5))
+            assert (outside == int(nodata or 0)).all()
+
+    def test_only_some_planes_of_a_tile_are_missing(self, tmp_path):
+        pixels = slides.picture(96, 96)
+        path = write(tmp_path, page(pixels, tile=(96, 48), planar=True, missing=[1, 2]))
+        expected = pixels.copy()
+        expected[:, 48:, 0] = 0
+        expected[:, :48, 1] = 0
+        with open_slide(path) as slide:
+            np.testing.assert_array_equal(slide.levels[0][...], expected)
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("more", "error"),
+        [
+            ({256: (LONG, 2**31), 257: (LONG, 2**31)}, SlideError),
+            ({256: (LONG, 0)}, SlideError),
+            ({257: (LONG, 0)}, SlideError),
+            ({322: (LONG, 0)}, SlideError),
+            ({322: (LONG, 2**20), 323: (LONG, 2**20)}, UnsupportedSlideError),
+            ({258: (SHORT, (4, 4, 4))}, NotASlideError),
+            ({258: (SHORT, (8, 16, 8))}, SlideError),
+            ({277: (SHORT, 0)}, SlideError),
+            ({277: (SHORT, 60000)}, SlideError),
+            ({324: (LONG, [1, 2])}, CorruptSlideError),
+            ({324: (LONG, []), 325: (LONG, [])}, SlideError),
+            ({32997: (LONG, 5), 32998: (LONG, 5)}, SlideError),
+        ],
+    )
+    def test_hostile_tags(self, tmp_path, more, error):
+        path = write(tmp_path, page(slides.picture(80, 90), more=more))
+        with pytest.raises(error, match=r"slide\.tif"):
+            open_slide(path).close()
+
+    def test_all_tiles_beyond_the_end(self, tmp_path):
+        path = write(tmp_path, page(slides.picture(80, 90), more={324: (LONG, [10**8] * 6)}))
+        with pytest.raises(CorruptSlideError, match="cut off"):
+            open_slide(path)

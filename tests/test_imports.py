@@ -1,0 +1,58 @@
+"""The engine works where there is no napari, no Qt and no GPU library."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import napari_wsigpu
+from tests import slides
+
+SCRIPT = """
+import importlib, pathlib, sys
+
+FORBIDDEN = {"napari", "qtpy", "magicgui", "superqt", "npe2", "vispy", "cupy", "nvidia", "kvikio",
+             "PyQt5", "PyQt6", "PySide2", "PySide6", "dask", "zarr", "PIL", "openslide"}
+
+class Hook:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in FORBIDDEN:
+            raise ImportError(f"{name} is not to be imported")
+
+sys.meta_path.insert(0, Hook())
+for name in FORBIDDEN:
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        pass
+    else:
+        raise AssertionError(f"{name} could be imported")
+for name in sys.argv[2:]:
+    importlib.import_module(name)
+import napari_wsigpu
+with napari_wsigpu.open_slide(sys.argv[1]) as slide:
+    assert slide.levels[0][...].shape == (100, 150, 3)
+    assert slide.read_region((0, 0), (20, 10), 1).shape == (10, 20, 3)
+    assert slide.associated_images["label"].read().any()
+assert not FORBIDDEN & {name.partition(".")[0] for name in sys.modules}
+"""
+
+
+def engine_modules():
+    root = Path(napari_wsigpu.__file__).parent
+    files = [root / "errors.py", root / "slide.py"]
+    for folder in ("formats", "storage", "codecs", "engine"):
+        files += (root / folder).glob("*.py")
+    names = [".".join(file.relative_to(root.parent).with_suffix("").parts) for file in files]
+    return [name.removesuffix(".__init__") for name in names]
+
+
+def test_there_are_modules_to_import():
+    assert {"napari_wsigpu.codecs", "napari_wsigpu.engine.level"} <= set(engine_modules())
+
+
+def test_the_engine_needs_no_viewer_and_no_gpu(tmp_path):
+    path = tmp_path / "slide.svs"
+    slides.write_aperio(path, slides.picture(100, 150))
+    command = [sys.executable, "-W", "error", "-c", SCRIPT, path, *engine_modules()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,471 @@
+import contextlib
+import gc
+import json
+import os
+import pickle
+import threading
+import time
+from copy import deepcopy
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import napari_wsigpu
+from napari_wsigpu import SlideError, open_slide
+from napari_wsigpu.engine.cache import tile_cache
+from napari_wsigpu.errors import (
+    DeviceError,
+    LevelError,
+    RegionError,
+    SlideChangedError,
+    SlideClosedError,
+    SlideNotFoundError,
+    TileError,
+)
+from tests import oracles, slides, tiffbytes
+from tests.conftest import decoding_threads
+
+SOAK_SECONDS = float(os.environ.get("WSIGPU_SOAK_SECONDS", "3"))
+WIDTH, HEIGHT = 473, 331
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "slide.svs"
+
+
+@pytest.fixture
+def aperio(path):
+    """An Aperio slide of 3 levels, losslessly encoded, and its levels."""
+    levels = slides.write_aperio(path, slides.picture(HEIGHT, WIDTH), compression=1, encode=bytes)
+    with open_slide(path) as slide:
+        yield slide, levels
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    path = tmp_path_factory.mktemp("slide") / "slide.svs"
+    levels = slides.write_aperio(path, slides.picture(HEIGHT, WIDTH), compression=1, encode=bytes)
+    with open_slide(path) as slide:
+        yield slide, levels
+
+
+@pytest.fixture
+def opened(shared):
+    """The same for tests that read much and change nothing."""
+    yield shared
+    shared[0].release()
+
+
+def test_the_public_face():
+    assert set(napari_wsigpu.__all__) == {"Slide", "SlideError", "__version__", "open_slide"}
+    for name in napari_wsigpu.__all__:
+        assert getattr(napari_wsigpu, name)
+
+
+def test_what_it_says_of_itself(opened):
+    slide, levels = opened
+    assert slide.dimensions == (WIDTH, HEIGHT)
+    assert slide.level_count == len(slide.levels) == 3
+    assert slide.level_dimensions == tuple((level.shape[1], level.shape[0]) for level in levels)
+    assert slide.level_downsamples == oracles.openslide_shape(slide.path)[1]
+    assert slide.mpp == (0.499, 0.499)
+    assert slide.objective == 20
+    assert slide.path in repr(slide)
+    assert "473 x 331" in repr(slide)
+
+
+def test_metadata_is_json_and_the_callers_own(opened):
+    slide, _ = opened
+    before = json.dumps(slide.metadata)
+    slide.metadata["aperio"]["AppMag"] = "changed"
+    assert json.dumps(slide.metadata) == before
+    assert slide.metadata["vendor"] == "aperio"
+
+
+def reference(level, x, y, width, height, background=255):
+    """A region of a decoded level; what lies outside has the background's value."""
+    region = np.full((height, width, level.shape[2]), background, level.dtype)
+    ys, xs = np.mgrid[y : y + height, x : x + width]
+    inside = (ys >= 0) & (ys < level.shape[0]) & (xs >= 0) & (xs < level.shape[1])
+    region[inside] = level[ys[inside], xs[inside]]
+    return region
+
+
+PLACE = st.one_of(st.integers(-200, 700), st.integers(-(2**70), 2**70))
+LENGTH = st.integers(0, 200)
+
+
+class TestReadRegion:
+    @given(x=PLACE, y=PLACE, width=LENGTH, height=LENGTH)
+    @example(x=0, y=0, width=WIDTH, height=HEIGHT)
+    @example(x=-10, y=-10, width=WIDTH + 20, height=HEIGHT + 20)
+    @example(x=WIDTH, y=0, width=5, height=5)
+    @example(x=-5, y=0, width=5, height=5)
+    @example(x=3, y=3, width=0, height=9)
+    def test_level_0(self, opened, x, y, width, height):
+        slide, (level, *_) = opened
+        found = slide.read_region((x, y), (width, height))
+        if max(abs(x), abs(y)) < 10**6:
+            expected = reference(level, x, y, width, height)
+        else:
+            expected = np.full((height, width, 3), 255, np.uint8)
+        assert found.dtype == np.uint8
+        np.testing.assert_array_equal(found, expected)
+
+    @given(
+        level=st.sampled_from([1, 2]),
+        x=st.integers(-100, 200),
+        y=st.integers(-100, 200),
+        width=LENGTH,
+        height=LENGTH,
+    )
+    def test_lower_levels(self, opened, level, x, y, width, height):
+        """Locations count in pixels of level 0, sizes in those of the level."""
+        slide, levels = opened
+        down = slide.level_downsamples[level]
+        location = (round(x * down), round(y * down))
+        found = slide.read_region(location, (width, height), level)
+        np.testing.assert_array_equal(found, reference(levels[level], x, y, width, height))
+
+    @pytest.mark.parametrize("level", [0, 1, 2])
+    def test_openslide_reads_the_same(self, path, level):
+        # Sizes that halve without a rest: OpenSlide interpolates where a level's step is odd.
+        slides.write_aperio(path, slides.picture(320, 480))
+        down = 2**level
+        with open_slide(path) as slide, oracles.openslide.OpenSlide(path) as other:
+            for x, y in [(0, 0), (4, 8), (40, 30), (480 // down - 50, 320 // down - 40)]:
+                image = other.read_region((x * down, y * down), level, (50, 40))
+                mine = slide.read_region((x * down, y * down), (50, 40), level)
+                np.testing.assert_array_equal(mine, np.asarray(image)[..., :3])
+
+    @pytest.mark.parametrize("size", [(-1, 5), (5, -1), (-(2**70), 5)])
+    def test_no_negative_size(self, opened, size):
+        with pytest.raises(RegionError, match="size"):
+            opened[0].read_region((0, 0), size)
+
+    @pytest.mark.parametrize("pair", [(0.5, 0), ("1", 2), (1,), (1, 2, 3), None, 7, (None, 1)])
+    def test_only_pairs_of_whole_numbers(self, opened, pair):
+        slide, _ = opened
+        with pytest.raises(RegionError, match="location"):
+            slide.read_region(pair, (5, 5))
+        with pytest.raises(RegionError, match="size"):
+            slide.read_region((5, 5), pair)
+
+    @pytest.mark.parametrize("level", [3, -1, 99])
+    def test_no_such_level(self, opened, level):
+        with pytest.raises(LevelError, match=r"levels are 0 to 2"):
+            opened[0].read_region((0, 0), (5, 5), level)
+
+    @pytest.mark.parametrize("device", ["cuda", "gpu", "auto"])
+    def test_no_such_device(self, opened, device):
+        with pytest.raises(DeviceError, match=device):
+            opened[0].read_region((0, 0), (5, 5), device=device)
+
+    def test_numpy_integers(self, opened):
+        slide, (level, *_) = opened
+        found = slide.read_region(np.array([5, 6]), np.array([7, 8], np.uint8), np.int64(0))
+        np.testing.assert_array_equal(found, level[6:14, 5:12])
+
+    def test_a_region_larger_than_memory_is_refused(self, opened):
+        with pytest.raises((RegionError, MemoryError)):
+            opened[0].read_region((0, 0), (2**40, 2**40))
+
+
+class TestReadRegions:
+    @pytest.mark.parametrize("batch_size", [1, 3, 100])
+    @pytest.mark.parametrize("level", [0, 1])
+    def test_in_order(self, leaves_nothing, opened, level, batch_size):
+        slide, _ = opened
+        places = [(x, y) for y in range(-20, 300, 90) for x in range(-20, 400, 90)]
+        found = list(slide.read_regions(iter(places), (40, 30), level, batch_size))
+        assert len(found) == len(places)
+        for place, region in zip(places, found, strict=True):
+            np.testing.assert_array_equal(region, slide.read_region(place, (40, 30), level))
+
+    def test_nothing_asked(self, opened):
+        assert list(opened[0].read_regions([], (5, 5))) == []
+
+    @pytest.mark.parametrize("batch_size", [0, -1])
+    def test_batches_have_a_size(self, opened, batch_size):
+        with pytest.raises(RegionError, match="batch_size"):
+            next(opened[0].read_regions([(0, 0)], (5, 5), batch_size=batch_size))
+
+    def test_it_decodes_ahead_but_not_further_than_asked(self, opened):
+        asked = []
+
+        def places():
+            for number in range(50):
+                asked.append(number)
+                yield number, number
+
+        regions = opened[0].read_regions(places(), (5, 5), batch_size=4)
+        assert asked == []
+        next(regions)
+        assert 4 <= len(asked) <= 5
+        next(regions)
+        assert len(asked) <= 6
+        regions.close()
+
+    @pytest.mark.parametrize("taken", [0, 1, 7])
+    def test_abandoned_early_it_leaves_no_thread(self, opened, taken):
+        slide, _ = opened
+        slide.release()
+        regions = slide.read_regions([(0, 0)] * 1000, (400, 300), batch_size=8)
+        for _ in range(taken):
+            next(regions)
+        regions.close()
+        slide.release()
+        assert decoding_threads() == []
+
+    def test_dropped_early_it_leaves_no_thread(self, opened):
+        slide, _ = opened
+        slide.release()
+        for _ in slide.read_regions([(0, 0)] * 1000, (40, 30)):
+            break
+        gc.collect()
+        slide.release()
+        assert decoding_threads() == []
+
+    def test_an_error_comes_at_its_turn(self, opened):
+        places = [(0, 0), (1, 1), ("x", 0), (2, 2)]
+        regions = opened[0].read_regions(places, (5, 5), batch_size=4)
+        next(regions)
+        next(regions)
+        with pytest.raises(RegionError):
+            next(regions)
+        with pytest.raises(StopIteration):
+            next(regions)
+
+    def test_a_failed_tile_comes_at_its_turn(self, path):
+        numbers = iter(range(99))
+        page = tiffbytes.page(
+            slides.picture(64, 200),
+            lambda tile: tile.tobytes()[: 9 if next(numbers) == 3 else None],
+            tile=(64, 50),
+        )
+        with open_slide(tiffbytes.write(path, [page])) as slide:
+            regions = slide.read_regions([(x, 0) for x in range(0, 200, 50)], (50, 64))
+            assert len([next(regions) for _ in range(3)]) == 3
+            with pytest.raises(TileError, match="column 3"):
+                next(regions)
+
+
+class TestResources:
+    def test_open_reads_no_pixel_and_keeps_no_handle(self, path, aperio, handles_of):
+        slide, _ = aperio
+        assert handles_of(path) == 0
+        assert slide.stats()["bytes_read"] == 0
+        assert decoding_threads() == []
+
+    def test_release_lets_go_until_the_next_read(self, path, aperio, handles_of):
+        slide, levels = aperio
+        for _ in range(2):
+            np.testing.assert_array_equal(slide.levels[0][...], levels[0])
+            assert handles_of(path) == 1
+            assert decoding_threads()
+            slide.release()
+            assert handles_of(path) == 0
+            assert decoding_threads() == []
+        assert slide.stats()["cache_hits"] == 0
+
+    def test_close_is_for_good(self, path, leaves_nothing):
+        slides.write_aperio(path, slides.picture(HEIGHT, WIDTH))
+        with open_slide(path) as slide:
+            slide.levels[0][...]
+            image = slide.associated_images["label"]
+            image.read()
+        slide.close()
+        for read in (
+            lambda: slide.read_region((0, 0), (5, 5)),
+            lambda: slide.read_region((-50, 0), (5, 5)),
+            lambda: slide.levels[1][0, 0],
+            lambda: np.asarray(slide.levels[0]),
+            lambda: next(slide.read_regions([(0, 0)], (5, 5))),
+            image.read,
+        ):
+            with pytest.raises(SlideClosedError, match=r"slide\.svs"):
+                read()
+        assert slide.dimensions == (WIDTH, HEIGHT)  # what it says is still there
+        slide.release()
+        slide.clear_cache()
+
+    def test_with_closes_after_an_error(self, path, leaves_nothing):
+        slides.write_aperio(path, slides.picture(HEIGHT, WIDTH))
+        slide = open_slide(path)
+        slide.levels[0][...]
+        with pytest.raises(LevelError), slide:
+            slide.read_region((0, 0), (5, 5), 17)
+
+    def test_clear_cache_only_drops_pixels(self, path, aperio, handles_of):
+        slide, _ = aperio
+        slide.levels[2][...]
+        slide.clear_cache()
+        assert handles_of(path) == 1
+        slide.levels[2][...]
+        assert slide.stats()["cache_hits"] == 0
+
+    @pytest.mark.parametrize("method", ["close", "release"])
+    def test_a_read_in_flight_leaves_nothing(self, path, method, monkeypatch, leaves_nothing):
+        """The slide is closed between the moment bytes were read and that they are decoded."""
+        slides.write_aperio(path, slides.picture(HEIGHT, WIDTH), encode=bytes, compression=1)
+        used = tile_cache.used
+        with open_slide(path) as slide:
+            ender = threading.Thread(target=getattr(slide, method))
+            read = slide._source.read
+
+            def read_and_end(ranges):
+                views = read(ranges)
+                ender.start()
+                ender.join(0.5)
+                return views
+
+            monkeypatch.setattr(slide._source, "read", read_and_end)
+            with contextlib.suppress(SlideClosedError):
+                slide.levels[0][...]
+            ender.join(10)
+            assert not ender.is_alive()
+            if method == "close":
+                assert decoding_threads() == []
+                assert tile_cache.used == used
+
+    def test_close_while_others_read(self, path, leaves_nothing):
+        """Readers get exact pixels or are told that the slide was closed."""
+        levels = slides.write_aperio(
+            path, slides.picture(HEIGHT, WIDTH), encode=bytes, compression=1
+        )
+        for _ in range(5):
+            wrong = []
+            with open_slide(path) as slide:
+
+                def work(slide=slide, wrong=wrong):
+                    try:
+                        while True:
+                            slide.clear_cache()
+                            found = slide.read_region((60, 40), (300, 200))
+                            if not np.array_equal(found, levels[0][40:240, 60:360]):
+                                wrong.append("pixels")
+                    except SlideClosedError:
+                        pass
+                    except BaseException as error:
+                        wrong.append(error)
+
+                threads = [threading.Thread(target=work) for _ in range(4)]
+                for thread in threads:
+                    thread.start()
+                time.sleep(0.05)
+            for thread in threads:
+                thread.join(20)
+                assert not thread.is_alive()
+            assert wrong == []
+            assert decoding_threads() == []
+
+    def test_release_while_others_read(self, path, leaves_nothing):
+        levels = slides.write_aperio(
+            path, slides.picture(HEIGHT, WIDTH), encode=bytes, compression=1
+        )
+        wrong = []
+        done = threading.Event()
+        with open_slide(path) as slide:
+
+            def work():
+                try:
+                    while not done.is_set():
+                        found = slide.read_region((60, 40), (300, 200))
+                        if not np.array_equal(found, levels[0][40:240, 60:360]):
+                            wrong.append("pixels")
+                except BaseException as error:
+                    wrong.append(error)
+
+            threads = [threading.Thread(target=work) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for _ in range(50):
+                slide.release()
+            done.set()
+            for thread in threads:
+                thread.join(20)
+        assert wrong == []
+
+
+class TestChangedFiles:
+    def test_another_file_in_its_place(self, path, aperio):
+        slide, _ = aperio
+        slide.levels[0][0, 0]
+        slide.release()
+        with path.open("ab") as file:
+            file.write(b"more")
+        with pytest.raises(SlideChangedError, match=r"slide\.svs"):
+            slide.levels[0][0, 0]
+
+    def test_a_file_deleted_before_the_first_read(self, path, aperio):
+        slide, _ = aperio
+        path.unlink()
+        with pytest.raises(SlideNotFoundError, match=r"slide\.svs"):
+            slide.read_region((0, 0), (5, 5))
+
+
+class TestCopies:
+    def test_a_deep_copy_is_the_same(self, aperio):
+        assert deepcopy(aperio[0]) is aperio[0]
+
+    def test_a_pickled_slide_reads_the_same(self, aperio):
+        slide, levels = aperio
+        with pickle.loads(pickle.dumps(slide)) as other:
+            assert other is not slide
+            assert other.metadata == slide.metadata
+            for level, expected in zip(other.levels, levels, strict=True):
+                np.testing.assert_array_equal(level[...], expected)
+            label = other.associated_images["label"].read()
+            np.testing.assert_array_equal(label, slide.associated_images["label"].read())
+        assert slide.read_region((0, 0), (5, 5)).shape == (5, 5, 3)  # that one is still open
+
+
+@pytest.mark.parametrize("encode", ["jpeg", "raw"])
+def test_sixteen_threads_read_exact_pixels(path, encode, leaves_nothing):
+    options = {"encode": bytes, "compression": 1} if encode == "raw" else {}
+    slides.write_aperio(path, slides.picture(700, 900), tile=(64, 64), **options)
+    with open_slide(path) as slide:
+        pixels = [oracles.tifffile_page(Path(path), page) for page in (0, 2, 3)]
+        end = time.monotonic() + SOAK_SECONDS / 2
+        wrong = []
+        counts = []
+
+        def work(seed):
+            rng = np.random.default_rng(seed)
+            count = 0
+            try:
+                while time.monotonic() < end:
+                    level = int(rng.integers(3))
+                    x, y = (int(v) for v in rng.integers(-50, 1000 >> level, 2))
+                    size = tuple(int(v) for v in rng.integers(0, 300, 2))
+                    found = slide.read_region((x << level, y << level), size, level)
+                    if not np.array_equal(found, reference(pixels[level], x, y, *size)):
+                        wrong.append((level, x, y, size))
+                    count += 1
+                    if rng.random() < 0.05:
+                        slide.clear_cache()
+                    if rng.random() < 0.02:
+                        slide.release()
+            except BaseException as error:
+                wrong.append(error)
+            counts.append(count)
+
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert wrong == []
+    assert min(counts) > 0
+
+
+def test_every_error_is_a_slide_error():
+    errors = vars(napari_wsigpu.errors)
+    kinds = [kind for kind in errors.values() if isinstance(kind, type)]
+    assert len(kinds) >= 13
+    for kind in kinds:
+        assert issubclass(kind, SlideError)
