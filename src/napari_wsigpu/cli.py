@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import sys
 from typing import TYPE_CHECKING
 
+from napari_wsigpu import __version__
 from napari_wsigpu.errors import SlideError
 from napari_wsigpu.formats.compression import compression_name
 from napari_wsigpu.slide import Slide, open_slide
@@ -30,13 +30,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Exit status: 0, or 1 after an error that was said on standard error.
     """
     parser = argparse.ArgumentParser("wsigpu", description="Whole-slide images.")
+    parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="command")
     info = commands.add_parser("info", help="say what a slide is")
     info.add_argument("slide", nargs="+", help="path of a slide")
     info.add_argument("--json", action="store_true", help="all metadata, as JSON")
     info.set_defaults(run=_info)
     options = parser.parse_args(arguments)
-    logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # our errors say it in a sentence
     status: int = options.run(options)
     return status
 

@@ -134,7 +134,7 @@ class Slide:
         self._reading = 0
         self._closed = False
         self._decoder = choose_decoder(layout, device)
-        self._source = FileSource(layout.path, layout.file_size)
+        self._source = FileSource(layout.path, layout.file_size, layout.modified_ns)
         self._pyramid = (*layout.levels, *layout.computed_levels(LARGEST_OVERVIEW))
         images = dict(enumerate(self._pyramid))
         images |= {-1 - i: item.image for i, item in enumerate(layout.associated)}
@@ -258,9 +258,9 @@ class Slide:
         width, height = _integers("size", size)
         if width < 0 or height < 0:
             raise RegionError(f"A region can't be {width} x {height} pixels; use a size >= 0.")
-        if not 0 <= level < self.level_count:
+        if not isinstance(level, int | np.integer) or not 0 <= level < self.level_count:
             raise LevelError(
-                f"'{self.path}' has no level {level}; its levels are 0 to {self.level_count - 1}."
+                f"'{self.path}' has no level {level!r}; its levels are 0 to {self.level_count - 1}."
             )
         layout = self._images[level]
         downsample = self.level_downsamples[level]
@@ -314,8 +314,8 @@ class Slide:
         SlideError
             As `read_region` does, when the region's turn comes.
         """
-        if batch_size < 1:
-            raise RegionError(f"batch_size is {batch_size}; it has to be at least 1.")
+        if not isinstance(batch_size, int | np.integer) or batch_size < 1:
+            raise RegionError(f"batch_size is {batch_size!r}; it has to be a whole number >= 1.")
         read = partial(self.read_region, size=size, level=level, device=device)
         remaining = iter(locations)
         with ThreadPoolExecutor(1, "wsigpu-ahead") as ahead:
@@ -343,8 +343,14 @@ class Slide:
         tolerant : bool
             Show tiles that can't be decoded as background instead of raising.
         """
+        layout = self._images.get(index)
+        if layout is None or (channel is not None and not 0 <= channel < layout.channels):
+            raise LevelError(
+                f"'{self.path}' has no level {index!r} with channel {channel!r}; it has "
+                f"{len(self._pyramid)} levels of {self._pyramid[0].channels} channel(s)."
+            )
         read = partial(self._read, index, tolerant=tolerant)
-        return LevelArray(self._images[index], read, self, index, channel, tolerant=tolerant)
+        return LevelArray(layout, read, self, index, channel, tolerant=tolerant)
 
     @property
     def pyramid(self) -> tuple[LevelLayout, ...]:

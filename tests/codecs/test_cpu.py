@@ -315,6 +315,33 @@ class TestEdges:
 
 
 class TestDamage:
+    @pytest.mark.parametrize("lost", [2, 100, 0.5])
+    @pytest.mark.parametrize("fill", [b"", b"\0"])
+    def test_a_jpeg_tile_that_ends_early_is_refused(self, tmp_path, lost, fill):
+        """libjpeg would fill the rest with gray; OpenSlide refuses such a tile too."""
+
+        def cut(tile):
+            data = slides.jpeg_ycbcr(tile)
+            count = lost if isinstance(lost, int) else int(lost * len(data))
+            return data[:-count] + fill * count
+
+        path = write(tmp_path, slides.picture(32, 48), cut, compression=7, photometric=6)
+        with pytest.raises(TileError, match="end early"), open_slide(path) as slide:
+            slide.levels[0][0, 0]
+
+    def test_padding_behind_a_jpeg_tile_is_left_out(self, tmp_path):
+        pixels = slides.picture(32, 48)
+        plain = write(tmp_path, pixels, slides.jpeg_ycbcr, compression=7, photometric=6)
+        expected = read(plain)
+        padded = write(
+            tmp_path,
+            pixels,
+            lambda tile: slides.jpeg_ycbcr(tile) + bytes(7),
+            compression=7,
+            photometric=6,
+        )
+        assert_same(read(padded), expected)
+
     @pytest.mark.parametrize("compression", BYTE_CODECS)
     def test_a_short_tile_is_refused(self, tmp_path, compression):
         encode = BYTE_CODECS[compression]

@@ -1,4 +1,5 @@
 import logging
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from napari_wsigpu import open_slide
 from napari_wsigpu.engine import scheduler
 from napari_wsigpu.engine.cache import tile_cache
 from napari_wsigpu.engine.scheduler import Span, overlaps
-from napari_wsigpu.errors import SlideClosedError, TileError
+from napari_wsigpu.errors import SlideClosedError, SlideNotFoundError, TileError
 from tests import slides, tiffbytes
 
 TILE = (32, 48)
@@ -165,6 +166,21 @@ class TestBatches:
 
 
 class TestFailedTiles:
+    def test_a_lost_file_is_background_on_the_way_to_the_screen(self, damaged, caplog):
+        slide, _ = damaged
+        level = slide.level_array(0, tolerant=True)
+        level[:8, :8]
+        slide.release()
+        Path(slide.path).rename(Path(slide.path).with_suffix(".moved"))
+        with pytest.raises(SlideNotFoundError):
+            slide.levels[0][:8, :8]
+        with caplog.at_level(logging.WARNING):
+            for _ in range(2):
+                assert (level[:100, :100] == slide.layout.background).all()
+        said = [record.getMessage() for record in caplog.records]
+        assert 1 <= len(said) <= 11
+        assert "There is no file" in said[0]
+
     def test_an_exact_read_names_the_tile(self, damaged):
         slide, _ = damaged
         with pytest.raises(TileError, match=r"level 0, row 1, column 2.*damaged\.tif") as info:

@@ -1,5 +1,8 @@
 import json
+import os
 import pickle
+import subprocess
+import sys
 
 import pytest
 
@@ -75,3 +78,25 @@ def test_no_handle_is_kept(tmp_path, handles_of):
     slides.write_aperio(path, slides.picture(60, 60))
     describe(path)
     assert handles_of(path) == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_a_pipe_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "pipe.svs")
+    with pytest.raises(NotASlideError, match=r"pipe\.svs' is no regular file"):
+        describe(tmp_path / "pipe.svs")
+
+
+def test_a_path_that_no_file_can_have():
+    with pytest.raises(SlideNotFoundError, match="There is no file"):
+        describe("a\0b.svs")
+
+
+def test_a_damaged_file_prints_nothing(tmp_path):
+    path = tmp_path / "bad.tif"
+    path.write_bytes(b"II*\0" + bytes(100))
+    program = (
+        f"from napari_wsigpu import *\ntry: open_slide({str(path)!r})\nexcept SlideError: pass"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert (done.stdout, done.stderr) == (b"", b"")

@@ -41,6 +41,56 @@ def test_channels_are_layers_with_names_and_limits(write_channels):
             )
 
 
+def test_channels_without_colours_get_different_ones(write_channels):
+    path, _, _ = write_channels(4)
+    with open_slide(path) as slide:
+        colours = [attributes["colormap"] for _, attributes, _ in slide_layers(slide)]
+    assert len(set(colours)) == 4
+    assert "gray" not in colours
+
+
+@pytest.mark.parametrize("dtype", ["int16", "uint32", "float64"])
+def test_rgb_that_napari_cannot_show_is_three_layers(tmp_path, dtype):
+    path = tmp_path / "rgb.tif"
+    pixels = np.arange(64 * 4200 * 3).reshape(64, 4200, 3).astype(dtype)
+    tifffile.imwrite(path, pixels, tile=(64, 64), photometric="rgb")
+    with open_slide(path) as slide:
+        layers = slide_layers(slide)
+        assert [attributes["colormap"] for _, attributes, _ in layers] == [
+            "#ff0000",
+            "#00ff00",
+            "#0000ff",
+        ]
+        for channel, (levels, *_) in enumerate(layers):
+            np.testing.assert_array_equal(levels[0][:9], pixels[:9, :, channel])
+
+
+@pytest.mark.parametrize(
+    ("corner", "limits"), [(np.nan, (1, 2)), (np.inf, (1, 2)), (1, (1, 2)), (None, (0, 1))]
+)
+def test_contrast_limits_are_finite(tmp_path, corner, limits):
+    path = tmp_path / "float.tif"
+    pixels = np.ones((64, 4200), np.float32)
+    pixels[32:, :] = 2
+    if corner is None:
+        pixels[...] = np.nan
+    else:
+        pixels[:16, :16] = corner
+    tifffile.imwrite(path, pixels, tile=(64, 64))
+    with open_slide(path) as slide:
+        [(_, attributes, _)] = slide_layers(slide)
+    assert attributes["contrast_limits"] == limits
+
+
+def test_white_is_zero_is_shown_inverted(tmp_path):
+    path = tmp_path / "inverted.tif"
+    pixels = np.zeros((64, 4200), np.uint8)
+    tifffile.imwrite(path, pixels, tile=(64, 64), photometric="miniswhite")
+    with open_slide(path) as slide:
+        [(_, attributes, _)] = slide_layers(slide)
+    assert attributes["colormap"] == "gray_r"
+
+
 def test_gray_slide_is_one_layer(write_channels):
     path, pixels, _ = write_channels(1)
     with open_slide(path) as slide:

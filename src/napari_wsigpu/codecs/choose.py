@@ -31,7 +31,7 @@ def choose_decoder(layout: SlideLayout, device: str) -> TileDecoder:
         If no decoder can read the slide's tiles.
     """
     if device not in ("auto", "cpu"):
-        known = re.fullmatch(r"cuda(:\d+)?", device) is not None
+        known = re.fullmatch(r"cuda(:\d+)?", str(device)) is not None
         reason = "is not available yet" if known else "is no device"
         raise DeviceError(f"Device '{device}' {reason}; use device='auto' or 'cpu'.")
     decoder = CpuDecoder()

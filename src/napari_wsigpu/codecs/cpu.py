@@ -30,6 +30,7 @@ LZW, APERIO_YCBCR = 5, 33003
 NO_PREDICTOR, HORIZONTAL, FLOATING_POINT = 1, 2, 3
 CODESTREAM_HEAD = 4096
 CACHE_LINE = 64
+END_OF_IMAGE = b"\xff\xd9"
 
 BYTE_CODECS: dict[int, Callable[..., bytes | bytearray]] = {
     8: imagecodecs.deflate_decode,
@@ -54,7 +55,10 @@ JPEG_COLORS: dict[str, dict[str, Any]] = {
 
 def _jpeg(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) -> None:
     if encoding.jpeg_header is not None:
-        data = b"".join((encoding.jpeg_header, data, b"\xff\xd9"))
+        data = b"".join((encoding.jpeg_header, data, END_OF_IMAGE))
+    elif bytes(data[-2:]) != END_OF_IMAGE and not bytes(data).rstrip(b"\0").endswith(END_OF_IMAGE):
+        # libjpeg would fill what is missing with gray and say nothing.
+        raise ValueError("its JPEG data end early")
     imagecodecs.jpeg_decode(
         data, tables=encoding.jpeg_tables[plane], out=out, **JPEG_COLORS[encoding.jpeg_color]
     )

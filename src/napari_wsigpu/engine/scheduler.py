@@ -12,7 +12,7 @@ import numpy as np
 from napari_wsigpu.codecs.decoder import EncodedTile
 from napari_wsigpu.engine.average import area_average
 from napari_wsigpu.engine.cache import TileKey
-from napari_wsigpu.errors import TileError
+from napari_wsigpu.errors import SlideClosedError, SlideError, TileError
 from napari_wsigpu.storage.source import ByteRange
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 BATCH_TILES = 256
 BATCH_BYTES = 64 << 20
 BATCH_PIXEL_BYTES = 256 << 20
+MOST_REPORTS = 10
 
 logger = logging.getLogger(__name__)
 
@@ -212,7 +213,16 @@ class TileScheduler:
                 hits += 1
                 placement.paste(tile, channel)
         stored, missing = self._locate(image, absent)
-        failures = self._decode(image, stored, channel)
+        try:
+            failures = self._decode(image, stored, channel)
+        except SlideClosedError:
+            raise
+        except SlideError as error:
+            if not tolerant:
+                raise
+            failures = {placement.key: str(error) for placement, _ in stored}
+            for placement, _ in stored:
+                placement.target[...] = self._background
         for placement in missing:
             failures |= self._fill(image, placement, channel, tolerant=tolerant)
         with self._lock:
@@ -374,7 +384,11 @@ class TileScheduler:
             self._failed |= failures
             unsaid = failures.keys() - self._reported if report else set()
             self._reported |= unsaid
-        for key in sorted(unsaid):
+        for number, key in enumerate(sorted(unsaid)):
+            if number == MOST_REPORTS:
+                rest = len(unsaid) - MOST_REPORTS
+                logger.warning("So are %d more tiles of '%s'", rest, self._path)
+                break
             name, why = self._name(key), failures[key]
             logger.warning(
                 "The tile at %s of '%s' is shown as background: %s", name, self._path, why

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import logging
+import stat
 import struct
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import tifffile
 
-from napari_wsigpu.errors import CorruptSlideError, NotASlideError, SlideError, file_error
+from napari_wsigpu.errors import (
+    CorruptSlideError,
+    NotASlideError,
+    SlideError,
+    SlideNotFoundError,
+    file_error,
+)
 from napari_wsigpu.formats import aperio, tiff
 
 if TYPE_CHECKING:
     import os
 
     from napari_wsigpu.formats.layout import SlideLayout
+
+# What is wrong with a file is said by our errors; those who set up logging still get more.
+logging.getLogger("tifffile").addHandler(logging.NullHandler())
 
 TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 
@@ -40,8 +51,12 @@ def describe(path: str | os.PathLike[str]) -> SlideLayout:
         `UnsupportedSlideError` if it holds what can't be shown.
     """
     name = str(Path(path).absolute())
+    if "\0" in name:
+        raise SlideNotFoundError(f"There is no file {name!r}; check the path.")
     try:
         status = Path(name).stat()
+        if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+            raise NotASlideError(f"'{name}' is no regular file; choose an SVS or TIFF file.")
         with Path(name).open("rb") as file:
             magic = file.read(4)
     except OSError as error:

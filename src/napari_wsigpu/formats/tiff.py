@@ -313,7 +313,7 @@ def _check_size(page: TiffPage, width: int, height: int, channels: int, path: st
     if max(width, height) >= LARGEST_SIDE or channels > MOST_CHANNELS:
         raise UnsupportedSlideError(
             f"'{path}' claims {width} x {height} pixels of {channels} channel(s), more than a "
-            f"slide can have ({LARGEST_SIDE} a side, {MOST_CHANNELS} channels)."
+            f"slide can have; get a fresh copy of the file."
         )
     bits = page.bitspersample
     dtype = page.dtype

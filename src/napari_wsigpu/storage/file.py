@@ -53,13 +53,14 @@ class FileSource:
     ----------
     path : str
         Path of the file.
-    size : int
-        Size in bytes that the file must have.
+    size, modified_ns : int
+        Size in bytes and modification time that the file must have, at each read.
     """
 
-    def __init__(self, path: str, size: int) -> None:
+    def __init__(self, path: str, size: int, modified_ns: int) -> None:
         self._path = path
         self._size = size
+        self._modified_ns = modified_ns
         self._state = threading.Condition()
         self._file: FileIO | None = None
         self._readers = 0
@@ -70,6 +71,7 @@ class FileSource:
         """Return the bytes of each range, in order; fewer where the file ends before."""
         views = [memoryview(b"")] * len(ranges)
         with self._handle() as file:
+            self._check_unchanged(file)
             for (offset, length), members in merge_ranges(ranges):
                 end = min(offset + length, self._size)
                 if offset < 0 or offset >= end:
@@ -118,12 +120,19 @@ class FileSource:
             file = FileIO(self._path)
         except OSError as error:
             raise file_error(self._path, error) from error
-        if os.fstat(file.fileno()).st_size != self._size:
+        try:
+            self._check_unchanged(file)
+        except SlideChangedError:
             file.close()
+            raise
+        return file
+
+    def _check_unchanged(self, file: FileIO) -> None:
+        status = os.fstat(file.fileno())
+        if (status.st_size, status.st_mtime_ns) != (self._size, self._modified_ns):
             raise SlideChangedError(
                 f"'{self._path}' has changed since it was opened; open the slide again."
             )
-        return file
 
     def _read_at(self, file: FileIO, offset: int, length: int) -> bytes:
         if hasattr(os, "pread"):

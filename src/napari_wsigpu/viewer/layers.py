@@ -10,6 +10,7 @@ import numpy as np
 from napari.utils import progress
 
 from napari_wsigpu.engine.level import LevelArray
+from napari_wsigpu.formats.layout import Channel
 from napari_wsigpu.slide import Slide
 
 if TYPE_CHECKING:
@@ -18,6 +19,13 @@ if TYPE_CHECKING:
     LayerData = tuple[list[LevelArray], dict[str, Any], str]
 
 RGB_TYPES = (np.uint8, np.uint16, np.float32)
+RGB_CHANNELS = (
+    Channel("red", "#ff0000"),
+    Channel("green", "#00ff00"),
+    Channel("blue", "#0000ff"),
+    Channel("alpha"),
+)
+COLORS = ("cyan", "magenta", "yellow", "green", "red", "blue")
 
 
 def slide_layers(slide: Slide) -> list[LayerData]:
@@ -35,18 +43,19 @@ def slide_layers(slide: Slide) -> list[LayerData]:
         is no larger than about 1000 pixels a side.
     """
     _compute_overview(slide)
-    name = re.sub(r"(\.ome)?\.\w+$", "", Path(slide.path).name)
+    name = re.sub(r"(?i)(\.ome)?\.\w+$", "", Path(slide.path).name)
     if slide.layout.rgb and slide.levels[0].dtype in RGB_TYPES:
         return [(_levels(slide), {"name": name, "rgb": True, **_attributes(slide)}, "image")]
     layers: list[LayerData] = []
-    several = len(slide.channels) > 1
-    for index, channel in enumerate(slide.channels):
+    channels = slide.channels or RGB_CHANNELS[: slide.layout.levels[0].channels]
+    several = len(channels) > 1
+    for index, channel in enumerate(channels):
         levels = _levels(slide, index)
         attributes = {
             "name": f"{name} {channel.name}" if several else name,
             "rgb": False,
             "contrast_limits": _contrast_limits(levels[-1]),
-            "colormap": channel.color or "gray",
+            "colormap": channel.color or _colormap(slide, index, len(channels)),
             "blending": "additive" if several else "translucent_no_depth",
             **_attributes(slide),
         }
@@ -82,8 +91,19 @@ def _attributes(slide: Slide) -> dict[str, Any]:
 def _contrast_limits(coarsest: LevelArray) -> tuple[float, float]:
     if coarsest.dtype == np.uint8:
         return 0, 255
-    low, high = np.percentile(np.asarray(coarsest), (0.1, 99.9)).tolist()
+    pixels = np.asarray(coarsest)
+    finite = pixels[np.isfinite(pixels)]
+    if not finite.size:
+        return 0, 1
+    low, high = float(finite.min()), float(finite.max())
     return (low, high) if low < high else (low, low + 1)
+
+
+def _colormap(slide: Slide, index: int, count: int) -> str:
+    if count > 1:
+        return COLORS[index % len(COLORS)]
+    white_is_zero = slide.layout.levels[0].encoding.photometric == 0
+    return "gray_r" if white_is_zero else "gray"
 
 
 def _compute_overview(slide: Slide) -> None:

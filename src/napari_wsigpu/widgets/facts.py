@@ -35,7 +35,8 @@ def facts(slide: Slide) -> list[tuple[str, str]]:
     """Return (name, value) of what people look for first."""
     width, height = slide.dimensions
     layout = slide.layout
-    kind = "RGB" if layout.rgb else f"{len(slide.channels)} channel(s)"
+    count = len(slide.channels)
+    kind = "RGB" if layout.rgb else f"{count} channel{'' if count == 1 else 's'}"
     found = [
         ("Vendor", slide.vendor),
         ("Dimensions", f"{width:,} {TIMES} {height:,} px"),

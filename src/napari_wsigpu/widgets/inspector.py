@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from napari.utils.notifications import show_info
 from qtpy.QtCore import QSize, Qt
 from qtpy.QtWidgets import (
     QAbstractItemView,
@@ -128,6 +129,7 @@ class SlideInspector(QWidget):  # type: ignore[misc]
         if self.slide is not None:
             text = json.dumps(self.slide.metadata, indent=2, ensure_ascii=False)
             QApplication.clipboard().setText(text)
+            show_info(f"Copied the metadata of {title(self.slide)}")
 
 
 def _table(columns: Sequence[str]) -> QTableWidget:
