@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from napari_wsigpu.associated import AssociatedImage
 from napari_wsigpu.codecs.choose import choose_decoder
 from napari_wsigpu.engine.cache import tile_cache
 from napari_wsigpu.engine.level import LevelArray
-from napari_wsigpu.engine.scheduler import Span, TileScheduler
+from napari_wsigpu.engine.scheduler import TileScheduler
+from napari_wsigpu.engine.span import Span
 from napari_wsigpu.errors import (
     DeviceError,
     LevelError,
     RegionError,
     SlideClosedError,
-    UnsupportedSlideError,
 )
 from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.storage.file import FileSource
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.formats.layout import AssociatedLayout, Channel, LevelLayout, SlideLayout
+    from napari_wsigpu.formats.layout import Channel, LevelLayout, SlideLayout
 
 LARGEST_OVERVIEW = 1024
 
@@ -68,46 +69,6 @@ def open_slide(path: str | os.PathLike[str], device: str = "auto") -> Slide:
     ...     pixels = slide.read_region((10_000, 8_000), (512, 512))
     """
     return Slide(describe(path), device)
-
-
-class AssociatedImage:
-    """A picture that travels with a slide (thumbnail, label, macro), decoded when read.
-
-    Attributes
-    ----------
-    name : str
-        Name of the picture.
-    size : tuple of int
-        (width, height) in pixels.
-    """
-
-    def __init__(self, layout: AssociatedLayout, array: LevelArray, refusal: str | None) -> None:
-        self.name = layout.name
-        self.size = (layout.image.width, layout.image.height)
-        self._array = array
-        self._refusal = refusal
-
-    def read(self) -> NDArray[Any]:
-        """Decode the whole picture.
-
-        Returns
-        -------
-        ndarray, shape (height, width, channels)
-
-        Raises
-        ------
-        SlideError
-            If it can't be read or decoded.
-        """
-        if self._refusal is not None:
-            raise UnsupportedSlideError(
-                f"The {self.name} image of '{self._array.slide.path}' can't be decoded: "
-                f"{self._refusal}; the slide itself can."
-            )
-        return self._array[...]
-
-    def __repr__(self) -> str:
-        return f"<AssociatedImage {self.name} {self.size[0]} x {self.size[1]}>"
 
 
 class Slide:

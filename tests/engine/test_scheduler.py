@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from napari_wsigpu import open_slide
 from napari_wsigpu.engine import scheduler
 from napari_wsigpu.engine.cache import tile_cache
-from napari_wsigpu.engine.scheduler import Span, overlaps
+from napari_wsigpu.engine.span import Span, overlaps
 from napari_wsigpu.errors import SlideClosedError, SlideNotFoundError, TileError
 from tests import slides, tiffbytes
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from napari_wsigpu.engine.scheduler import Span
+from napari_wsigpu.engine.span import Span
 
 if TYPE_CHECKING:
     from collections.abc import Callable

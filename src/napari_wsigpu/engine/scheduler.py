@@ -12,6 +12,7 @@ import numpy as np
 from napari_wsigpu.codecs.decoder import EncodedTile
 from napari_wsigpu.engine.average import area_average
 from napari_wsigpu.engine.cache import TileKey
+from napari_wsigpu.engine.span import Span, overlaps
 from napari_wsigpu.errors import SlideClosedError, SlideError, TileError
 from napari_wsigpu.storage.source import ByteRange
 
@@ -31,22 +32,6 @@ BATCH_PIXEL_BYTES = 256 << 20
 MOST_REPORTS = 10
 
 logger = logging.getLogger(__name__)
-
-
-class Span(NamedTuple):
-    """`length` positions along one axis: start, start + step, ... (step > 0)."""
-
-    start: int
-    step: int
-    length: int
-
-
-class Overlap(NamedTuple):
-    """The part of a span that lies in one tile."""
-
-    tile: int
-    target: slice
-    source: slice
 
 
 class Placement(NamedTuple):
@@ -79,22 +64,6 @@ class Counters:
     computed: int = 0
     background: int = 0
     bytes_read: int = 0
-
-
-def overlaps(span: Span, tile_size: int) -> list[Overlap]:
-    """Cut a span at the borders of tiles; tiles without a position are left out."""
-    found = []
-    start, step, length = span
-    index = 0
-    while index < length:
-        position = start + index * step
-        tile = position // tile_size
-        end = min(length, -(-((tile + 1) * tile_size - start) // step))
-        first = position - tile * tile_size
-        source = slice(first, first + (end - index - 1) * step + 1, step)
-        found.append(Overlap(tile, slice(index, end), source))
-        index = end
-    return found
 
 
 class TileScheduler:

@@ -1,0 +1,53 @@
+"""`AssociatedImage`: thumbnail, label or macro of a slide."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from napari_wsigpu.errors import UnsupportedSlideError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from napari_wsigpu.engine.level import LevelArray
+    from napari_wsigpu.formats.layout import AssociatedLayout
+
+
+class AssociatedImage:
+    """A picture that travels with a slide (thumbnail, label, macro), decoded when read.
+
+    Attributes
+    ----------
+    name : str
+        Name of the picture.
+    size : tuple of int
+        (width, height) in pixels.
+    """
+
+    def __init__(self, layout: AssociatedLayout, array: LevelArray, refusal: str | None) -> None:
+        self.name = layout.name
+        self.size = (layout.image.width, layout.image.height)
+        self._array = array
+        self._refusal = refusal
+
+    def read(self) -> NDArray[Any]:
+        """Decode the whole picture.
+
+        Returns
+        -------
+        ndarray, shape (height, width, channels)
+
+        Raises
+        ------
+        SlideError
+            If it can't be read or decoded.
+        """
+        if self._refusal is not None:
+            raise UnsupportedSlideError(
+                f"The {self.name} image of '{self._array.slide.path}' can't be decoded: "
+                f"{self._refusal}; the slide itself can."
+            )
+        return self._array[...]
+
+    def __repr__(self) -> str:
+        return f"<AssociatedImage {self.name} {self.size[0]} x {self.size[1]}>"
