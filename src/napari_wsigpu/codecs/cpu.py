@@ -100,25 +100,6 @@ IMAGE_CODECS: dict[int, Callable[[Any, Encoding, int, NDArray[Any]], None]] = {
 }
 
 
-def refusal(encoding: Encoding) -> str | None:
-    """Say why tiles of this encoding can't be decoded on the CPU; None if they can."""
-    compression = encoding.compression
-    if encoding.lerc_wrapping and encoding.lerc_wrapping not in LERC_WRAPPINGS:
-        return f"the compression around its LERC, {encoding.lerc_wrapping}, is not supported"
-    if compression in IMAGE_CODECS:
-        return None
-    if compression not in (1, LZW) and compression not in BYTE_CODECS:
-        return f"its compression, {compression_name(compression)}, is not supported"
-    if encoding.predictor not in (NO_PREDICTOR, HORIZONTAL, FLOATING_POINT):
-        return f"its predictor, {encoding.predictor}, is not supported"
-    return None
-
-
-def _tile_bytes(level: LevelLayout) -> int:
-    grid = level.grid
-    return grid.tile_height * grid.tile_width * level.channels * level.dtype.itemsize
-
-
 def decode_tile(tile: EncodedTile, memory: NDArray[np.uint8]) -> NDArray[Any]:
     """Decode one tile.
 
@@ -283,7 +264,16 @@ class CpuDecoder:
 
     def refusal(self, encoding: Encoding) -> str | None:
         """Say why tiles of this encoding can't be decoded; None if they can."""
-        return refusal(encoding)
+        compression = encoding.compression
+        if encoding.lerc_wrapping and encoding.lerc_wrapping not in LERC_WRAPPINGS:
+            return f"the compression around its LERC, {encoding.lerc_wrapping}, is not supported"
+        if compression in IMAGE_CODECS:
+            return None
+        if compression not in (1, LZW) and compression not in BYTE_CODECS:
+            return f"its compression, {compression_name(compression)}, is not supported"
+        if encoding.predictor not in (NO_PREDICTOR, HORIZONTAL, FLOATING_POINT):
+            return f"its predictor, {encoding.predictor}, is not supported"
+        return None
 
     def schedule(self, batch: Sequence[EncodedTile], deliver: Deliver) -> CpuBatch:
         """Begin to decode a batch and return at once."""
@@ -311,7 +301,7 @@ class CpuBatch:
     def __init__(self, batch: Sequence[EncodedTile], deliver: Deliver, memory: TileMemory) -> None:
         self._batch = batch
         # Taken in one thread: a pool's threads would scatter it over as many heaps.
-        self._memory = [memory.take(_tile_bytes(tile.level)) for tile in batch]
+        self._memory = [memory.take(tile.level.tile_bytes) for tile in batch]
         self._deliver = deliver
         self._queue = deque(range(len(batch)))
         self._failures: dict[int, str] = {}

@@ -35,13 +35,17 @@ def lzw_decode(data: Any, sizes: Sequence[int]) -> bytes:
     RuntimeError
         If the segment is damaged or of another size.
     """
-    try:
-        return _decode(data, sizes[0])
-    except RuntimeError:
-        for size in sizes[1:]:
-            if not _holds(data, size + 1) and _holds(data, size):
-                return _decode(data, size)
-        raise
+    first_error: RuntimeError | None = None
+    for size in sizes:
+        try:
+            segment = _decode(data, size)
+        except RuntimeError as error:
+            first_error = first_error or error
+            continue
+        if size == sizes[0] or not _holds(data, size + 1):
+            return segment
+    assert first_error is not None
+    raise first_error
 
 
 def _holds(data: Any, size: int) -> bool:

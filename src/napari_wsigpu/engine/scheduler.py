@@ -372,8 +372,7 @@ class TileScheduler:
 
 def _batches(image: LevelLayout, tiles: list[StoredTile]) -> Iterator[list[StoredTile]]:
     """Cut tiles into batches that are bounded in tiles, encoded and decoded bytes."""
-    tile_pixels = image.grid.tile_height * image.grid.tile_width * image.channels
-    most = max(1, min(BATCH_TILES, BATCH_PIXEL_BYTES // (tile_pixels * image.dtype.itemsize)))
+    most = max(1, min(BATCH_TILES, BATCH_PIXEL_BYTES // image.tile_bytes))
     batch: list[StoredTile] = []
     batch_bytes = 0
     for tile in tiles:

@@ -139,6 +139,16 @@ class LevelLayout:
         """Type of one sample."""
         return np.dtype(self.encoding.dtype)
 
+    @property
+    def tile_bytes(self) -> int:
+        """Size of one decoded tile, all channels, in bytes."""
+        grid = self.grid
+        return grid.tile_height * grid.tile_width * self.channels * self.dtype.itemsize
+
+    def downsample(self, base: LevelLayout) -> float:
+        """Return how many pixels of `base` one of these spans: mean of both axes' ratios."""
+        return (base.width / self.width + base.height / self.height) / 2
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AssociatedLayout:
@@ -212,11 +222,8 @@ class SlideLayout:
 
     @property
     def downsamples(self) -> tuple[float, ...]:
-        """Downsample of each stored level: mean of the width's and the height's ratio."""
-        base = self.levels[0]
-        return tuple(
-            (base.width / level.width + base.height / level.height) / 2 for level in self.levels
-        )
+        """Downsample of each stored level."""
+        return tuple(level.downsample(self.levels[0]) for level in self.levels)
 
     def computed_levels(self, largest_side: int) -> tuple[LevelLayout, ...]:
         """Halve the coarsest level until no side is longer than `largest_side`."""

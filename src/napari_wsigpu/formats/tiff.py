@@ -277,13 +277,6 @@ def _build_level(
     grid = TileGrid(tile_height, tile_width, places, lengths)
     if page.compression == 1 and not tiled:
         grid = _split_raw_strips(grid, height, width * samples * dtype.itemsize)
-    tile_bytes = grid.tile_height * grid.tile_width * channels * dtype.itemsize
-    if tile_bytes > LARGEST_TILE:
-        raise UnsupportedSlideError(
-            f"'{path}' claims tiles of {grid.tile_width} x {grid.tile_height} pixels "
-            f"({tile_bytes / 2**30:.0f} GiB each), too large to decode; "
-            "convert it with tiles of 256 to 1024 pixels."
-        )
     tables = [getattr(p, "jpegtables", None) for p in pages for _ in range(planes)]
     lerc = page.tags.valueof(LERC_PARAMETERS)
     encoding = Encoding(
@@ -299,7 +292,14 @@ def _build_level(
         jpeg_header=page.jpegheader,
         lerc_wrapping=int(lerc[1]) if lerc is not None and len(lerc) > 1 else 0,
     )
-    return LevelLayout(width, height, channels, encoding, grid, missing)
+    level = LevelLayout(width, height, channels, encoding, grid, missing)
+    if level.tile_bytes > LARGEST_TILE:
+        raise UnsupportedSlideError(
+            f"'{path}' claims tiles of {grid.tile_width} x {grid.tile_height} pixels "
+            f"({level.tile_bytes / 2**30:.0f} GiB each), too large to decode; "
+            "convert it with tiles of 256 to 1024 pixels."
+        )
+    return level
 
 
 def _check_size(page: TiffPage, width: int, height: int, channels: int, path: str) -> None:

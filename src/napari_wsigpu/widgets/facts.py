@@ -65,13 +65,12 @@ def level_facts(slide: Slide) -> list[LevelFacts]:
     base = slide.pyramid[0]
     rows = []
     for index, level in enumerate(slide.pyramid):
-        downsample = (base.width / level.width + base.height / level.height) / 2
         compression = compression_name(level.encoding.compression)
         rows.append(
             LevelFacts(
                 str(index),
                 f"{level.width:,} {TIMES} {level.height:,}",
-                f"{downsample:.4g}",
+                f"{level.downsample(base):.4g}",
                 ""
                 if level.computed
                 else f"{level.grid.tile_width} {TIMES} {level.grid.tile_height}",
