@@ -9,8 +9,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
 from make_slide import make_slide
 
 if TYPE_CHECKING:
@@ -34,17 +32,18 @@ PACKAGES = (
 )
 
 
-def ensure_slide(folder: Path, side: int, codec: Codec) -> Path:
-    """Return a square slide of 256 x 256 tiles, made if it is not there yet.
+def ensure_slide(folder: Path, side: int, codec: Codec, tile: int = 256) -> Path:
+    """Return a square slide, made if it is not there yet.
 
     Its bytes are then in the operating system's page cache, so that no reader waits for a disk.
     """
-    path = folder / f"{codec}-{side}.svs"
+    size = "" if tile == 256 else f"-{tile}"
+    path = folder / f"{codec}-{side}{size}.svs"
     if not path.exists():
         print(f"Making {path.name} ...", flush=True)
         folder.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(".part")
-        make_slide(unfinished, side, side, 256, codec)
+        make_slide(unfinished, side, side, tile, codec)
         unfinished.replace(path)
     with path.open("rb") as file:
         while file.read(1 << 24):
@@ -57,7 +56,7 @@ def environment() -> dict[str, Any]:
     return {
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),
-        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
+        "memory_gb": round(_memory_bytes() / 1e9, 1),
         "system": platform.platform(),
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in PACKAGES},
@@ -94,6 +93,10 @@ def _cpu_model() -> str:
         return platform.processor()
     names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.processor())
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _version(package: str) -> str | None:

@@ -176,23 +176,50 @@ class TestReadRegion:
 
 
 class TestReadRegions:
-    @pytest.mark.parametrize("batch_size", [1, 3, 100])
+    @pytest.mark.parametrize("workers", [1, 3])
+    @pytest.mark.parametrize("batch_size", [None, 1, 3, 100])
     @pytest.mark.parametrize("level", [0, 1])
-    def test_in_order(self, leaves_nothing, opened, level, batch_size):
+    def test_in_order(self, leaves_nothing, opened, level, batch_size, workers):
         slide, _ = opened
         places = [(x, y) for y in range(-20, 300, 90) for x in range(-20, 400, 90)]
-        found = list(slide.read_regions(iter(places), (40, 30), level, batch_size))
-        assert len(found) == len(places)
-        for place, region in zip(places, found, strict=True):
+        options = {"batch_size": batch_size, "num_workers": workers}
+        found = list(slide.read_regions(iter(places), (40, 30), level, **options))
+        assert len(found) == -(-len(places) // (batch_size or 1))
+        regions = found if batch_size is None else [one for batch in found for one in batch]
+        for place, region in zip(places, regions, strict=True):
             np.testing.assert_array_equal(region, slide.read_region(place, (40, 30), level))
+
+    def test_a_short_last_batch_can_be_left_out(self, opened):
+        places = [(0, 0)] * 7
+        shapes = [batch.shape for batch in opened[0].read_regions(places, (5, 4), 0, 3)]
+        assert shapes == [(3, 4, 5, 3), (3, 4, 5, 3), (1, 4, 5, 3)]
+        batches = list(opened[0].read_regions(places, (5, 4), 0, 3, drop_last=True))
+        assert [len(batch) for batch in batches] == [3, 3]
+        assert len(list(opened[0].read_regions(places, (5, 4), drop_last=True))) == 7
+
+    def test_shuffled_by_a_seed(self, opened):
+        slide, levels = opened
+        places = [(x, 7) for x in range(40)]
+
+        def order(**options):
+            found = slide.read_regions(places, (9, 9), shuffle=True, **options)
+            columns = {levels[0][7:16, x : x + 9].tobytes(): x for x in range(40)}
+            return [columns[region.tobytes()] for region in found]
+
+        first = order(seed=1)
+        assert first == order(seed=1, num_workers=4) != order(seed=2)
+        assert sorted(first) == list(range(40)) != first
 
     def test_nothing_asked(self, opened):
         assert list(opened[0].read_regions([], (5, 5))) == []
 
-    @pytest.mark.parametrize("batch_size", [0, -1])
-    def test_batches_have_a_size(self, opened, batch_size):
-        with pytest.raises(RegionError, match="batch_size"):
-            next(opened[0].read_regions([(0, 0)], (5, 5), batch_size=batch_size))
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [("batch_size", 0), ("batch_size", 1.5), ("num_workers", 0), ("prefetch_factor", -1)],
+    )
+    def test_numbers_that_cannot_be(self, opened, name, value):
+        with pytest.raises(RegionError, match=name):
+            next(opened[0].read_regions([(0, 0)], (5, 5), **{name: value}))
 
     def test_it_decodes_ahead_but_not_further_than_asked(self, opened):
         asked = []
@@ -202,7 +229,7 @@ class TestReadRegions:
                 asked.append(number)
                 yield number, number
 
-        regions = opened[0].read_regions(places(), (5, 5), batch_size=4)
+        regions = opened[0].read_regions(places(), (5, 5), num_workers=1, prefetch_factor=3)
         assert asked == []
         next(regions)
         assert 4 <= len(asked) <= 5
@@ -214,7 +241,7 @@ class TestReadRegions:
     def test_abandoned_early_it_leaves_no_thread(self, opened, taken):
         slide, _ = opened
         slide.release()
-        regions = slide.read_regions([(0, 0)] * 1000, (400, 300), batch_size=8)
+        regions = slide.read_regions([(0, 0)] * 1000, (400, 300), prefetch_factor=4)
         for _ in range(taken):
             next(regions)
         regions.close()
@@ -232,7 +259,7 @@ class TestReadRegions:
 
     def test_an_error_comes_at_its_turn(self, opened):
         places = [(0, 0), (1, 1), ("x", 0), (2, 2)]
-        regions = opened[0].read_regions(places, (5, 5), batch_size=4)
+        regions = opened[0].read_regions(places, (5, 5))
         next(regions)
         next(regions)
         with pytest.raises(RegionError):

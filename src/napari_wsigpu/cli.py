@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from napari_wsigpu import __version__
+from napari_wsigpu.doctor import report
 from napari_wsigpu.errors import SlideError
 from napari_wsigpu.formats.compression import compression_name
 from napari_wsigpu.slide import Slide, open_slide
@@ -36,6 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     info.add_argument("slide", nargs="+", help="path of a slide")
     info.add_argument("--json", action="store_true", help="all metadata, as JSON")
     info.set_defaults(run=_info)
+    doctor = commands.add_parser("doctor", help="say what this machine has, and what decodes what")
+    doctor.add_argument("slide", nargs="*", help="path of a slide, to say what decodes it")
+    doctor.add_argument("--json", action="store_true", help="all that was found, as JSON")
+    doctor.set_defaults(run=_doctor)
     options = parser.parse_args(arguments)
     status: int = options.run(options)
     return status
@@ -51,6 +56,10 @@ def _info(options: argparse.Namespace) -> int:
             print(error, file=sys.stderr)
             status = 1
     return status
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    return report(options.slide, as_json=options.json)
 
 
 def _as_json(slide: Slide) -> str:

@@ -6,25 +6,20 @@ import copy
 import math
 import operator
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import count, islice
+from itertools import count
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from napari_wsigpu.ahead import read_ahead
 from napari_wsigpu.associated import AssociatedImage
 from napari_wsigpu.codecs.choose import choose_decoder
-from napari_wsigpu.engine.cache import tile_cache
+from napari_wsigpu.codecs.device import Window
 from napari_wsigpu.engine.level import LevelArray
-from napari_wsigpu.engine.scheduler import TileScheduler
-from napari_wsigpu.engine.span import Span
-from napari_wsigpu.errors import (
-    DeviceError,
-    LevelError,
-    RegionError,
-    SlideClosedError,
-)
+from napari_wsigpu.engine.log import TileLog
+from napari_wsigpu.engine.reader import RegionReader
+from napari_wsigpu.errors import LevelError, RegionError, SlideClosedError
 from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.storage.file import FileSource
 
@@ -35,6 +30,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from napari_wsigpu.engine.span import Span
     from napari_wsigpu.formats.layout import Channel, LevelLayout, SlideLayout
 
 LARGEST_OVERVIEW = 1024
@@ -94,26 +90,21 @@ class Slide:
         self._idle = threading.Condition()
         self._reading = 0
         self._closed = False
-        self._decoder = choose_decoder(layout, device)
+        decoder = choose_decoder(layout)
         self._source = FileSource(layout.path, layout.file_size, layout.modified_ns)
         self._pyramid = (*layout.levels, *layout.computed_levels(LARGEST_OVERVIEW))
         images = dict(enumerate(self._pyramid))
         images |= {-1 - i: item.image for i, item in enumerate(layout.associated)}
         self._images: dict[int, LevelLayout] = images
-        self._scheduler = TileScheduler(
-            self._number,
-            layout.path,
-            images,
-            {-1 - i: f"the {item.name} image" for i, item in enumerate(layout.associated)},
-            layout.background,
-            self._source,
-            self._decoder,
-            tile_cache,
+        names = {-1 - i: f"the {item.name} image" for i, item in enumerate(layout.associated)}
+        self._log = TileLog(layout.path, names)
+        self._reader = RegionReader(
+            self._number, layout, images, self._source, decoder, self._log, device
         )
         self.levels = tuple(self.level_array(index) for index in range(self.level_count))
         self.associated_images: Mapping[str, AssociatedImage] = {
             item.name: AssociatedImage(
-                item, self.level_array(-1 - index), self._decoder.refusal(item.image.encoding)
+                item, self.level_array(-1 - index), decoder.refusal(item.image.encoding)
             )
             for index, item in enumerate(layout.associated)
         }
@@ -183,7 +174,10 @@ class Slide:
         size: tuple[int, int],
         level: int = 0,
         device: str = "cpu",
-    ) -> NDArray[Any]:
+        *,
+        out: Any = None,
+        stream: Any = None,
+    ) -> Any:
         """Read a rectangle, as OpenSlide counts it.
 
         Parameters
@@ -196,11 +190,15 @@ class Slide:
         level : int
             Index of a stored level.
         device : str
-            Where the pixels shall be: ``"cpu"``.
+            Where the pixels shall be: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
+        out : cupy.ndarray, optional
+            Device memory for the pixels: of this region's shape and type, C-contiguous.
+        stream : int or cupy.cuda.Stream, optional
+            CUDA stream to work on instead of one of our own. It is synchronised.
 
         Returns
         -------
-        ndarray, shape (height, width, channels)
+        ndarray or cupy.ndarray, shape (height, width, channels)
             Pixels outside the slide have the background's value.
 
         Raises
@@ -212,45 +210,36 @@ class Slide:
         SlideError
             If the file can't be read.
         """
-        if device != "cpu":
-            raise DeviceError(
-                f"Pixels can't be returned on device '{device}' yet; use device='cpu'."
+        window = self._window(location, size, level)
+        if device == "cpu":
+            if out is not None or stream is not None:
+                raise RegionError("out and stream are for pixels on a device; use device='cuda'.")
+            return self._guarded(partial(self._reader.read_window, level, window))
+        if out is not None:
+            _check_out(
+                out,
+                (window.height, window.width, self._images[level].channels),
+                self._images[level].dtype,
             )
-        width, height = _integers("size", size)
-        if width < 0 or height < 0:
-            raise RegionError(f"A region can't be {width} x {height} pixels; use a size >= 0.")
-        if not isinstance(level, int | np.integer) or not 0 <= level < self.level_count:
-            raise LevelError(
-                f"'{self.path}' has no level {level!r}; its levels are 0 to {self.level_count - 1}."
-            )
-        layout = self._images[level]
-        downsample = self.level_downsamples[level]
-        x, y = (math.floor(value / downsample + 0.5) for value in _integers("location", location))
-        left, right = max(0, min(x, layout.width)), max(0, min(x + width, layout.width))
-        top, bottom = max(0, min(y, layout.height)), max(0, min(y + height, layout.height))
-        rows, columns = Span(top, 1, bottom - top), Span(left, 1, right - left)
-        inside = self._read(level, rows, columns, None)
-        if inside.shape[:2] == (height, width):
-            return inside
-        shape = (height, width, layout.channels)
-        try:
-            region = np.full(shape, self.layout.background, layout.dtype)
-        except (MemoryError, ValueError):
-            raise RegionError(
-                f"A region of {width} x {height} pixels doesn't fit into memory; read it in parts."
-            ) from None
-        region[top - y : bottom - y, left - x : right - x] = inside
-        return region
+        return self._guarded(
+            partial(self._reader.read_to_device, level, window, device, out, stream)
+        )
 
     def read_regions(
         self,
         locations: Iterable[tuple[int, int]],
         size: tuple[int, int],
         level: int = 0,
-        batch_size: int = 4,
+        batch_size: int | None = None,
+        *,
         device: str = "cpu",
-    ) -> Iterator[NDArray[Any]]:
-        """Read many rectangles of one size, in order, decoding ahead of the caller.
+        num_workers: int = 2,
+        prefetch_factor: int = 2,
+        shuffle: bool = False,
+        seed: int = 0,
+        drop_last: bool = False,
+    ) -> Iterator[Any]:
+        """Read many rectangles of one size, decoding ahead of the caller.
 
         Parameters
         ----------
@@ -260,35 +249,42 @@ class Slide:
             (width, height) in pixels of `level`.
         level : int
             Index of a stored level.
-        batch_size : int
-            How many regions are decoded ahead of the one that is handed out.
+        batch_size : int, optional
+            Hand out this many regions at a time, stacked; by default single regions.
         device : str
             Where the pixels shall be, as in `read_region`.
+        num_workers : int
+            How many regions or batches are read at the same time.
+        prefetch_factor : int
+            How many regions or batches each worker reads ahead of the one that is handed out.
+        shuffle : bool
+            Hand them out in an order that depends on `seed` alone.
+        seed : int
+            Seed of that order.
+        drop_last : bool
+            Leave out a last batch that is smaller than the others.
 
         Yields
         ------
-        ndarray, shape (height, width, channels)
-            One region for each location.
+        ndarray or cupy.ndarray, shape (height, width, channels)
+            One region for each location; or (regions, height, width, channels) with a
+            batch size.
 
         Raises
         ------
         SlideError
             As `read_region` does, when the region's turn comes.
         """
-        if not isinstance(batch_size, int | np.integer) or batch_size < 1:
-            raise RegionError(f"batch_size is {batch_size!r}; it has to be a whole number >= 1.")
-        read = partial(self.read_region, size=size, level=level, device=device)
-        remaining = iter(locations)
-        with ThreadPoolExecutor(1, "wsigpu-ahead") as ahead:
-            waiting = [ahead.submit(read, place) for place in islice(remaining, batch_size)]
-            try:
-                while waiting:
-                    region = waiting.pop(0).result()
-                    waiting += [ahead.submit(read, place) for place in islice(remaining, 1)]
-                    yield region
-            finally:
-                for future in waiting:
-                    future.cancel()
+        return read_ahead(
+            partial(self.read_region, size=size, level=level, device=device),
+            locations,
+            batch_size=batch_size,
+            num_workers=num_workers,
+            prefetch_factor=prefetch_factor,
+            shuffle=shuffle,
+            seed=seed,
+            drop_last=drop_last,
+        )
 
     def level_array(
         self, index: int, channel: int | None = None, *, tolerant: bool = False
@@ -310,7 +306,13 @@ class Slide:
                 f"'{self.path}' has no level {index!r} with channel {channel!r}; it has "
                 f"{len(self._pyramid)} levels of {self._pyramid[0].channels} channel(s)."
             )
-        read = partial(self._read, index, tolerant=tolerant)
+
+        def read(rows: Span, columns: Span, channel: int | None) -> NDArray[Any]:
+            pixels: NDArray[Any] = self._guarded(
+                partial(self._reader.read, index, rows, columns, channel, tolerant=tolerant)
+            )
+            return pixels
+
         return LevelArray(layout, read, self, index, channel, tolerant=tolerant)
 
     @property
@@ -325,21 +327,21 @@ class Slide:
 
         Called once a tile, from the thread that read it.
         """
-        self._scheduler.on_failed_tile = report
+        self._log.on_failed_tile = report
 
     def stats(self) -> dict[str, Any]:
         """Return counters: tiles asked, hits, decoded by which decoder, bytes read, failed."""
-        return self._scheduler.stats()
+        return self._log.stats()
 
     def clear_cache(self) -> None:
-        """Drop this slide's decoded tiles from memory."""
-        tile_cache.forget(self._number)
+        """Drop this slide's decoded tiles, from memory and from devices."""
+        self._reader.clear_cache()
 
     def release(self) -> None:
         """Let go of file handle, threads and tiles; the next read takes them again."""
         self._source.release()
-        self._decoder.release()
         self.clear_cache()
+        self._reader.release()
 
     def close(self) -> None:
         """Let go of everything for good; may be called twice.
@@ -351,8 +353,8 @@ class Slide:
         self._source.close()
         with self._idle:
             self._idle.wait_for(lambda: self._reading == 0)
-        self._decoder.release()
         self.clear_cache()
+        self._reader.release()
 
     def __enter__(self) -> Slide:
         return self
@@ -376,21 +378,27 @@ class Slide:
         width, height = self.dimensions
         return f"<Slide '{self.path}' {self.vendor} {width} x {height}>"
 
-    def _read(
-        self,
-        index: int,
-        rows: Span,
-        columns: Span,
-        channel: int | None,
-        *,
-        tolerant: bool = False,
-    ) -> NDArray[Any]:
+    def _window(self, location: tuple[int, int], size: tuple[int, int], level: int) -> Window:
+        """Return a region in the level's own pixels."""
+        width, height = _integers("size", size)
+        if width < 0 or height < 0:
+            raise RegionError(f"A region can't be {width} x {height} pixels; use a size >= 0.")
+        if not isinstance(level, int | np.integer) or not 0 <= level < self.level_count:
+            raise LevelError(
+                f"'{self.path}' has no level {level!r}; its levels are 0 to {self.level_count - 1}."
+            )
+        downsample = self.level_downsamples[level]
+        x, y = (math.floor(value / downsample + 0.5) for value in _integers("location", location))
+        return Window(y, x, height, width)
+
+    def _guarded(self, read: Callable[[], Any]) -> Any:
+        """Read while the slide is open, and keep it open meanwhile."""
         with self._idle:
             if self._closed:
                 raise SlideClosedError(f"'{self.path}' was closed; open the slide again.")
             self._reading += 1
         try:
-            return self._scheduler.read(index, rows, columns, channel, tolerant=tolerant)
+            return read()
         finally:
             with self._idle:
                 self._reading -= 1
@@ -403,3 +411,9 @@ def _integers(name: str, values: tuple[int, int]) -> tuple[int, int]:
     except (TypeError, ValueError):
         raise RegionError(f"The {name} {values!r} is not a pair of whole numbers.") from None
     return first, second
+
+
+def _check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    contiguous = getattr(getattr(out, "flags", None), "c_contiguous", False)
+    if not contiguous or tuple(out.shape) != shape or out.dtype != dtype:
+        raise RegionError(f"out has to be a C-contiguous device array of {shape} {dtype}.")

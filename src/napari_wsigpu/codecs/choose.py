@@ -1,39 +1,39 @@
-"""Which decoder decodes a slide, and why."""
+"""Which decoder decodes a slide: what was asked for, what there is, and what proves faster."""
 
 from __future__ import annotations
 
+import logging
 import re
+import threading
+from collections import defaultdict, deque
+from statistics import median
 from typing import TYPE_CHECKING
 
 from napari_wsigpu.codecs.cpu import CpuDecoder
+from napari_wsigpu.codecs.cuda import CudaDevice, driver_is_there
+from napari_wsigpu.codecs.nvimagecodec import DecodeWorker
 from napari_wsigpu.errors import DeviceError, UnsupportedSlideError
 
 if TYPE_CHECKING:
-    from napari_wsigpu.codecs.decoder import TileDecoder
+    from collections.abc import Hashable
+
     from napari_wsigpu.formats.layout import SlideLayout
 
+TRIALS = 3
+FEWEST_TILES = 16
+SHARES = ("gpu", "cpu", "both")
 
-def choose_decoder(layout: SlideLayout, device: str) -> TileDecoder:
-    """Return a decoder for all levels of a slide.
+logger = logging.getLogger(__name__)
 
-    Parameters
-    ----------
-    layout : SlideLayout
-        The slide.
-    device : str
-        ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
+
+def choose_decoder(layout: SlideLayout) -> CpuDecoder:
+    """Return a decoder on the CPU for all levels of a slide.
 
     Raises
     ------
-    DeviceError
-        If the device is unknown or can't decode.
     UnsupportedSlideError
         If no decoder can read the slide's tiles.
     """
-    if device not in ("auto", "cpu"):
-        known = re.fullmatch(r"cuda(:\d+)?", str(device)) is not None
-        reason = "is not available yet" if known else "is no device"
-        raise DeviceError(f"Device '{device}' {reason}; use device='auto' or 'cpu'.")
     decoder = CpuDecoder()
     for level in layout.levels:
         reason_against = decoder.refusal(level.encoding)
@@ -43,3 +43,114 @@ def choose_decoder(layout: SlideLayout, device: str) -> TileDecoder:
                 "convert it to JPEG, deflate or zstd tiles."
             )
     return decoder
+
+
+def device_index(device: str) -> int | None:
+    """Return the number of a CUDA device, None for ``"cpu"`` and ``"auto"``.
+
+    Raises
+    ------
+    DeviceError
+        If it is no device's name.
+    """
+    if device in ("auto", "cpu"):
+        return None
+    found = re.fullmatch(r"cuda(?::(\d+))?", str(device))
+    if found is None:
+        raise DeviceError(f"'{device}' is no device; use device='auto', 'cpu', 'cuda' or 'cuda:1'.")
+    return int(found[1] or 0)
+
+
+_lock = threading.Lock()
+_workers: dict[int, DecodeWorker] = {}
+
+
+def gpu_worker(index: int) -> DecodeWorker:
+    """Return the process's worker on a CUDA device.
+
+    Raises
+    ------
+    DeviceError
+        If the device can't be used.
+    """
+    with _lock:
+        if index not in _workers:
+            _workers[index] = DecodeWorker(CudaDevice(index))
+        return _workers[index]
+
+
+class BackgroundStart:
+    """Starts CUDA and its decoders, which takes seconds, while the CPU decodes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._begun: set[str] = set()
+        self._ready: set[str] = set()
+
+    def worker(self, kind: str) -> DecodeWorker | None:
+        """Return the worker of device 0 once it can decode a kind; None until then."""
+        with self._lock:
+            if kind not in self._begun:
+                self._begun.add(kind)
+                if driver_is_there():
+                    threading.Thread(
+                        target=self._start, args=(kind,), name="wsigpu-start", daemon=True
+                    ).start()
+            return _workers[0] if kind in self._ready else None
+
+    def _start(self, kind: str) -> None:
+        try:
+            worker = gpu_worker(0)
+        except DeviceError as error:
+            logger.info("Tiles are decoded on the CPU: %s", error)
+            return
+
+        def warm(worker: DecodeWorker, stream: object) -> None:
+            if worker.engine(kind) is not None:
+                self._ready.add(kind)
+
+        worker.submit(warm)
+
+
+background_start = BackgroundStart()
+
+
+class Pace:
+    """Learns what decodes tiles fastest: the GPU, the CPU, or both at once.
+
+    Each is tried a few times in turn; from then on the fastest is used, and still measured.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seconds: defaultdict[tuple[Hashable, str], deque[float]] = defaultdict(
+            lambda: deque(maxlen=2 * TRIALS - 1)
+        )
+
+    def choose(self, key: Hashable) -> str:
+        """Return "gpu", "cpu" or "both" for tiles of a kind."""
+        with self._lock:
+            for way in SHARES:
+                if len(self._seconds[key, way]) < TRIALS:
+                    return way
+            return min(SHARES, key=lambda way: median(self._seconds[key, way]))
+
+    def settled(self, key: Hashable) -> bool:
+        """Whether everything was tried."""
+        with self._lock:
+            return all(len(self._seconds[key, way]) >= TRIALS for way in SHARES)
+
+    def share(self, key: Hashable) -> float:
+        """Return the part of a batch that the GPU decodes while the CPU decodes the rest."""
+        with self._lock:
+            gpu, cpu = (median(self._seconds[key, way] or [1.0]) for way in ("gpu", "cpu"))
+        return cpu / (gpu + cpu)
+
+    def note(self, key: Hashable, way: str, tiles: int, seconds: float) -> None:
+        """Learn from a read; few tiles teach nothing."""
+        if tiles >= FEWEST_TILES:
+            with self._lock:
+                self._seconds[key, way].append(seconds / tiles)
+
+
+pace = Pace()

@@ -275,9 +275,20 @@ class CpuDecoder:
             return f"its predictor, {encoding.predictor}, is not supported"
         return None
 
-    def schedule(self, batch: Sequence[EncodedTile], deliver: Deliver) -> CpuBatch:
-        """Begin to decode a batch and return at once."""
-        pending = CpuBatch(batch, deliver, self._memory)
+    def schedule(
+        self,
+        batch: Sequence[EncodedTile],
+        deliver: Deliver,
+        memory: Sequence[NDArray[np.uint8]] | None = None,
+    ) -> CpuBatch:
+        """Begin to decode a batch and return at once.
+
+        `memory` is what each tile is decoded into, by default memory of the decoder's own.
+        """
+        if memory is None:
+            # Taken in one thread: a pool's threads would scatter it over as many heaps.
+            memory = [self._memory.take(tile.level.tile_bytes) for tile in batch]
+        pending = CpuBatch(batch, deliver, memory)
         with self._lock:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(self._workers, "wsigpu-decode")
@@ -298,10 +309,14 @@ class CpuDecoder:
 class CpuBatch:
     """Tiles that any number of threads take from one queue."""
 
-    def __init__(self, batch: Sequence[EncodedTile], deliver: Deliver, memory: TileMemory) -> None:
+    def __init__(
+        self,
+        batch: Sequence[EncodedTile],
+        deliver: Deliver,
+        memory: Sequence[NDArray[np.uint8]],
+    ) -> None:
         self._batch = batch
-        # Taken in one thread: a pool's threads would scatter it over as many heaps.
-        self._memory = [memory.take(tile.level.tile_bytes) for tile in batch]
+        self._memory = memory
         self._deliver = deliver
         self._queue = deque(range(len(batch)))
         self._failures: dict[int, str] = {}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-import threading
-from dataclasses import dataclass
+import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -13,7 +11,7 @@ from napari_wsigpu.codecs.decoder import EncodedTile
 from napari_wsigpu.engine.average import area_average
 from napari_wsigpu.engine.cache import TileKey
 from napari_wsigpu.engine.span import Span, overlaps
-from napari_wsigpu.errors import SlideClosedError, SlideError, TileError
+from napari_wsigpu.errors import SlideClosedError, SlideError
 from napari_wsigpu.storage.source import ByteRange
 
 if TYPE_CHECKING:
@@ -23,15 +21,13 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.codecs.decoder import PendingBatch, TileDecoder
     from napari_wsigpu.engine.cache import TileCache
+    from napari_wsigpu.engine.log import TileLog
     from napari_wsigpu.formats.layout import LevelLayout
     from napari_wsigpu.storage.source import ByteSource
 
 BATCH_TILES = 256
 BATCH_BYTES = 64 << 20
 BATCH_PIXEL_BYTES = 256 << 20
-MOST_REPORTS = 10
-
-logger = logging.getLogger(__name__)
 
 
 class Placement(NamedTuple):
@@ -54,18 +50,6 @@ class StoredTile(NamedTuple):
     segments: list[ByteRange]
 
 
-@dataclass
-class Counters:
-    """What happened to the tiles of one slide since it was opened."""
-
-    tiles_asked: int = 0
-    cache_hits: int = 0
-    decoded: int = 0
-    computed: int = 0
-    background: int = 0
-    bytes_read: int = 0
-
-
 class TileScheduler:
     """Reads regions of one slide's levels and associated images.
 
@@ -73,42 +57,35 @@ class TileScheduler:
     ----------
     slide : int
         Number of the open slide, for the keys of its tiles.
-    path : str
-        Its path, for messages.
     images : Mapping of int to LevelLayout
         Pyramid levels by index from 0 on, associated images by -1, -2, ...
-    names : Mapping of int to str
-        Names of images that are no levels, for messages.
     background : int or float
         Value of pixels that the file does not hold.
-    source, decoder, cache
-        Where bytes come from, what decodes them, and where tiles are kept.
+    source, decoder, cache, log
+        Where bytes come from, what decodes them, where tiles are kept, and what counts them.
+    timed : callable
+        Told of a level, how many of its tiles were read and decoded, and in how many seconds.
     """
 
     def __init__(
         self,
         slide: int,
-        path: str,
         images: Mapping[int, LevelLayout],
-        names: Mapping[int, str],
         background: float,
         source: ByteSource,
         decoder: TileDecoder,
         cache: TileCache,
+        log: TileLog,
+        timed: Callable[[LevelLayout, int, float], None],
     ) -> None:
         self._slide = slide
-        self._path = path
         self._images = images
-        self._names = names
         self._background = background
         self._source = source
         self._decoder = decoder
         self._cache = cache
-        self._lock = threading.Lock()
-        self._counters = Counters()
-        self._failed: dict[TileKey, str] = {}
-        self._reported: set[TileKey] = set()
-        self.on_failed_tile: Callable[[str, str], None] | None = None
+        self._log = log
+        self._timed = timed
 
     def read(
         self,
@@ -146,25 +123,8 @@ class TileScheduler:
         """
         pixels, failures = self._read(level, rows, columns, channel, tolerant=tolerant)
         if failures and not tolerant:
-            raise TileError(
-                self._path, [(self._name(key), why) for key, why in sorted(failures.items())]
-            )
+            raise self._log.error(failures)
         return pixels
-
-    def stats(self) -> dict[str, Any]:
-        """Return the counters as a JSON-serialisable dict."""
-        with self._lock:
-            now = self._counters
-            return {
-                "tiles_asked": now.tiles_asked,
-                "cache_hits": now.cache_hits,
-                "decoded": {self._decoder.name: now.decoded},
-                "computed": now.computed,
-                "background": now.background,
-                "bytes_read": now.bytes_read,
-                "failed": len(self._failed),
-                "failed_tiles": {self._name(key): why for key, why in self._failed.items()},
-            }
 
     def _read(
         self, level: int, rows: Span, columns: Span, channel: int | None, *, tolerant: bool
@@ -183,7 +143,9 @@ class TileScheduler:
                 placement.paste(tile, channel)
         stored, missing = self._locate(image, absent)
         try:
+            begin = time.perf_counter()
             failures = self._decode(image, stored, channel)
+            self._timed(image, len(stored), time.perf_counter() - begin)
         except SlideClosedError:
             raise
         except SlideError as error:
@@ -194,10 +156,8 @@ class TileScheduler:
                 placement.target[...] = self._background
         for placement in missing:
             failures |= self._fill(image, placement, channel, tolerant=tolerant)
-        with self._lock:
-            self._counters.tiles_asked += hits + len(absent)
-            self._counters.cache_hits += hits
-        self._note(failures, report=tolerant)
+        self._log.count(tiles_asked=hits + len(absent), cache_hits=hits)
+        self._log.note(failures, report=tolerant)
         return pixels, failures
 
     def _placements(
@@ -252,8 +212,7 @@ class TileScheduler:
         self, image: LevelLayout, batch: list[StoredTile], channel: int | None
     ) -> PendingBatch:
         views = self._source.read([segment for tile in batch for segment in tile.segments])
-        with self._lock:
-            self._counters.bytes_read += sum(len(view) for view in views)
+        self._log.count(bytes_read=sum(len(view) for view in views))
         unread = iter(views)
         encoded = [
             EncodedTile(
@@ -280,8 +239,7 @@ class TileScheduler:
         failed = pending.wait()
         for index in failed:
             batch[index].placement.target[...] = self._background
-        with self._lock:
-            self._counters.decoded += len(batch) - len(failed)
+        self._log.count_decoded(cpu=len(batch) - len(failed))
         return {batch[index].placement.key: reason for index, reason in failed.items()}
 
     def _fill(
@@ -290,15 +248,13 @@ class TileScheduler:
         """Fill in a tile that the file does not hold."""
         if image.missing == "background":
             placement.target[...] = self._background
-            with self._lock:
-                self._counters.background += 1
+            self._log.count(background=1)
             return {}
         tile, failures = self._average_of_finer(image, placement.key, tolerant=tolerant)
         if not failures:
             self._cache.put(placement.key, tile)
         placement.paste(tile, channel)
-        with self._lock:
-            self._counters.computed += 1
+        self._log.count(computed=1)
         return failures
 
     def _average_of_finer(
@@ -344,30 +300,6 @@ class TileScheduler:
             max(1, round(finer.height / image.height)),
             max(1, round(finer.width / image.width)),
         )
-
-    def _note(self, failures: dict[TileKey, str], *, report: bool) -> None:
-        """Count failed tiles; report each once, when it is first shown as background."""
-        if not failures:
-            return
-        with self._lock:
-            self._failed |= failures
-            unsaid = failures.keys() - self._reported if report else set()
-            self._reported |= unsaid
-        for number, key in enumerate(sorted(unsaid)):
-            if number == MOST_REPORTS:
-                rest = len(unsaid) - MOST_REPORTS
-                logger.warning("So are %d more tiles of '%s'", rest, self._path)
-                break
-            name, why = self._name(key), failures[key]
-            logger.warning(
-                "The tile at %s of '%s' is shown as background: %s", name, self._path, why
-            )
-            if self.on_failed_tile is not None:
-                self.on_failed_tile(name, why)
-
-    def _name(self, key: TileKey) -> str:
-        image = self._names.get(key.level, f"level {key.level}")
-        return f"{image}, row {key.row}, column {key.column}"
 
 
 def _batches(image: LevelLayout, tiles: list[StoredTile]) -> Iterator[list[StoredTile]]:

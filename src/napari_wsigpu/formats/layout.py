@@ -90,7 +90,9 @@ class TileGrid:
         """Number of tile columns."""
         return int(self.offsets.shape[2])
 
-    def segments(self, rows: Sequence[int], columns: Sequence[int]) -> list[list[tuple[int, int]]]:
+    def segments(
+        self, rows: Sequence[int] | NDArray[Any], columns: Sequence[int] | NDArray[Any]
+    ) -> list[list[tuple[int, int]]]:
         """Look up many tiles at once.
 
         Returns

@@ -188,11 +188,13 @@ def _is_mask(page: TiffPage) -> bool:
 
 
 def _area(series: TiffPageSeries) -> int:
-    return int(series.sizes["height"]) * int(series.sizes["width"])
+    width, height = _size(series)
+    return width * height
 
 
 def _size(series: TiffPageSeries) -> tuple[int, int]:
-    return int(series.sizes["width"]), int(series.sizes["height"])
+    width, height = (int(series.shape[series.axes.index(axis)]) for axis in "XY")
+    return width, height
 
 
 def _pyramid(file: TiffFile, main: TiffPageSeries) -> list[TiffPageSeries]:
@@ -216,18 +218,26 @@ def _pyramid(file: TiffFile, main: TiffPageSeries) -> list[TiffPageSeries]:
 
 
 def _image_count(series: TiffPageSeries) -> int:
-    return math.prod(
-        length for axis, length in zip(series.axes, series.shape, strict=True) if axis not in "YXS"
-    )
+    return math.prod(length for _, length in _axes_of_pages(series))
 
 
-def _channel_pages(series: TiffPageSeries) -> list[TiffPage | TiffFrame]:
-    """Return one page a channel: the first of every other axis (z, time, ...)."""
-    leading = [
+def _axes_of_pages(series: TiffPageSeries) -> list[tuple[str, int]]:
+    """Return name and length of the axes along which the pages lie."""
+    axes = [
         (axis, length)
         for axis, length in zip(series.axes, series.shape, strict=True)
         if axis not in "YXS"
     ]
+    samples = keyframe(series).samplesperpixel
+    if math.prod(length for _, length in axes) != len(series.pages) and ("C", samples) in axes:
+        # Writers may call the samples of a pixel C.
+        axes.remove(("C", samples))
+    return axes
+
+
+def _channel_pages(series: TiffPageSeries) -> list[TiffPage | TiffFrame]:
+    """Return one page a channel: the first of every other axis (z, time, ...)."""
+    leading = _axes_of_pages(series)
     pages = np.arange(len(series.pages)).reshape([length for _, length in leading])
     single_sample = keyframe(series).samplesperpixel == 1
     for axis, length in leading[::-1]:

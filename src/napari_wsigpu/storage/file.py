@@ -18,12 +18,14 @@ MERGE_GAP = 64 << 10
 MERGE_LIMIT = 16 << 20
 
 
-def merge_ranges(ranges: Sequence[ByteRange]) -> list[tuple[ByteRange, list[int]]]:
+def merge_ranges(
+    ranges: Sequence[tuple[int, int]],
+) -> list[tuple[ByteRange, list[int]]]:
     """Group ranges that lie near each other.
 
     Parameters
     ----------
-    ranges : sequence of ByteRange
+    ranges : sequence of (offset, length)
         In any order; they may overlap.
 
     Returns
@@ -33,16 +35,21 @@ def merge_ranges(ranges: Sequence[ByteRange]) -> list[tuple[ByteRange, list[int]
         than 16 MiB unless a single range is.
     """
     merged: list[tuple[ByteRange, list[int]]] = []
+    start = end = -1
+    members: list[int] = []
     for index in sorted(range(len(ranges)), key=ranges.__getitem__):
         offset, length = ranges[index]
-        if merged:
-            (start, before), members = merged[-1]
-            end = max(start + before, offset + length)
-            if offset - (start + before) <= MERGE_GAP and end - start <= MERGE_LIMIT:
+        if members and offset - end <= MERGE_GAP:
+            farthest = max(end, offset + length)
+            if farthest - start <= MERGE_LIMIT:
                 members.append(index)
-                merged[-1] = (ByteRange(start, end - start), members)
+                end = farthest
                 continue
-        merged.append((ByteRange(offset, length), [index]))
+        if members:
+            merged.append((ByteRange(start, end - start), members))
+        start, end, members = offset, offset + length, [index]
+    if members:
+        merged.append((ByteRange(start, end - start), members))
     return merged
 
 
@@ -67,8 +74,8 @@ class FileSource:
         self._closed = False
         self._seek_lock = threading.Lock()
 
-    def read(self, ranges: Sequence[ByteRange]) -> list[memoryview]:
-        """Return the bytes of each range, in order; fewer where the file ends before."""
+    def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """Return the bytes of each (offset, length), in order; fewer where the file ends before."""
         views = [memoryview(b"")] * len(ranges)
         with self._handle() as file:
             self._check_unchanged(file)
@@ -81,8 +88,9 @@ class FileSource:
                 except OSError as error:
                     raise file_error(self._path, error) from error
                 for index in members:
-                    start = ranges[index].offset - offset
-                    views[index] = block[start : start + ranges[index].length]
+                    first, wanted = ranges[index]
+                    first -= offset
+                    views[index] = block[first : first + wanted]
         return views
 
     def release(self) -> None:

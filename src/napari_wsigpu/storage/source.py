@@ -18,8 +18,8 @@ class ByteRange(NamedTuple):
 class ByteSource(Protocol):
     """Encoded bytes by position, from any thread."""
 
-    def read(self, ranges: Sequence[ByteRange]) -> list[memoryview]:
-        """Return the bytes of each range, in order; fewer where the source ends before.
+    def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """Return the bytes of each (offset, length), in order; fewer where the source ends before.
 
         Raises
         ------

@@ -1,0 +1,374 @@
+"""Compare regions decoded on the GPU with the CPU, with peers, and with the engine alone.
+
+Usage: ``python benchmarks/gpu.py [fidelity viewport sweep jpeg2000] [--json OUT]``
+
+Needs a CUDA device. cuCIM and OpenSlide are measured in the same run where they are installed;
+every reader reads the same random, unaligned regions in turn, and our caches are cleared before
+each read. ``WSIGPU_JPEG_ENGINE=hybrid`` in the environment measures cards without a JPEG engine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import random
+import statistics
+import time
+from contextlib import suppress
+from functools import partial
+from importlib import metadata, resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import cupy
+import numpy as np
+
+from common import SLIDES, ensure_slide, print_table, write_json
+from napari_wsigpu import open_slide
+from napari_wsigpu.codecs.choose import gpu_worker, pace
+from napari_wsigpu.engine.device_cache import device_tiles
+from napari_wsigpu.engine.device_reader import DeviceReader, _tile_format
+from napari_wsigpu.engine.reader import _key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from napari_wsigpu import Slide
+
+SIDE = 65536
+SIZES = (512, 1024, 2048, 4096)
+ROUNDS = 15
+WARM_UP = 4
+SLOW_ROUNDS = 5
+CUDA_PACKAGES = ("cucim-cu13", "cucim-cu12", "cupy-cuda13x", "cupy-cuda12x")
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description="Measure decoding on the GPU.")
+    parts: dict[str, Callable[[argparse.Namespace], Any]] = {
+        "fidelity": fidelity,
+        "viewport": viewport,
+        "sweep": sweep,
+        "jpeg2000": jpeg2000,
+    }
+    parser.add_argument("parts", nargs="*", choices=[[], *parts], default=list(parts))
+    parser.add_argument("--slides", type=Path, default=SLIDES, help="folder for large slides")
+    parser.add_argument("--samples", type=Path, default=None, help="folder of slides to compare")
+    parser.add_argument("--json", type=Path, default=None)
+    given = parser.parse_args()
+    figures = {"gpu": gpu(), **{part: parts[part](given) for part in given.parts}}
+    write_json(given.json, figures)
+
+
+def gpu() -> dict[str, Any]:
+    """Describe the device and what decodes on it."""
+    properties = cupy.cuda.runtime.getDeviceProperties(0)
+    worker = gpu_worker(0)
+    engines: dict[str, str | None] = {}
+    done: list[None] = []
+    worker.submit(lambda worker, _: done.append(engines.update(jpeg=worker.engine("jpeg"))))
+    while not done:
+        time.sleep(0.01)
+    names = [
+        name
+        for name in (distribution.metadata["Name"] for distribution in metadata.distributions())
+        if name.startswith("nvidia-nv") or name in CUDA_PACKAGES
+    ]
+    return {
+        "name": properties["name"].decode(),
+        "jpeg": engines["jpeg"],
+        "driver": cupy.cuda.runtime.driverGetVersion(),
+        "runtime": cupy.cuda.runtime.runtimeGetVersion(),
+        "packages": {name: metadata.version(name) for name in sorted(set(names))},
+    }
+
+
+# Fidelity
+
+
+def fidelity(given: argparse.Namespace) -> list[dict[str, Any]]:
+    """Compare whole levels by the GPU with the CPU decoder."""
+    found: list[dict[str, Any]] = []
+    with resources.as_file(resources.files("napari_wsigpu") / "resources/he_phantom.svs") as sample:
+        folder = given.samples
+        paths = [sample, *(sorted(folder.rglob("*.*")) if folder else ())]
+        for path in paths:
+            if path.suffix in (".svs", ".tif", ".tiff", ".ndpi"):
+                found += compare(path)
+    rows = [
+        (item["slide"], str(item["level"]), str(item["difference"]), str(item["decoded"]))
+        for item in found
+    ]
+    print_table("GPU against CPU", ("slide", "level", "max difference", "decoded by"), rows)
+    return found
+
+
+def compare(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the largest difference of each level of a slide."""
+    with open_slide(path, device="cpu") as cpu, open_slide(path, device="cuda") as by_gpu:
+        for index, level in enumerate(cpu.levels):
+            difference = 0.0
+            for top in range(0, level.shape[0], 4096):
+                for left in range(0, level.shape[1], 4096):
+                    part = np.s_[top : top + 4096, left : left + 4096]
+                    expected, pixels = level[part], by_gpu.levels[index][part]
+                    apart = np.abs(expected.astype(np.float64) - pixels).max()
+                    difference = max(difference, float(apart))
+            yield {
+                "slide": path.name,
+                "level": index,
+                "difference": difference,
+                "decoded": by_gpu.stats()["decoded"],
+            }
+
+
+# Viewports
+
+
+def viewport(given: argparse.Namespace) -> list[dict[str, Any]]:
+    """Time cold regions at random positions, by every reader in turn."""
+    found = []
+    for tile in (256, 512):
+        path = ensure_slide(given.slides, SIDE, "jpeg", tile)
+        with open_slide(path, device="cuda") as slide, open_slide(path) as auto:
+            settle_auto(auto)
+            readers = {**own_readers(slide, auto), **peers(path)}
+            for size in SIZES:
+                found += time_regions(readers, tile, size)
+    return found
+
+
+def own_readers(slide: Slide, auto: Slide) -> dict[str, Callable[[int, int, int], Any]]:
+    """Return our ways to read a region."""
+
+    def cleared(slide: Slide, device: str) -> Callable[[int, int, int], Any]:
+        def read(x: int, y: int, size: int) -> Any:
+            slide.clear_cache()
+            return timed(lambda: slide.read_region((x, y), (size, size), device=device))
+
+        return read
+
+    def cached(x: int, y: int, size: int) -> Any:
+        slide.read_region((x, y), (size, size))
+        return timed(lambda: slide.read_region((x, y), (size, size)))
+
+    return {
+        "ours, to host": cleared(slide, "cpu"),
+        "ours, to device": cleared(slide, "cuda"),
+        "ours, auto, to host": cleared(auto, "cpu"),
+        "ours, cached, to host": cached,
+        "decode alone": lambda x, y, size: decode_alone(slide, x, y, size),
+    }
+
+
+def timed(read: Callable[[], Any]) -> tuple[float, Any]:
+    """Return seconds and result."""
+    begin = time.perf_counter()
+    result = read()
+    return time.perf_counter() - begin, result
+
+
+def device_reader(slide: Slide) -> DeviceReader:
+    """Return the part of a slide that reads through the device."""
+    return slide._reader._reader(gpu_worker(0))
+
+
+def decode_alone(slide: Slide, x: int, y: int, size: int) -> tuple[float, None]:
+    """Time the decoder on a region's tiles, their bytes in memory."""
+    reader, image = device_reader(slide), slide.layout.levels[0]
+    tile = image.grid.tile_width
+    slide.clear_cache()
+    rows, columns = np.mgrid[y // tile : -(-(y + size) // tile), x // tile : -(-(x + size) // tile)]
+    tiles = np.stack([rows.ravel(), columns.ravel()], -1)
+    encoded = reader._encoded(image, tiles)
+    format_ = _tile_format(image)
+    cache = device_tiles(reader.device)
+    seconds = 0.0
+    for start in range(0, len(encoded), 256):
+        part = encoded[start : start + 256]
+        reserved = cache.reserve(format_, image.tile_bytes, len(part), reader._decoder.images)
+        slots = reserved.slots
+        begin = time.perf_counter()
+        reader._decoder.schedule(part, slots, lambda stream, indices: None).wait()
+        seconds += time.perf_counter() - begin
+        cache.unpin(reserved)
+    return seconds, None
+
+
+def peers(path: Path) -> dict[str, Callable[[int, int, int], Any]]:
+    """Return the peers that are installed."""
+    found: dict[str, Callable[[int, int, int], Any]] = {}
+    with suppress(ImportError):
+        import openslide
+
+        other = openslide.OpenSlide(path)
+        found["OpenSlide"] = lambda x, y, size: timed(
+            lambda: np.asarray(other.read_region((x, y), 0, (size, size)))
+        )
+    with suppress(ImportError):
+        from cucim import CuImage
+
+        image = CuImage(str(path))
+
+        def on_device(x: int, y: int, size: int) -> Any:
+            pixels = cupy.asarray(image.read_region((x, y), (size, size), 0, device="cuda"))
+            cupy.cuda.Device().synchronize()
+            return pixels
+
+        found["cuCIM, cuda"] = lambda x, y, size: timed(lambda: on_device(x, y, size))
+        found["cuCIM, 16 workers"] = lambda x, y, size: timed(
+            lambda: np.asarray(image.read_region((x, y), (size, size), 0, num_workers=16))
+        )
+    return found
+
+
+def time_regions(
+    readers: dict[str, Callable[[int, int, int], Any]], tile: int, size: int
+) -> list[dict[str, Any]]:
+    """Time every reader at the same positions, in turn."""
+    random_place = random.Random(size)
+    limit = SIDE - size
+    places = [
+        (random_place.randrange(limit), random_place.randrange(limit))
+        for _ in range(WARM_UP + ROUNDS)
+    ]
+    seconds: dict[str, list[float]] = {name: [] for name in readers}
+    gc.collect()
+    gc.disable()
+    for number, (x, y) in enumerate(places):
+        for name, read in readers.items():
+            slow = name in ("OpenSlide", "cuCIM, cuda")
+            if slow and number >= WARM_UP + SLOW_ROUNDS:
+                continue
+            took = read(x, y, size)[0]
+            if number >= WARM_UP:
+                seconds[name].append(took)
+    gc.enable()
+    found: list[dict[str, Any]] = [
+        {
+            "tile": tile,
+            "size": size,
+            "reader": name,
+            "median_ms": round(statistics.median(taken) * 1e3, 3),
+            "best_ms": round(min(taken) * 1e3, 3),
+        }
+        for name, taken in seconds.items()
+    ]
+    rows = [
+        (item["reader"], f"{item['median_ms']:.2f}", f"{item['best_ms']:.2f}") for item in found
+    ]
+    print_table(
+        f"{size} x {size}, {tile} x {tile} JPEG tiles", ("reader", "median ms", "best"), rows
+    )
+    return found
+
+
+# Whole levels
+
+
+def sweep(given: argparse.Namespace) -> list[dict[str, Any]]:
+    """Time every tile of a level once, to the device: one by one, ahead, and decode alone."""
+    found = []
+    for tile, side in ((256, 4096), (512, 8192)):
+        path = ensure_slide(given.slides, SIDE, "jpeg", tile)
+        places = [(x, y) for y in range(0, SIDE, side) for x in range(0, SIDE, side)]
+        with open_slide(path, device="cuda") as slide:
+            alone = sweep_alone(slide, places, side)
+            slide.read_region((0, 0), (side, side), device="cuda")
+            rows = [("decode alone", "", f"{rate(alone):.2f}", "")]
+            for file in ("warm", "cold"):
+                for way in ("sync", "async"):
+                    slide.clear_cache()
+                    if file == "cold":
+                        forget(path)
+                    begin = time.perf_counter()
+                    read_all(slide, places, side, ahead=way == "async")
+                    taken = time.perf_counter() - begin
+                    found.append(
+                        {
+                            "tile": tile,
+                            "file": file,
+                            "way": way,
+                            "gigapixels_a_second": round(rate(taken), 3),
+                            "decode_alone": round(rate(alone), 3),
+                        }
+                    )
+                    rows.append((way, file, f"{rate(taken):.2f}", f"{alone / taken:.0%}"))
+        heads = ("way", "file", "GP/s", "of decode alone")
+        print_table(f"{SIDE} x {SIDE}, {tile} x {tile} JPEG tiles", heads, rows)
+    return found
+
+
+def rate(seconds: float) -> float:
+    """Return gigapixels a second of one whole level."""
+    return SIDE * SIDE / seconds / 1e9
+
+
+def sweep_alone(slide: Slide, places: list[tuple[int, int]], side: int) -> float:
+    """Time the decoder on the tiles of some regions, extrapolated to the level."""
+    chosen = places[:: max(1, len(places) // 32)]
+    decode_alone(slide, *chosen[0], side)
+    return sum(decode_alone(slide, *place, side)[0] for place in chosen) * len(places) / len(chosen)
+
+
+def read_all(slide: Slide, places: list[tuple[int, int]], side: int, *, ahead: bool) -> None:
+    """Read every region and drop it."""
+    if ahead:
+        for _ in slide.read_regions(places, (side, side), device="cuda"):
+            pass
+        return
+    for place in places:
+        slide.read_region(place, (side, side), device="cuda")
+
+
+def forget(path: Path) -> None:
+    """Drop a file from the operating system's page cache."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+# JPEG 2000
+
+
+def jpeg2000(given: argparse.Namespace) -> list[dict[str, Any]]:
+    """Time 256 tiles of JPEG 2000: by the GPU, by the CPU, and by what is chosen."""
+    path = ensure_slide(given.slides, 16384, "jpeg2000", 256)
+    found = []
+    with (
+        open_slide(path, device="cpu") as cpu,
+        open_slide(path, device="cuda") as by_gpu,
+        open_slide(path) as auto,
+    ):
+        slides = {"CPU": cpu, "GPU": by_gpu, "auto": auto}
+        seconds: dict[str, list[float]] = {name: [] for name in slides}
+        settle_auto(auto)
+        for number in range(ROUNDS):
+            place = 4096 * (number % 4), 4096 * (number // 4 % 4)
+            for name, slide in slides.items():
+                slide.clear_cache()
+                read = partial(slide.read_region, place, (4096, 4096))
+                seconds[name].append(timed(read)[0])
+        rows = []
+        for name, taken in seconds.items():
+            speed = 4096 * 4096 / statistics.median(taken) / 1e6
+            found.append({"decoder": name, "megapixels_a_second": round(speed)})
+            rows.append((name, f"{statistics.median(taken) * 1e3:.1f}", f"{speed:.0f}"))
+        print_table("256 tiles of JPEG 2000", ("decoder", "median ms", "MP/s"), rows)
+        print("chosen:", pace.choose(_key(auto.layout.levels[0])))
+    return found
+
+
+def settle_auto(slide: Slide) -> None:
+    """Read until everything was tried and the fastest is used."""
+    key = _key(slide.layout.levels[0])
+    deadline = time.perf_counter() + 20
+    while not pace.settled(key) and time.perf_counter() < deadline:
+        slide.clear_cache()
+        slide.read_region((0, 0), (4096, 4096))
+
+
+if __name__ == "__main__":
+    main()

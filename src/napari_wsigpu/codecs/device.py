@@ -1,0 +1,136 @@
+"""The face of a device whose memory holds decoded tiles.
+
+`codecs.cuda` is the real one. All that touches device memory goes through this face, so that
+the decoder and the engine above it also run where there is no GPU.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from contextlib import AbstractContextManager
+
+    from numpy.typing import DTypeLike, NDArray
+
+
+class TileFormat(NamedTuple):
+    """Shape and type of decoded tiles that can lie in one block of memory."""
+
+    height: int
+    width: int
+    channels: int
+    dtype: str
+
+
+class Window(NamedTuple):
+    """A region in a level's own pixels, and the one channel wanted of it (None: all).
+
+    It may reach outside of the level.
+    """
+
+    top: int
+    left: int
+    height: int
+    width: int
+    channel: int | None = None
+
+
+class Stream(Protocol):
+    """An order of work on a device; a context in which it is the thread's current one."""
+
+    @property
+    def ptr(self) -> int:
+        """The native handle, ``cudaStream_t`` as an integer."""
+
+    def synchronize(self) -> None:
+        """Wait until all work that was given to the stream is done."""
+
+    def __enter__(self) -> Any: ...
+
+    def __exit__(self, *error: object) -> Any: ...
+
+
+class Device(Protocol):
+    """Memory, streams and kernels of one device.
+
+    Tiles are given as an int64 array of rows (address, tile row, tile column).
+    """
+
+    name: str
+
+    @property
+    def memory(self) -> tuple[int, int]:
+        """Bytes of device memory that are free, and that there are."""
+
+    def active(self) -> AbstractContextManager[Any]:
+        """Make the device the calling thread's current one."""
+
+    def new_stream(self) -> Stream:
+        """Make a stream that does not wait for others."""
+
+    def as_stream(self, stream: Any) -> Stream:
+        """Wrap a caller's stream: an integer handle or an object with ``ptr``."""
+
+    def decoder(self, kind: str) -> tuple[Any, str]:
+        """Make an nvImageCodec decoder for "jpeg" or "jpeg2000"; return it and its path's name."""
+
+    def allocate(self, size: int) -> tuple[int, Any]:
+        """Take memory: its address, and what has to be kept while it is used.
+
+        Raises
+        ------
+        MemoryError
+            If there is not enough.
+        """
+
+    def views(self, addresses: Sequence[int], tile: TileFormat) -> list[Any]:
+        """Return an array-like over each tile, for nvImageCodec to wrap."""
+
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> Any:
+        """Return a new device array."""
+
+    def fill(self, pixels: Any, value: float, stream: Stream) -> None:
+        """Set all of a device array to one value."""
+
+    def paste(
+        self,
+        tiles: NDArray[Any],
+        tile: TileFormat,
+        level: tuple[int, int],
+        pixels: Any,
+        window: Window,
+        stream: Stream,
+    ) -> None:
+        """Copy the parts of tiles that lie in a window to their place in `pixels`.
+
+        What lies beyond the (height, width) of the level is left out.
+        """
+
+    def ycbcr_to_rgb(self, tiles: NDArray[Any], tile: TileFormat, stream: Stream) -> None:
+        """Convert full-range YCbCr tiles to RGB in place, rounded as libjpeg does."""
+
+    def round_as_libjpeg(self, tiles: NDArray[Any], tile: TileFormat, stream: Stream) -> Any:
+        """Give RGB that a JPEG engine made of YCbCr the rounding of libjpeg, in place.
+
+        Returns
+        -------
+        device array of int32
+            One flag a tile: not 0 where a clipped pixel hides how it has to be rounded.
+        """
+
+    def upload(self, address: int, pixels: NDArray[Any], stream: Stream) -> None:
+        """Copy host pixels to device memory; keep them until the stream is synchronised."""
+
+    def send(self, pixels: NDArray[Any], target: Any, stream: Stream) -> None:
+        """Copy host pixels to a device array; keep them until the stream is synchronised."""
+
+    def download(self, pixels: Any, stream: Stream) -> NDArray[Any]:
+        """Copy a device array to the host; valid once the stream is synchronised."""
+
+    def download_tile(self, address: int, tile: TileFormat, stream: Stream) -> NDArray[Any]:
+        """Copy one tile to the host; valid once the stream is synchronised."""
+
+    def staging(self, count: int, size: int) -> NDArray[Any]:
+        """Return host memory of shape (count, size) in bytes, fast to upload."""

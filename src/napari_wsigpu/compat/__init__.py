@@ -1,0 +1,1 @@
+"""Faces of other libraries, for code that moves to this one."""

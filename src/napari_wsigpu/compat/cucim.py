@@ -1,0 +1,572 @@
+"""cuCIM's `CuImage` on top of `Slide`: code written for cuCIM changes only its import.
+
+    from napari_wsigpu.compat.cucim import CuImage    # was: from cucim import CuImage
+
+Names, defaults, locations, batches and errors are cuCIM's. Pixels are what the file says: gray
+slides keep one channel and 16 bit slides their 16 bits, which cuCIM turns into 8 bit RGBA.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+import random
+import weakref
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from enum import IntEnum
+from functools import cached_property
+from importlib import import_module
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tifffile
+
+from napari_wsigpu.engine.cache import tile_cache
+from napari_wsigpu.errors import DeviceError, RegionError, SlideError, SlideReadError, file_error
+from napari_wsigpu.slide import open_slide
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+Locations = Iterable[int] | Iterable[Iterable[int]]
+
+MICROMETRES = {2: 25400.0, 3: 10000.0}
+UNIT_NAMES = {2: "inch", 3: "centimeter"}
+MIB = 1 << 20
+USUAL_TILE_BYTES = 256 * 256 * 3
+
+
+class CuImageError(SlideError, RuntimeError):
+    """Regions were asked for in a way that cuCIM refuses, or of a closed image."""
+
+
+class CuImageOpenError(SlideReadError, ValueError):
+    """The file can't be opened."""
+
+
+class DLDataTypeCode(IntEnum):
+    """What kind of number a sample is."""
+
+    DLInt = 0
+    DLUInt = 1
+    DLFloat = 2
+
+
+@dataclass(frozen=True)
+class DLDataType:
+    """Type of one sample as DLPack writes it."""
+
+    code: int
+    bits: int
+    lanes: int
+
+
+class CuImage:
+    """A slide, a region or batch of it, or one of its associated images.
+
+    Parameters
+    ----------
+    path : str or PathLike
+        The slide's file.
+
+    Attributes
+    ----------
+    path : str
+        The slide's path, as it was given.
+    shape, ndim, dims : list of int, int, str
+        Length of each axis, their number, and their names: ``"YXC"``, ``"NYXC"`` for a batch.
+    dtype, typestr : DLDataType, str
+        Type of one sample, and as numpy writes it.
+    device : str
+        Where the pixels are.
+    channel_names : list of str
+        Name of each channel.
+    resolutions : dict
+        Number of levels, and dimensions (x, y), downsample and tile size (x, y) of each.
+    associated_images : set of str
+        Names of the pictures beside the slide.
+    raw_metadata : str
+        The slide's image description.
+    is_loaded, origin, direction, coord_sys : bool, list, list, str
+        The same for every image.
+
+    Raises
+    ------
+    SlideError
+        As `open_slide` does, and always a ``ValueError`` too.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._set_up(_File(os.fspath(path)), None, "cpu", 1.0)
+
+    def _set_up(self, file: _File, pixels: Any, device: str, downsample: float | None) -> None:
+        layout = file.slide.layout
+        base = layout.levels[0]
+        self._file, self._pixels, self._downsample = file, pixels, downsample
+        self.path = file.path
+        self.device = device
+        self.shape = [base.height, base.width, base.channels]
+        if pixels is not None:
+            self.shape = list(pixels.shape)
+        self.ndim = len(self.shape)
+        self.dims = "NYXC"[4 - self.ndim :]
+        dtype = base.dtype if pixels is None else pixels.dtype
+        self.typestr = str(dtype.str)
+        self.dtype = DLDataType("iuf".index(dtype.kind), dtype.itemsize * 8, 1)
+        names = [channel.name for channel in layout.channels]
+        self.channel_names = names if len(names) == self.shape[-1] else [*"RGBA"][: self.shape[-1]]
+        self.is_loaded = True
+        self.origin = [0.0, 0.0, 0.0]
+        self.direction = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
+        self.coord_sys = "LPS"
+        size = self.shape[-2], self.shape[-3]
+        self.resolutions = file.resolutions(None if pixels is None else size)
+        self.associated_images: set[str] = set()
+        self.raw_metadata = ""
+        if pixels is None:
+            self.associated_images |= set(file.slide.associated_images)
+            self.raw_metadata = layout.metadata["tiff"].get("ImageDescription", "")
+
+    def _image(self, pixels: Any, device: str, downsample: float | None) -> CuImage:
+        """Return an image of pixels; `downsample` is None where their scale is not known."""
+        image = object.__new__(CuImage)
+        image._set_up(self._file, pixels, device, downsample)
+        return image
+
+    # What it is
+
+    def size(self, dim_order: str = "") -> list[int]:
+        """Return the length of each axis in `dim_order`, without those that there are not."""
+        lengths = dict(zip(self.dims, self.shape, strict=True))
+        return [lengths[axis] for axis in (dim_order or self.dims).upper() if axis in lengths]
+
+    def spacing(self, dim_order: str = "") -> list[float]:
+        """Return the size of a pixel along each axis, by the file's resolution tags alone.
+
+        A region's is divided by its level's downsample, as cuCIM does; what a pixel of the
+        level really spans is the slide's spacing times the downsample.
+        """
+        return [self._axis(axis)[0] for axis in (dim_order or self.dims).upper()]
+
+    def spacing_units(self, dim_order: str = "") -> list[str]:
+        """Return the unit of each number of `spacing`."""
+        return [self._axis(axis)[1] for axis in (dim_order or self.dims).upper()]
+
+    def _axis(self, axis: str) -> tuple[float, str]:
+        if axis not in self.dims:
+            return 1.0, ""
+        if axis not in "XY":
+            return 1.0, {"C": "color", "N": "batch"}[axis]
+        if self._downsample is None:
+            return 1.0, "micrometer"
+        x, y, unit = self._file.resolution
+        value = x if axis == "X" else y
+        if unit not in MICROMETRES:
+            return value / self._downsample, ""
+        return (MICROMETRES[unit] / value if value else 1.0) / self._downsample, "micrometer"
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The attributes under ``"cucim"``; of a slide also its TIFF tags and vendor fields."""
+        left_out = ("device", "is_loaded", "raw_metadata")
+        facts = {k: v for k, v in vars(self).items() if k[0] != "_" and k not in left_out}
+        facts["dtype"] = asdict(self.dtype)
+        facts["spacing"], facts["spacing_units"] = self.spacing(), self.spacing_units()
+        facts["associated_images"] = sorted(self.associated_images)
+        facts["resolutions"] = {k: np.array(v).tolist() for k, v in self.resolutions.items()}
+        return {"cucim": facts} | (self._file.metadata() if self._pixels is None else {})
+
+    # Pixels
+
+    def read_region(
+        self,
+        location: Locations = (),
+        size: Iterable[int] = (),
+        level: int = 0,
+        num_workers: int = 0,
+        batch_size: int = 1,
+        drop_last: bool = False,
+        prefetch_factor: int = 2,
+        shuffle: bool = False,
+        seed: int = 0,
+        device: str = "cpu",
+    ) -> CuImage | CuImageIterator:
+        """Read one rectangle, or many of one size.
+
+        Parameters
+        ----------
+        location : iterable of int, or of pairs of int
+            (x, y) of the upper left corner in pixels of level 0, divided by the level's
+            downsample and truncated; of many rectangles one after another, flat or in pairs.
+            The slide's corner where omitted.
+        size : iterable of int
+            (width, height) in pixels of the level; the whole level where omitted.
+        level : int
+            Index of a level.
+        num_workers : int
+            How many threads read ahead; has to be above 0 for many rectangles.
+        batch_size : int
+            How many rectangles make one image of axes NYXC; 1 gives images of axes YXC.
+        drop_last : bool
+            Leave out a last batch that is not full.
+        prefetch_factor : int
+            How many batches are read ahead.
+        shuffle, seed : bool, int
+            Change the order, by `seed` alone; it is another order than cuCIM's.
+        device : str
+            Where the pixels shall be: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
+
+        Returns
+        -------
+        CuImage or CuImageIterator
+            An iterator where there is more than one location or `batch_size` is above 1.
+            Pixels outside the slide are white for Aperio and Philips and else 0.
+
+        Raises
+        ------
+        RegionError
+            If the level, size or part of a region can't be (a ``ValueError``).
+        CuImageError
+            If the image is closed, or the locations make no sense (a ``RuntimeError``).
+        SlideError
+            As `Slide.read_region` does.
+        """
+        whole = self._checked_size(size, level)
+        places = _pairs(location)
+        device = str(device)
+        if self._pixels is not None:
+            return self._image(self._crop(places[0], whole, device), device, self._downsample)
+        self._check_open()
+        if len(places) > 1 and num_workers == 0 and device == "cpu":
+            raise CuImageError("Cannot read multiple locations with zero workers!")
+        downsample = self._file.slide.level_downsamples[level]
+        if len(places) == 1 and batch_size <= 1:
+            pixels = self._file.read(places[0], whole, level, device)
+            return self._image(pixels, device, downsample)
+        if shuffle:
+            random.Random(seed).shuffle(places)
+        batch_size = max(1, batch_size)
+        count = (len(places) if drop_last else len(places) + batch_size - 1) // batch_size
+        batches = self._file.batches(
+            places[: count * batch_size],
+            whole,
+            level,
+            batch_size,
+            device=device,
+            num_workers=max(1, num_workers),
+            prefetch_factor=prefetch_factor,
+        )
+        return CuImageIterator((self._image(b, device, downsample) for b in batches), count)
+
+    def associated_image(self, name: str = "", device: str = "cpu") -> CuImage:
+        """Read a picture beside the slide, by its name."""
+        if name not in self.associated_images:
+            raise RegionError(
+                f"'{self.path}' has no associated image '{name}'; "
+                f"it has {sorted(self.associated_images)}."
+            )
+        self._check_open()
+        pixels = self._file.slide.associated_images[name].read()
+        return self._image(_to_device(pixels, str(device)), str(device), None)
+
+    def _checked_size(self, size: Iterable[int], level: int) -> tuple[int, int]:
+        levels = self.resolutions["level_dimensions"]
+        if not 0 <= level < len(levels):
+            raise RegionError(
+                f"Invalid level ({level}) in the request! "
+                f"('level' should be less than {len(levels)} and not below 0)"
+            )
+        numbers = tuple(map(operator.index, size)) or levels[level]
+        if len(numbers) != 2:
+            raise CuImageError("size (patch size) should be 2!")
+        for name, number, most in zip(("width", "height"), numbers, levels[0], strict=True):
+            if number <= 0:
+                raise RegionError(f"Invalid size ({number}) in the request! (Should be > 0)")
+            if number > most:
+                raise RegionError(f"Invalid size (it exceeds the original image {name} {most})")
+        return numbers[0], numbers[1]
+
+    def _check_open(self) -> None:
+        if self._file.closed:
+            raise CuImageError("[Error] The image file is closed!")
+
+    def _crop(self, place: tuple[int, int], size: tuple[int, int], device: str) -> Any:
+        (x, y), (width, height) = place, size
+        if min(place) < 0:
+            raise RegionError(f"Invalid location ({min(place)}) in the request! (Should be >= 0)")
+        columns, rows = self.size("XY")
+        for name, end, most in (("width", x + width, columns), ("height", y + height, rows)):
+            if end > most:
+                raise RegionError(f"Invalid location/size (it exceeds the image {name} {most})")
+        return _to_device(self._pixels[..., y : y + height, x : x + width, :].copy(), device)
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        return self._interface("__array_interface__", on_cpu=True)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return self._interface("__cuda_array_interface__", on_cpu=False) | {"mask": None}
+
+    def _interface(self, name: str, *, on_cpu: bool) -> dict[str, Any]:
+        if self._pixels is None or (self.device == "cpu") != on_cpu:
+            raise AttributeError(f"an image without pixels there has no {name}", name=name)
+        interface: dict[str, Any] = getattr(self._pixels, name)
+        return interface
+
+    def __iter__(self) -> Iterator[CuImage]:
+        if self._pixels is None:
+            raise IndexError("A slide can't be iterated over; read regions of it.")
+        return iter([self])
+
+    # Resources
+
+    def close(self) -> None:
+        """Let go of the slide's file; regions that were read stay."""
+        if self._pixels is None:
+            self._file.closed = True
+            self._file.slide.close()
+
+    def __enter__(self) -> CuImage:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<CuImage path:{self.path}>"
+
+    @staticmethod
+    def cache(type: str | None = None, **config: Any) -> ImageCache:  # noqa: A002
+        """Return the process's one cache of decoded tiles, emptied and set up if asked.
+
+        Parameters
+        ----------
+        type : str, optional
+            ``"per_process"`` (or ``"shared_memory"``, which it isn't) gives it
+            `memory_capacity`, others turn it off; unchanged where omitted.
+        **config
+            ``memory_capacity`` in MiB (1024). ``record_stat=True`` is refused, because
+            `Slide.stats` counts hits; all else has no effect.
+        """
+        if config.get("record_stat"):
+            raise RegionError("Hits are not counted for the whole cache; use Slide.stats().")
+        if type is not None:
+            on = type in ("per_process", "shared_memory")
+            tile_cache.budget = 0
+            tile_cache.budget = config.get("memory_capacity", 1024) * MIB if on else 0
+        return ImageCache()
+
+
+class CuImageIterator:
+    """Images in turn; its length is their number."""
+
+    def __init__(self, images: Iterator[CuImage], count: int) -> None:
+        self._images = images
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> CuImageIterator:
+        return self
+
+    def __next__(self) -> CuImage:
+        return next(self._images)
+
+
+class CacheType(IntEnum):
+    """Kind of a cache."""
+
+    NoCache = 0
+    PerProcess = 1
+
+
+class ImageCache:
+    """The process's cache of decoded tiles by cuCIM's names; it starts with 512 MiB.
+
+    Neither held tiles nor hits are counted for the whole cache: `Slide.stats` counts hits.
+    """
+
+    hit_count = 0
+    miss_count = 0
+
+    @property
+    def type(self) -> CacheType:
+        """Whether it may hold tiles at all."""
+        return CacheType.PerProcess if tile_cache.budget else CacheType.NoCache
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Its settings; `memory_capacity` in MiB."""
+        name = ("nocache", "per_process")[self.type]
+        return {"type": name, "memory_capacity": tile_cache.budget // MIB, "record_stat": False}
+
+    @property
+    def memory_size(self) -> int:
+        """Bytes held."""
+        return tile_cache.used
+
+    @property
+    def memory_capacity(self) -> int:
+        """Bytes to hold at most."""
+        return tile_cache.budget
+
+    @property
+    def free_memory(self) -> int:
+        """Bytes that can still be held without dropping a tile."""
+        return tile_cache.budget - tile_cache.used
+
+    @property
+    def size(self) -> int:
+        """How many tiles of 256 x 256 RGB pixels the held bytes make."""
+        return tile_cache.used // USUAL_TILE_BYTES
+
+    @property
+    def capacity(self) -> int:
+        """How many tiles of 256 x 256 RGB pixels it can hold."""
+        return tile_cache.budget // USUAL_TILE_BYTES
+
+    def reserve(self, memory_capacity: int, **_: Any) -> None:
+        """Hold this many MiB, unless it already is more; keeps what it holds."""
+        tile_cache.budget = max(tile_cache.budget, memory_capacity * MIB)
+
+
+def preferred_memory_capacity(
+    img: CuImage | None = None,
+    image_size: Sequence[int] | None = None,
+    tile_size: Sequence[int] | None = None,
+    patch_size: Sequence[int] | None = None,
+    bytes_per_pixel: int = 3,
+) -> int:
+    """Return MiB that hold all tiles under a row of patches as wide as the slide."""
+    if img is not None:
+        image_size, tile_size = img.size("XY"), img.resolutions["level_tile_sizes"][0]
+        bytes_per_pixel = img.shape[-1] * img.dtype.bits // 8
+    if image_size is None:
+        raise RegionError("Please specify 'image_size' parameter!")
+    tile_width, tile_height = tile_size or (256, 256)
+    columns = math.ceil(image_size[0] / tile_width)
+    rows = 1 + math.ceil(((patch_size or (256, 256))[1] - 1) / tile_height)
+    return math.ceil(columns * rows * tile_width * tile_height * bytes_per_pixel / MIB)
+
+
+class _File:
+    """An open slide, and what cuCIM knows of it that `Slide` doesn't say."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.closed = False
+        try:
+            self.slide = open_slide(path)
+        except OSError as error:
+            raise CuImageOpenError(f"Cannot open {path}! {error}") from error
+        # Code for cuCIM seldom closes its images.
+        weakref.finalize(self, self.slide.close)
+
+    @cached_property
+    def resolution(self) -> tuple[float, float, int]:
+        """Resolution tags of the first page: pixels a unit (x, y), and the unit."""
+        try:
+            with tifffile.TiffFile(self.slide.path) as file:
+                tags = file.pages.first.tags
+                x, y = (tags.valueof(code, (1, 1)) for code in (282, 283))
+                unit = int(tags.valueof(296, 1))
+        except OSError as error:
+            raise file_error(self.path, error) from error
+        return x[0] / (x[1] or 1), y[0] / (y[1] or 1), unit
+
+    def metadata(self) -> dict[str, Any]:
+        metadata = self.slide.metadata
+        tags = metadata["tiff"]
+        x, y, unit = self.resolution
+        metadata["tiff"] = {
+            "model": tags.get("Model", ""),
+            "software": tags.get("Software", ""),
+            "resolution_unit": UNIT_NAMES.get(unit, ""),
+            "x_resolution": x,
+            "y_resolution": y,
+        }
+        return {name: value for name, value in metadata.items() if isinstance(value, dict)}
+
+    def resolutions(self, region: tuple[int, int] | None) -> dict[str, Any]:
+        slide = self.slide
+        grids = [level.grid for level in slide.layout.levels]
+        tiles = tuple((grid.tile_width, grid.tile_height) for grid in grids)
+        return {
+            "level_count": 1 if region else slide.level_count,
+            "level_dimensions": (region,) if region else slide.level_dimensions,
+            "level_downsamples": (1.0,) if region else slide.level_downsamples,
+            "level_tile_sizes": (region,) if region else tiles,
+        }
+
+    def read(self, place: tuple[int, int], size: tuple[int, int], level: int, device: str) -> Any:
+        start, corner = self._start(place, level)
+        region = self.slide.read_region(corner, size, level, device)
+        self._fill_outside([region], [start], level)
+        return region
+
+    def batches(
+        self,
+        places: Sequence[tuple[int, int]],
+        size: tuple[int, int],
+        level: int,
+        batch_size: int,
+        **options: Any,
+    ) -> Iterator[Any]:
+        found = [self._start(place, level) for place in places]
+        starts = iter([start for start, _ in found])
+        corners = [corner for _, corner in found]
+        count = batch_size if batch_size > 1 else None
+        for batch in self.slide.read_regions(corners, size, level, count, **options):
+            regions = [batch] if count is None else batch
+            self._fill_outside(regions, list(islice(starts, batch_size)), level)
+            yield batch
+
+    def _start(self, place: tuple[int, int], level: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Return a place in the level's own pixels, and a location that `Slide` takes for it."""
+        downsample = self.slide.level_downsamples[level]
+        x, y = int(place[0] / downsample), int(place[1] / downsample)
+        return (x, y), (math.floor(x * downsample + 0.5), math.floor(y * downsample + 0.5))
+
+    def _fill_outside(self, regions: Any, starts: Sequence[tuple[int, int]], level: int) -> None:
+        layout = self.slide.layout
+        value = {"aperio": layout.background, "philips": 255}.get(layout.vendor, 0)
+        if value == layout.background:
+            return
+        columns, rows = self.slide.level_dimensions[level]
+        for region, (x, y) in zip(regions, starts, strict=True):
+            region[: max(-y, 0)] = region[max(rows - y, 0) :] = value
+            region[:, : max(-x, 0)] = region[:, max(columns - x, 0) :] = value
+
+
+def _pairs(location: Locations) -> list[tuple[int, int]]:
+    numbers: list[int] = []
+    try:
+        for item in location:
+            numbers += map(operator.index, item if isinstance(item, Iterable) else (item,))
+    except TypeError:
+        raise CuImageError(f"The location {location!r} is not made of whole numbers.") from None
+    if len(numbers) % 2:
+        raise CuImageError(
+            "[Error] The number of locations should be the multiplication of the number of "
+            "dimensions in the size!"
+        )
+    return list(zip(numbers[::2], numbers[1::2], strict=True)) or [(0, 0)]
+
+
+def _to_device(pixels: Any, device: str) -> Any:
+    if device == "cpu":
+        return pixels.get() if hasattr(pixels, "__cuda_array_interface__") else pixels
+    try:
+        cupy = import_module("cupy")
+        with cupy.cuda.Device(int(device.removeprefix("cuda").lstrip(":") or 0)):
+            return cupy.asarray(pixels)
+    except (ImportError, ValueError) as error:
+        raise DeviceError(
+            f"Pixels can't be put on device '{device}' ({error}); install "
+            "napari-wsigpu[cuda12], or use device='cpu'."
+        ) from error

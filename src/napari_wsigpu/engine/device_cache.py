@@ -1,0 +1,285 @@
+"""Decoded tiles in device memory: one cache a device, of places that are used again."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from napari_wsigpu.codecs.nvimagecodec import Slots
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from napari_wsigpu.codecs.device import Device, TileFormat
+
+    Wrap = Callable[[Sequence[int], TileFormat], list[Any]]
+
+SLAB_BYTES = 128 << 20
+LARGEST_BUDGET = 2 << 30
+PART_OF_DEVICE = 8
+NOBODY = -1
+
+
+class Reserved(NamedTuple):
+    """Places in a shelf that nobody else gets until they are unpinned."""
+
+    shelf: Shelf
+    places: NDArray[np.int64]
+
+    @property
+    def slots(self) -> Slots:
+        """The places as a decoder wants them."""
+        shelf = self.shelf
+        images = [shelf.images[place] for place in self.places.tolist()]
+        return Slots(shelf.tile, shelf.addresses[self.places], images)
+
+
+class Shelf:
+    """Places for tiles of one format, in a few large allocations."""
+
+    def __init__(self, tile: TileFormat, tile_bytes: int) -> None:
+        self.tile = tile
+        self.tile_bytes = tile_bytes
+        self.slabs: list[Any] = []
+        self.images: list[Any] = []
+        self.addresses = np.zeros(0, np.int64)
+        self.owners = np.zeros((0, 4), np.int64)
+        self.pins = np.zeros(0, np.int32)
+        self.used = np.zeros(0, np.int64)
+
+    @property
+    def size(self) -> int:
+        """Bytes of device memory that it takes."""
+        return len(self.addresses) * self.tile_bytes
+
+    def add(self, address: int, slab: Any, count: int, images: Sequence[Any]) -> None:
+        """Add an allocation of `count` places."""
+        self.slabs.append(slab)
+        self.images.extend(images)
+        places = address + self.tile_bytes * np.arange(count, dtype=np.int64)
+        self.addresses = np.append(self.addresses, places)
+        self.owners = np.append(self.owners, np.full((count, 4), NOBODY, np.int64), axis=0)
+        self.pins = np.append(self.pins, np.zeros(count, np.int32))
+        self.used = np.append(self.used, np.zeros(count, np.int64))
+
+
+class LevelPlaces(NamedTuple):
+    """Where the tiles of one level are: a table of places in a shelf, -1 for none."""
+
+    shelf: Shelf
+    table: NDArray[np.int32]
+
+
+class DeviceTiles:
+    """Tiles on one device within a budget of bytes, the least recently used given up first.
+
+    Safe under many threads. Tiles that are being decoded or copied are pinned: their place is
+    not given to others.
+
+    Parameters
+    ----------
+    device : Device
+        Whose memory it is.
+    budget : int
+        Bytes of device memory to take at most.
+    """
+
+    def __init__(self, device: Device, budget: int) -> None:
+        self._device = device
+        self._budget = budget
+        self._lock = threading.Lock()
+        self._shelves: dict[TileFormat, Shelf] = {}
+        self._levels: dict[tuple[int, int], LevelPlaces] = {}
+        self._clock = 0
+
+    @property
+    def budget(self) -> int:
+        """Bytes of device memory to take at most; setting it gives up what nobody uses now."""
+        return self._budget
+
+    @budget.setter
+    def budget(self, budget: int) -> None:
+        self._budget = budget
+        self.clear()
+
+    @property
+    def used(self) -> int:
+        """Bytes of device memory that are taken now."""
+        with self._lock:
+            return sum(shelf.size for shelf in self._shelves.values())
+
+    def find(
+        self, slide: int, level: int, rows: slice, columns: slice
+    ) -> tuple[Reserved | None, NDArray[np.bool_]]:
+        """Pin the tiles of a block that are here.
+
+        Parameters
+        ----------
+        slide, level : int
+            As in a tile's key.
+        rows, columns : slice
+            The block.
+
+        Returns
+        -------
+        Reserved or None
+            The tiles' places, row by row.
+        ndarray of bool, shape (rows, columns)
+            Which tiles of the block these are.
+        """
+        with self._lock:
+            if (slide, level) not in self._levels:
+                shape = (rows.stop - rows.start, columns.stop - columns.start)
+                return None, np.zeros(shape, np.bool_)
+            shelf, table = self._levels[slide, level]
+            block = table[rows, columns]
+            here = block != NOBODY
+            places = block[here].astype(np.int64)
+            if not len(places):
+                return None, here
+            shelf.pins[places] += 1
+            self._clock += 1
+            shelf.used[places] = self._clock
+            return Reserved(shelf, places), here
+
+    def reserve(self, tile: TileFormat, tile_bytes: int, count: int, wrap: Wrap) -> Reserved:
+        """Pin up to `count` places for new tiles.
+
+        Returns
+        -------
+        Reserved
+            Fewer places where memory is short.
+
+        Raises
+        ------
+        MemoryError
+            If there is not one.
+        """
+        with self._lock:
+            shelf = self._shelves.setdefault(tile, Shelf(tile, tile_bytes))
+            free = np.flatnonzero((shelf.owners[:, 0] == NOBODY) & (shelf.pins == 0))
+            if len(free) < count:
+                self._grow(shelf, count - len(free), wrap)
+            candidates = np.flatnonzero(shelf.pins == 0)
+            if not len(candidates):
+                raise MemoryError(f"no device memory is left for tiles on '{self._device.name}'")
+            age = np.where(shelf.owners[candidates, 0] == NOBODY, NOBODY, shelf.used[candidates])
+            places = candidates[np.argsort(age, kind="stable")[:count]]
+            self._evict(shelf, places)
+            shelf.pins[places] += 1
+            return Reserved(shelf, places)
+
+    def keep(
+        self,
+        reserved: Reserved,
+        indices: NDArray[Any],
+        slide: int,
+        level: int,
+        grid: tuple[int, int],
+        tiles: NDArray[np.int64],
+    ) -> None:
+        """Make decoded tiles findable.
+
+        Parameters
+        ----------
+        reserved : Reserved
+            The batch's places.
+        indices : ndarray of int
+            Which of them hold a tile.
+        slide, level : int
+            As in a tile's key.
+        grid : tuple of int
+            (rows, columns) of the level's whole grid of tiles.
+        tiles : ndarray of int64, shape (places, 2)
+            (row, column) of each tile of the batch.
+        """
+        shelf = reserved.shelf
+        with self._lock:
+            level_places = self._levels.get((slide, level))
+            if level_places is None or level_places.shelf is not shelf:
+                level_places = LevelPlaces(shelf, np.full(grid, NOBODY, np.int32))
+                self._levels[slide, level] = level_places
+            table = level_places.table
+            places, (rows, columns) = reserved.places[indices], tiles[indices].T
+            before = table[rows, columns]
+            shelf.owners[before[before != NOBODY], 0] = NOBODY
+            table[rows, columns] = places
+            shelf.owners[places] = np.stack(
+                [np.full_like(rows, slide), np.full_like(rows, level), rows, columns], -1
+            )
+            self._clock += 1
+            shelf.used[places] = self._clock
+
+    def unpin(self, reserved: Reserved) -> None:
+        """Let the places be given to others."""
+        with self._lock:
+            reserved.shelf.pins[reserved.places] -= 1
+
+    def forget(self, slide: int) -> None:
+        """Drop all tiles of one slide."""
+        with self._lock:
+            for key in [key for key in self._levels if key[0] == slide]:
+                del self._levels[key]
+            for shelf in self._shelves.values():
+                shelf.owners[shelf.owners[:, 0] == slide, 0] = NOBODY
+
+    def clear(self) -> None:
+        """Drop all tiles, and free the memory that nobody uses now."""
+        with self._lock:
+            self._levels.clear()
+            for shelf in self._shelves.values():
+                shelf.owners[:, 0] = NOBODY
+        self.trim()
+
+    def trim(self) -> None:
+        """Free memory that holds no tile."""
+        with self._lock:
+            for tile, shelf in list(self._shelves.items()):
+                if not shelf.pins.any() and (shelf.owners[:, 0] == NOBODY).all():
+                    del self._shelves[tile]
+
+    def _evict(self, shelf: Shelf, places: NDArray[np.int64]) -> None:
+        owned = places[shelf.owners[places, 0] != NOBODY]
+        for slide, level, row, column in shelf.owners[owned].tolist():
+            self._levels[slide, level].table[row, column] = NOBODY
+        shelf.owners[owned, 0] = NOBODY
+
+    def _grow(self, shelf: Shelf, missing: int, wrap: Wrap) -> None:
+        """Take more memory, as far as budget and device have it: half and half again."""
+        taken = sum(each.size for each in self._shelves.values())
+        for tile, other in list(self._shelves.items()):
+            if taken + missing * shelf.tile_bytes <= self._budget:
+                break
+            if other is not shelf and not other.pins.any():
+                self._evict(other, np.arange(len(other.addresses)))
+                taken -= other.size
+                del self._shelves[tile]
+        wanted = max(missing, SLAB_BYTES // shelf.tile_bytes)
+        room = (self._budget - taken) // shelf.tile_bytes
+        count = min(wanted, max(room, 0 if shelf.size else 1))
+        while count:
+            try:
+                address, slab = self._device.allocate(count * shelf.tile_bytes)
+            except MemoryError:
+                count //= 2
+                continue
+            addresses = range(address, address + count * shelf.tile_bytes, shelf.tile_bytes)
+            shelf.add(address, slab, count, wrap(addresses, shelf.tile))
+            return
+
+
+_lock = threading.Lock()
+_caches: dict[str, DeviceTiles] = {}
+
+
+def device_tiles(device: Device) -> DeviceTiles:
+    """Return the process's cache on a device: at most 2 GiB and an eighth of its memory."""
+    with _lock:
+        if device.name not in _caches:
+            budget = min(LARGEST_BUDGET, device.memory[1] // PART_OF_DEVICE)
+            _caches[device.name] = DeviceTiles(device, budget)
+        return _caches[device.name]

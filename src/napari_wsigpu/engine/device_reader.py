@@ -1,0 +1,336 @@
+"""Regions put together in device memory: its cache, batches that are decoded to it, one paste."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from napari_wsigpu.codecs.decoder import EncodedTile
+from napari_wsigpu.codecs.device import TileFormat
+from napari_wsigpu.engine.cache import TileKey
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from napari_wsigpu.codecs.device import Device, Stream, Window
+    from napari_wsigpu.codecs.nvimagecodec import GpuBatch, NvImageCodecDecoder
+    from napari_wsigpu.engine.device_cache import DeviceTiles, Reserved
+    from napari_wsigpu.engine.log import TileLog
+    from napari_wsigpu.formats.layout import LevelLayout
+    from napari_wsigpu.storage.source import ByteSource
+
+BATCH_TILES = 256
+BATCH_PIXEL_BYTES = 256 << 20
+IN_FLIGHT = 2
+
+
+@dataclass
+class _Reading:
+    """One region on its way."""
+
+    level: int
+    image: LevelLayout
+    tile: TileFormat
+    window: Window
+    pixels: Any
+    stream: Stream
+    to_host: bool
+    share: float
+    host: NDArray[Any] | None = None
+    failures: dict[TileKey, str] = field(default_factory=dict)
+
+
+@dataclass
+class _InFlight:
+    """A batch of a region that is being decoded."""
+
+    tiles: NDArray[np.int64]
+    reserved: Reserved
+    pending: GpuBatch
+
+
+class DeviceReader:
+    """Reads regions of one slide's levels through a device.
+
+    Parameters
+    ----------
+    slide : int
+        Number of the open slide, for the keys of its tiles.
+    images : Mapping of int to LevelLayout
+        Pyramid levels by index from 0 on.
+    background : int or float
+        Value of pixels that the file does not hold.
+    source, decoder, tiles, log
+        Where bytes come from, what decodes them, where tiles are kept, and what counts them.
+    timed : callable
+        Told of a level, how many of its tiles were decoded for the host, in how many seconds,
+        and the device's share of them.
+    """
+
+    def __init__(
+        self,
+        slide: int,
+        images: Mapping[int, LevelLayout],
+        background: float,
+        source: ByteSource,
+        decoder: NvImageCodecDecoder,
+        tiles: DeviceTiles,
+        log: TileLog,
+        timed: Callable[[LevelLayout, int, float, float], None],
+    ) -> None:
+        self._slide = slide
+        self._images = images
+        self._background = background
+        self._source = source
+        self._decoder = decoder
+        self._tiles = tiles
+        self._log = log
+        self._timed = timed
+        self._lock = threading.Lock()
+        self._idle_streams: list[Stream] = []
+
+    @property
+    def device(self) -> Device:
+        """The device it reads through."""
+        return self._decoder.worker.device
+
+    def read(
+        self,
+        level: int,
+        window: Window,
+        *,
+        to_host: bool,
+        tolerant: bool = False,
+        share: float = 1.0,
+        out: Any = None,
+        stream: Any = None,
+    ) -> Any | None:
+        """Read a window of one level; outside of it, it shows the background.
+
+        Parameters
+        ----------
+        level : int
+            Index of the level.
+        window : Window
+            The region.
+        to_host : bool
+            Return an ndarray instead of a device array.
+        tolerant : bool
+            Show the background for tiles that can't be decoded, instead of raising.
+        share : float
+            Part of the tiles that the device decodes; the CPU decodes the rest meanwhile.
+        out : device array, optional
+            Where to put the pixels.
+        stream : int or object with ``ptr``, optional
+            A CUDA stream of the caller to work on.
+
+        Returns
+        -------
+        array, shape (height, width, channels), or (height, width) for one channel
+            None if the region needs tiles that are computed, or device memory is short.
+
+        Raises
+        ------
+        TileError
+            If tiles can't be decoded, with their names.
+        SlideError
+            If the file can't be read, or the device fails.
+        """
+        image = self._images[level]
+        grid = image.grid
+        rows = _tiles(window.top, window.height, image.height, grid.tile_height)
+        columns = _tiles(window.left, window.width, image.width, grid.tile_width)
+        stored = np.any(grid.byte_counts[:, rows, columns] > 0, axis=0, keepdims=False)
+        if image.missing == "finer" and not stored.all():
+            return None
+        blank = not stored.all() or not _within(window, image)
+        samples = () if window.channel is not None else (image.channels,)
+        shape = (window.height, window.width, *samples)
+        with self.device.active(), self._stream(stream) as used:
+            pixels = self.device.empty(shape, image.dtype) if out is None else out
+            reading = _Reading(
+                level, image, _tile_format(image), window, pixels, used, to_host, share
+            )
+            if blank or tolerant:
+                self.device.fill(pixels, self._background, used)
+            try:
+                self._read(reading, stored, rows, columns)
+            except MemoryError:
+                return None
+            self._log.count(tiles_asked=stored.size, background=stored.size - int(stored.sum()))
+            self._log.note(reading.failures, report=tolerant)
+            if reading.failures and not tolerant:
+                raise self._log.error(reading.failures)
+            return reading.host if to_host else pixels
+
+    def send(self, pixels: NDArray[Any], out: Any = None, stream: Any = None) -> Any:
+        """Copy host pixels to a device array."""
+        with self.device.active(), self._stream(stream) as used:
+            target = self.device.empty(pixels.shape, pixels.dtype) if out is None else out
+            self.device.send(pixels, target, used)
+            used.synchronize()
+        return target
+
+    def forget_tiles(self) -> None:
+        """Drop the slide's tiles on the device."""
+        self._tiles.forget(self._slide)
+
+    def release(self) -> None:
+        """Let go of streams and of the slide's tiles, and of memory that only these used."""
+        self.forget_tiles()
+        self._tiles.trim()
+        with self._lock:
+            self._idle_streams.clear()
+
+    def _read(
+        self, reading: _Reading, stored: NDArray[np.bool_], rows: slice, columns: slice
+    ) -> None:
+        found, here = self._tiles.find(self._slide, reading.level, rows, columns)
+        corner = np.array([rows.start, columns.start])
+        wanted = np.argwhere(stored & ~here) + corner
+        try:
+            if found is not None:
+                self._log.count(cache_hits=len(found.places))
+                self._paste(reading, found, np.argwhere(here) + corner)
+            if len(wanted):
+                begin = time.perf_counter()
+                self._decode(reading, wanted)
+                if reading.to_host:
+                    seconds = time.perf_counter() - begin
+                    self._timed(reading.image, len(wanted), seconds, reading.share)
+            elif reading.to_host:
+                reading.host = self.device.download(reading.pixels, reading.stream)
+        finally:
+            if found is not None or not len(wanted):
+                reading.stream.synchronize()
+            if found is not None:
+                self._tiles.unpin(found)
+
+    def _decode(self, reading: _Reading, wanted: NDArray[np.int64]) -> None:
+        """Read and decode tiles: a batch is read while the one before it is decoded."""
+        most = max(1, min(BATCH_TILES, BATCH_PIXEL_BYTES // reading.image.tile_bytes))
+        flying: list[_InFlight] = []
+        try:
+            while len(wanted):
+                if len(flying) == IN_FLIGHT:
+                    self._finish(reading, flying.pop(0))
+                try:
+                    reserved = self._reserve(reading, min(most, len(wanted)))
+                except MemoryError:
+                    if not flying:
+                        raise
+                    self._finish(reading, flying.pop(0))
+                    continue
+                batch, wanted = np.split(wanted, [len(reserved.places)])
+                try:
+                    pending = self._schedule(reading, batch, reserved, last=not len(wanted))
+                except BaseException:
+                    self._tiles.unpin(reserved)
+                    raise
+                flying.append(_InFlight(batch, reserved, pending))
+            while flying:
+                self._finish(reading, flying.pop(0))
+        finally:
+            for batch_in_flight in flying:
+                batch_in_flight.pending.cancel()
+                self._tiles.unpin(batch_in_flight.reserved)
+
+    def _reserve(self, reading: _Reading, count: int) -> Reserved:
+        return self._tiles.reserve(
+            reading.tile, reading.image.tile_bytes, count, self._decoder.images
+        )
+
+    def _schedule(
+        self, reading: _Reading, tiles: NDArray[np.int64], reserved: Reserved, *, last: bool
+    ) -> GpuBatch:
+        encoded = self._encoded(reading.image, tiles)
+
+        def paste(stream: Stream, indices: Sequence[int]) -> None:
+            chosen = np.asarray(indices, np.int64)
+            part = reserved._replace(places=reserved.places[chosen])
+            self._paste(reading, part, tiles[chosen])
+            if last and reading.to_host:
+                reading.host = self.device.download(reading.pixels, stream)
+
+        return self._decoder.schedule(
+            encoded, reserved.slots, paste, share=reading.share, stream=reading.stream
+        )
+
+    def _encoded(self, image: LevelLayout, tiles: NDArray[np.int64]) -> list[EncodedTile]:
+        segments = image.grid.segments(tiles[:, 0], tiles[:, 1])
+        views = iter(self._source.read([place for places in segments for place in places]))
+        self._log.count(bytes_read=sum(length for places in segments for _, length in places))
+        background = self._background
+        encoded = []
+        for (row, column), places in zip(tiles.tolist(), segments, strict=True):
+            planes = [
+                view if length else None for (_, length), view in zip(places, views, strict=False)
+            ]
+            encoded.append(EncodedTile(image, row, column, tuple(planes), background))
+        return encoded
+
+    def _paste(self, reading: _Reading, reserved: Reserved, tiles: NDArray[np.int64]) -> None:
+        addresses = reserved.shelf.addresses[reserved.places]
+        rows = np.column_stack([addresses, tiles])
+        level = (reading.image.height, reading.image.width)
+        self.device.paste(rows, reading.tile, level, reading.pixels, reading.window, reading.stream)
+
+    def _finish(self, reading: _Reading, batch: _InFlight) -> None:
+        try:
+            failed = batch.pending.wait()
+            good = np.delete(np.arange(len(batch.tiles)), list(failed))
+            grid = reading.image.grid
+            self._tiles.keep(
+                batch.reserved,
+                good,
+                self._slide,
+                reading.level,
+                (grid.rows, grid.columns),
+                batch.tiles,
+            )
+        finally:
+            self._tiles.unpin(batch.reserved)
+        by_cpu = batch.pending.on_cpu
+        self._log.count_decoded(cpu=by_cpu - len(failed), nvimagecodec=len(batch.tiles) - by_cpu)
+        for index, reason in failed.items():
+            row, column = batch.tiles[index].tolist()
+            reading.failures[TileKey(self._slide, reading.level, row, column)] = reason
+
+    @contextmanager
+    def _stream(self, given: Any) -> Iterator[Stream]:
+        """Give out a stream that nobody else uses meanwhile."""
+        if given is not None:
+            yield self.device.as_stream(given)
+            return
+        with self._lock:
+            stream = self._idle_streams.pop() if self._idle_streams else None
+        stream = stream or self.device.new_stream()
+        yield stream
+        with self._lock:
+            self._idle_streams.append(stream)
+
+
+def _tiles(start: int, length: int, extent: int, tile: int) -> slice:
+    """Return the tiles of one axis that a range of pixels needs."""
+    first, last = max(0, start), min(start + length, extent)
+    return slice(first // tile, max(first // tile, -(-last // tile)))
+
+
+def _within(window: Window, image: LevelLayout) -> bool:
+    return (
+        min(window.top, window.left) >= 0
+        and window.top + window.height <= image.height
+        and window.left + window.width <= image.width
+    )
+
+
+def _tile_format(image: LevelLayout) -> TileFormat:
+    grid = image.grid
+    return TileFormat(grid.tile_height, grid.tile_width, image.channels, image.encoding.dtype)

@@ -1,0 +1,95 @@
+"""What happened to the tiles of one slide: counters, failures, and who is told of them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from napari_wsigpu.errors import TileError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from napari_wsigpu.engine.cache import TileKey
+
+MOST_REPORTS = 10
+
+logger = logging.getLogger(__name__)
+
+
+class TileLog:
+    """Counts tiles and reports those that can't be decoded, each once; thread-safe.
+
+    Parameters
+    ----------
+    path : str
+        The slide's path, for messages.
+    names : Mapping of int to str
+        Names of images that are no levels, for messages.
+    """
+
+    def __init__(self, path: str, names: Mapping[int, str]) -> None:
+        self._path = path
+        self._names = names
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._decoded: Counter[str] = Counter()
+        self._failed: dict[TileKey, str] = {}
+        self._reported: set[TileKey] = set()
+        self.on_failed_tile: Callable[[str, str], None] | None = None
+
+    def count(self, **numbers: int) -> None:
+        """Add to counters: tiles_asked, cache_hits, computed, background, bytes_read."""
+        with self._lock:
+            self._counts.update(numbers)
+
+    def count_decoded(self, **numbers: int) -> None:
+        """Add to the number of tiles that each decoder decoded, by its name."""
+        with self._lock:
+            self._decoded.update(numbers)
+
+    def stats(self) -> dict[str, Any]:
+        """Return the counters as a JSON-serialisable dict."""
+        with self._lock:
+            return {
+                "tiles_asked": self._counts["tiles_asked"],
+                "cache_hits": self._counts["cache_hits"],
+                "decoded": {"cpu": 0, **self._decoded},
+                "computed": self._counts["computed"],
+                "background": self._counts["background"],
+                "bytes_read": self._counts["bytes_read"],
+                "failed": len(self._failed),
+                "failed_tiles": {self._name(key): why for key, why in self._failed.items()},
+            }
+
+    def note(self, failures: Mapping[TileKey, str], *, report: bool) -> None:
+        """Count failed tiles; report each once, when it is first shown as background."""
+        if not failures:
+            return
+        with self._lock:
+            self._failed |= failures
+            unsaid = failures.keys() - self._reported if report else set()
+            self._reported |= unsaid
+        for number, key in enumerate(sorted(unsaid)):
+            if number == MOST_REPORTS:
+                rest = len(unsaid) - MOST_REPORTS
+                logger.warning("So are %d more tiles of '%s'", rest, self._path)
+                break
+            name, why = self._name(key), failures[key]
+            logger.warning(
+                "The tile at %s of '%s' is shown as background: %s", name, self._path, why
+            )
+            if self.on_failed_tile is not None:
+                self.on_failed_tile(name, why)
+
+    def error(self, failures: Mapping[TileKey, str]) -> TileError:
+        """Return the exception that names failed tiles."""
+        return TileError(
+            self._path, [(self._name(key), why) for key, why in sorted(failures.items())]
+        )
+
+    def _name(self, key: TileKey) -> str:
+        image = self._names.get(key.level, f"level {key.level}")
+        return f"{image}, row {key.row}, column {key.column}"

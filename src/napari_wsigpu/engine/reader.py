@@ -1,0 +1,271 @@
+"""`RegionReader`: pixels of one slide, by the way that is asked for or proves fastest."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from napari_wsigpu.codecs.choose import background_start, device_index, gpu_worker, pace
+from napari_wsigpu.codecs.codestream import recipe
+from napari_wsigpu.codecs.device import Window
+from napari_wsigpu.codecs.nvimagecodec import NvImageCodecDecoder
+from napari_wsigpu.codecs.verify import Verifier
+from napari_wsigpu.engine.cache import tile_cache
+from napari_wsigpu.engine.device_cache import device_tiles
+from napari_wsigpu.engine.device_reader import DeviceReader
+from napari_wsigpu.engine.scheduler import TileScheduler
+from napari_wsigpu.engine.span import Span
+from napari_wsigpu.errors import DeviceError, RegionError
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Mapping
+
+    from numpy.typing import NDArray
+
+    from napari_wsigpu.codecs.cpu import CpuDecoder
+    from napari_wsigpu.codecs.nvimagecodec import DecodeWorker
+    from napari_wsigpu.engine.log import TileLog
+    from napari_wsigpu.formats.layout import LevelLayout, SlideLayout
+    from napari_wsigpu.storage.source import ByteSource
+
+logger = logging.getLogger(__name__)
+
+
+class RegionReader:
+    """Reads regions of one slide's levels and associated images, to the host or a device.
+
+    Parameters
+    ----------
+    slide : int
+        Number of the open slide, for the keys of its tiles.
+    layout : SlideLayout
+        The slide.
+    images : Mapping of int to LevelLayout
+        Pyramid levels by index from 0 on, associated images by -1, -2, ...
+    source, cpu, log
+        Where bytes come from, what decodes them on the CPU, and what counts tiles.
+    device : str
+        ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``: what shall decode.
+    """
+
+    def __init__(
+        self,
+        slide: int,
+        layout: SlideLayout,
+        images: Mapping[int, LevelLayout],
+        source: ByteSource,
+        cpu: CpuDecoder,
+        log: TileLog,
+        device: str,
+    ) -> None:
+        self._slide = slide
+        self._path = layout.path
+        self._background = layout.background
+        self._images = images
+        self._source = source
+        self._cpu = cpu
+        self._log = log
+        self._device = device
+        self._index = device_index(device)
+        self._lock = threading.Lock()
+        self._readers: dict[int, DeviceReader] = {}
+        self._verifier = Verifier(layout.path)
+        self._gpu_failed = False
+        self._scheduler = TileScheduler(
+            slide,
+            images,
+            layout.background,
+            source,
+            cpu,
+            tile_cache,
+            log,
+            lambda image, tiles, seconds: pace.note(_key(image), "cpu", tiles, seconds),
+        )
+        if self._index is not None:
+            gpu_worker(self._index)
+
+    def read(
+        self,
+        level: int,
+        rows: Span,
+        columns: Span,
+        channel: int | None = None,
+        *,
+        tolerant: bool = False,
+    ) -> NDArray[Any]:
+        """Read positions that lie within one image, to the host.
+
+        Parameters
+        ----------
+        level : int
+            Index of the image.
+        rows, columns : Span
+            Positions in its own pixels, all within its extent.
+        channel : int, optional
+            One channel instead of all.
+        tolerant : bool
+            Show the background for tiles that can't be decoded, instead of raising.
+
+        Returns
+        -------
+        ndarray, shape (rows, columns, channels), or (rows, columns) for one channel
+            A new array.
+
+        Raises
+        ------
+        TileError
+            If tiles can't be decoded, with their names.
+        SlideError
+            If the file can't be read.
+        """
+        if rows.step == columns.step == 1:
+            window = Window(rows.start, columns.start, rows.length, columns.length, channel)
+            pixels = self._by_gpu(level, window, tolerant=tolerant)
+            if pixels is not None:
+                return pixels
+        return self._scheduler.read(level, rows, columns, channel, tolerant=tolerant)
+
+    def read_window(self, level: int, window: Window) -> NDArray[Any]:
+        """Read a window that may reach outside of its level, to the host; errors as in `read`."""
+        pixels = self._by_gpu(level, window, tolerant=False)
+        if pixels is not None:
+            return pixels
+        image = self._images[level]
+        top, bottom = _clipped(window.top, window.height, image.height)
+        left, right = _clipped(window.left, window.width, image.width)
+        inside = self._scheduler.read(
+            level, Span(top, 1, bottom - top), Span(left, 1, right - left)
+        )
+        if inside.shape[:2] == (window.height, window.width):
+            return inside
+        shape = (window.height, window.width, image.channels)
+        try:
+            region = np.full(shape, self._background, image.dtype)
+        except (MemoryError, ValueError):
+            raise RegionError(
+                f"A region of {window.width} x {window.height} pixels doesn't fit into memory; "
+                "read it in parts."
+            ) from None
+        y, x = top - window.top, left - window.left
+        region[y : y + inside.shape[0], x : x + inside.shape[1]] = inside
+        return region
+
+    def read_to_device(
+        self, level: int, window: Window, device: str, out: Any = None, stream: Any = None
+    ) -> Any:
+        """Read a window that may reach outside of its level, to a device.
+
+        Parameters
+        ----------
+        level, window
+            As in `read_window`.
+        device : str
+            ``"cuda"``, which is the slide's own device or the first one, or ``"cuda:N"``.
+        out : cupy.ndarray, optional
+            Where to put the pixels.
+        stream : int or object with ``ptr``, optional
+            The CUDA stream to work on.
+
+        Returns
+        -------
+        cupy.ndarray, shape (height, width, channels)
+
+        Raises
+        ------
+        DeviceError
+            If the device can't be used.
+        SlideError
+            As in `read`.
+        """
+        index = self._index if device == "cuda" and self._index is not None else None
+        index = device_index(device) if index is None else index
+        if index is None:
+            raise DeviceError(f"'{device}' names no CUDA device; use 'cuda' or 'cuda:0'.")
+        reader = self._reader(gpu_worker(index))
+        image = self._images[level]
+        way = "gpu" if self._index is not None else "cpu"
+        if self._device == "auto" and not isinstance(recipe(image), str):
+            way = pace.choose(_key(image))
+        share = {"gpu": 1.0, "cpu": 0.0}.get(way)
+        if share is None:
+            share = pace.share(_key(image))
+        pixels = reader.read(level, window, to_host=False, share=share, out=out, stream=stream)
+        if pixels is None:
+            pixels = reader.send(self.read_window(level, window), out, stream)
+        return pixels
+
+    def release(self) -> None:
+        """Let go of threads and tiles; the next read takes them again."""
+        self._cpu.release()
+        with self._lock:
+            readers, self._readers = self._readers, {}
+        for reader in readers.values():
+            reader.release()
+
+    def clear_cache(self) -> None:
+        """Drop the slide's decoded tiles, on the host and on devices."""
+        tile_cache.forget(self._slide)
+        with self._lock:
+            readers = list(self._readers.values())
+        for reader in readers:
+            reader.forget_tiles()
+
+    def _by_gpu(self, level: int, window: Window, *, tolerant: bool) -> NDArray[Any] | None:
+        """Read by the GPU if it is there, ready and the fastest; else return None."""
+        image = self._images[level]
+        if self._device == "cpu" or level < 0 or image.computed or self._gpu_failed:
+            return None
+        how = recipe(image)
+        if isinstance(how, str) or self._verifier.reason is not None:
+            return None
+        if self._index is not None:
+            return self._reader(gpu_worker(self._index)).read(
+                level, window, to_host=True, tolerant=tolerant
+            )
+        worker = background_start.worker(how.kind)
+        way = "cpu" if worker is None else pace.choose(_key(image))
+        if worker is None or way == "cpu":
+            return None
+        share = pace.share(_key(image)) if way == "both" else 1.0
+        try:
+            return self._reader(worker).read(
+                level, window, to_host=True, tolerant=tolerant, share=share
+            )
+        except DeviceError as error:
+            self._gpu_failed = True
+            logger.warning("'%s' is decoded on the CPU from now on: %s", self._path, error)
+            return None
+
+    def _reader(self, worker: DecodeWorker) -> DeviceReader:
+        with self._lock:
+            reader = self._readers.get(id(worker))
+            if reader is None:
+                reader = DeviceReader(
+                    self._slide,
+                    self._images,
+                    self._background,
+                    self._source,
+                    NvImageCodecDecoder(worker, self._cpu, self._verifier),
+                    device_tiles(worker.device),
+                    self._log,
+                    _note,
+                )
+                self._readers[id(worker)] = reader
+            return reader
+
+
+def _note(image: LevelLayout, tiles: int, seconds: float, share: float) -> None:
+    pace.note(_key(image), "gpu" if share == 1 else "both", tiles, seconds)
+
+
+def _key(image: LevelLayout) -> Hashable:
+    """Name what takes equally long to decode."""
+    grid, encoding = image.grid, image.encoding
+    return (grid.tile_height, grid.tile_width, image.channels, encoding.compression, encoding.dtype)
+
+
+def _clipped(start: int, length: int, extent: int) -> tuple[int, int]:
+    return max(0, min(start, extent)), max(0, min(start + length, extent))
