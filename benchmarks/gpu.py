@@ -21,6 +21,8 @@ from importlib import metadata, resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+
 import cupy
 import numpy as np
 
@@ -28,13 +30,14 @@ from common import SLIDES, ensure_slide, print_table, write_json
 from napari_wsigpu import open_slide
 from napari_wsigpu.codecs.choose import gpu_worker, pace
 from napari_wsigpu.engine.device_cache import device_tiles
-from napari_wsigpu.engine.device_reader import DeviceReader, _tile_format
+from napari_wsigpu.engine.device_reader import BATCH_TILES, DeviceReader, tile_format
 from napari_wsigpu.engine.reader import _key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from napari_wsigpu import Slide
+    from napari_wsigpu.codecs.nvimagecodec import GpuBatch
 
 SIDE = 65536
 SIZES = (512, 1024, 2048, 4096)
@@ -68,7 +71,7 @@ def gpu() -> dict[str, Any]:
     worker = gpu_worker(0)
     engines: dict[str, str | None] = {}
     done: list[None] = []
-    worker.submit(lambda worker, _: done.append(engines.update(jpeg=worker.engine("jpeg"))))
+    worker.submit(lambda worker: done.append(engines.update(jpeg=worker.engine("jpeg"))))
     while not done:
         time.sleep(0.01)
     names = [
@@ -180,19 +183,22 @@ def decode_alone(slide: Slide, x: int, y: int, size: int) -> tuple[float, None]:
     reader, image = device_reader(slide), slide.layout.levels[0]
     tile = image.grid.tile_width
     slide.clear_cache()
+    decoder = reader._decoder
     rows, columns = np.mgrid[y // tile : -(-(y + size) // tile), x // tile : -(-(x + size) // tile)]
     tiles = np.stack([rows.ravel(), columns.ravel()], -1)
-    encoded = reader._encoded(image, tiles)
-    format_ = _tile_format(image)
-    cache = device_tiles(reader.device)
-    seconds = 0.0
-    for start in range(0, len(encoded), 256):
-        part = encoded[start : start + 256]
-        reserved = cache.reserve(format_, image.tile_bytes, len(part), reader._decoder.images)
-        slots = reserved.slots
-        begin = time.perf_counter()
-        reader._decoder.schedule(part, slots, lambda stream, indices: None).wait()
-        seconds += time.perf_counter() - begin
+    cache, format_ = device_tiles(reader.device), tile_format(image)
+    count = -(-len(tiles) // BATCH_TILES)
+    parts = [reader._encoded(image, part) for part in np.array_split(tiles, count)]
+    places = [cache.reserve(format_, image.tile_bytes, len(part), reader._wrap) for part in parts]
+    begin = time.perf_counter()
+    flying: list[GpuBatch] = []
+    for part, reserved in zip(parts, places, strict=True):
+        flying.append(decoder.schedule(part, reserved.slots, lambda rows: None))
+        if len(flying) > 1:
+            flying.pop(0).wait()
+    flying.pop().wait()
+    seconds = time.perf_counter() - begin
+    for reserved in places:
         cache.unpin(reserved)
     return seconds, None
 

@@ -11,6 +11,11 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
+from napari_wsigpu.codecs import choose
+from napari_wsigpu.engine import device_cache, reader
+from napari_wsigpu.errors import DeviceError
+from tests.host_device import HostDevice
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -40,6 +45,14 @@ def decoding_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("wsigpu")]
 
 
+def pinned_places() -> int:
+    """How many places of tiles are pinned, on all devices."""
+    shelves = [
+        shelf for cache in device_cache._caches.values() for shelf in cache._shelves.values()
+    ]
+    return sum(int(shelf.pins.sum()) for shelf in shelves)
+
+
 @pytest.fixture
 def handles_of() -> Callable[[Path], int]:
     """Count this process's open handles of a file."""
@@ -60,3 +73,30 @@ def leaves_nothing() -> Iterator[None]:
     yield
     assert set(threading.enumerate()) <= threads
     assert {item.path for item in process.open_files()} <= files
+
+
+@pytest.fixture
+def host_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostDevice]:
+    """A machine whose only CUDA device is host memory, with nothing learned or cached yet."""
+    pytest.importorskip("nvidia.nvimgcodec")
+    device = HostDevice()
+    workers: dict[int, choose.DecodeWorker] = {}
+
+    def cuda_device(index: int) -> HostDevice:
+        if index:
+            raise DeviceError(f"There is no device 'cuda:{index}'; use 'cuda:0'.")
+        return device
+
+    monkeypatch.setattr(choose, "CudaDevice", cuda_device)
+    monkeypatch.setattr(choose, "driver_is_there", lambda: True)
+    monkeypatch.setattr(choose, "_workers", workers)
+    monkeypatch.setattr(device_cache, "_caches", {})
+    # Tests' tiles are so small that an allocation of the usual size would hold ten thousands.
+    monkeypatch.setattr(device_cache, "SLAB_BYTES", 1 << 18)
+    fresh = {"pace": choose.Pace(), "background_start": choose.BackgroundStart()}
+    for name, value in fresh.items():
+        for module in (choose, reader):
+            monkeypatch.setattr(module, name, value)
+    yield device
+    for worker in workers.values():
+        worker.close()

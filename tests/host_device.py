@@ -5,11 +5,24 @@ from __future__ import annotations
 import ctypes
 import threading
 from contextlib import nullcontext
+from functools import cache
 from typing import Any
 
 import numpy as np
 
-from napari_wsigpu.codecs.cpu import _ycbcr_to_rgb
+from napari_wsigpu.codecs.cpu import CpuDecoder, _ycbcr_to_rgb
+from napari_wsigpu.codecs.decoder import EncodedBatch
+from napari_wsigpu.codecs.library import CPU_ONLY, NO_DEVICE, Library
+from napari_wsigpu.codecs.nvimagecodec import DecodeWorker, NvImageCodecDecoder, Slots
+from napari_wsigpu.codecs.verify import Verifier
+from napari_wsigpu.engine.device_reader import NO_FORMAT, tile_format
+from napari_wsigpu.formats.layout import Encoding, LevelLayout, TileGrid
+
+
+@cache
+def library() -> Library:
+    """Return nvImageCodec, loaded once."""
+    return Library()
 
 
 class HostStream:
@@ -26,7 +39,8 @@ class HostStream:
 class HostDevice:
     """Does what `CudaDevice` does with nvImageCodec's CPU backend.
 
-    `free` is how many bytes it still gives out; `live` how many are taken.
+    `free` is how many bytes it still gives out; `live` how many are taken. `behind` are the
+    pixels behind each of nvImageCodec's images.
     """
 
     def __init__(self, free: int = 1 << 40, engine: str = "GPU"):
@@ -37,7 +51,7 @@ class HostDevice:
         self.synchronised = 0
         self.engine = engine
         self.wrap_decoder = lambda decoder: decoder
-        self.staged: list[Any] = []
+        self.behind: dict[int, Any] = {}
 
     @property
     def memory(self):
@@ -54,12 +68,23 @@ class HostDevice:
         return HostStream(self)
 
     def decoder(self, kind):
-        from nvidia import nvimgcodec
+        return self.wrap_decoder(library().decoder(NO_DEVICE, CPU_ONLY)), self.engine
 
-        backend = nvimgcodec.Backend(nvimgcodec.BackendKind.CPU_ONLY)
-        cpu = nvimgcodec.NVIMGCODEC_DEVICE_CPU_ONLY
-        decoder = nvimgcodec.Decoder(device_id=cpu, max_num_cpu_threads=2, backends=[backend])
-        return self.wrap_decoder(decoder), self.engine
+    def code_streams(self, count):
+        return library().streams(count)
+
+    def images(self, addresses, tile, stream):
+        made = library().images(addresses, tile, on_device=False, stream=0)
+        shape = (tile.height, tile.width, tile.channels)
+        for handle, address in zip(made.handles.tolist(), addresses, strict=True):
+            self.behind[handle] = at(address, shape, tile.dtype)
+        return made
+
+    def follow(self, stream):
+        pass
+
+    def record(self, stream):
+        return stream
 
     def allocate(self, size):
         with self.lock:
@@ -68,16 +93,15 @@ class HostDevice:
             self.live += size
         return _Memory.new(self, size)
 
-    def views(self, addresses, tile):
-        shape = (tile.height, tile.width, tile.channels)
-        return [at(address, shape, tile.dtype) for address in addresses]
-
     def empty(self, shape, dtype):
         # Not zeros: what nobody writes must show.
         return np.full(shape, 77, dtype)
 
     def fill(self, pixels, value, stream):
         pixels[...] = value
+
+    def rows(self, tiles, stream):
+        return np.array(tiles)
 
     def paste(self, tiles, tile, level, pixels, window, stream):
         shape = (tile.height, tile.width, tile.channels)
@@ -136,3 +160,129 @@ def at(address, shape, dtype):
     size = int(np.prod(shape)) * kind.itemsize
     memory = (ctypes.c_uint8 * size).from_address(address)
     return np.frombuffer(memory, kind).reshape(shape)
+
+
+def level_of(channels=3, *, planes=1, tile=(48, 64), size=None, **encoding):
+    """Describe a level, by default one of YCbCr JPEGs; its tiles lie nowhere."""
+    height, width = size or tile
+    stored = {"compression": 7, "dtype": "uint8", "jpeg_color": "ycbcr"} | encoding
+    nothing = np.zeros((planes, -(-height // tile[0]), -(-width // tile[1])), np.int64)
+    return LevelLayout(
+        width=width,
+        height=height,
+        channels=channels,
+        encoding=Encoding(
+            photometric=2,
+            predictor=1,
+            fill_order=1,
+            byte_order="<",
+            samples=channels // planes,
+            **stored,
+        ),
+        grid=TileGrid(*tile, nothing, nothing),
+    )
+
+
+class Buffer(bytearray):
+    """The bytes of a batch, which can be watched by a weak reference."""
+
+
+def joined(tiles, level=None):
+    """Put the segments of tiles into one buffer, with other bytes between them."""
+    level = level or tiles[0].level
+    shape = (level.grid.planes, len(tiles))
+    starts, lengths = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    present = np.zeros(shape, bool)
+    buffer = Buffer(b"before")
+    for index, tile in enumerate(tiles):
+        for plane, segment in enumerate(tile.segments):
+            present[plane, index] = segment is not None
+            starts[plane, index], lengths[plane, index] = len(buffer), len(segment or b"")
+            buffer += bytes(segment or b"") + b"between"
+    places = np.array([(tile.row, tile.column) for tile in tiles], np.int64).reshape(-1, 2)
+    background = tiles[0].background if tiles else 0
+    return EncodedBatch(level, places, buffer, starts, lengths, present, background)
+
+
+class WrappedDecoder:
+    """A decoder whose decoding a test takes into its own hands.
+
+    `decode(decoder, streams, images)` is called instead of its own.
+    """
+
+    def __init__(self, decoder, decode):
+        self.decoder, self._decode = decoder, decode
+
+    def decode(self, streams, images):
+        return self._decode(self.decoder, streams, images)
+
+    def close(self):
+        self.decoder.close()
+
+
+class OnDevice:
+    """A slide's decoder on a `HostDevice`, and places for its tiles."""
+
+    def __init__(self, device=None, path="slide.svs"):
+        self.device = device or HostDevice()
+        self.worker = DecodeWorker(self.device)
+        self.verifier = Verifier(path)
+        self.cpu = CpuDecoder(2)
+        self.decoder = NvImageCodecDecoder(self.worker, self.cpu, self.verifier)
+
+    def close(self):
+        self.worker.close()
+        self.cpu.release()
+
+    def decode_by(self, decode):
+        """Have the device's decoders call `decode(decoder, streams, images)`."""
+        self.device.wrap_decoder = lambda decoder: WrappedDecoder(decoder, decode)
+
+    def schedule(self, batch, then=None, **options):
+        return Scheduled(self, batch, then, options)
+
+
+class Scheduled:
+    """A batch in flight with the places of its tiles, and how often each was given out."""
+
+    def __init__(self, on, batch, then, options):
+        if not isinstance(batch, EncodedBatch):
+            batch = joined(batch)
+        level = batch.level
+        self.tile = tile_format(level)
+        start, self._memory = on.device.allocate(len(batch) * level.tile_bytes)
+        at(start, (len(batch) * level.tile_bytes,), "uint8")[:] = 77
+        self._addresses = start + level.tile_bytes * np.arange(len(batch))
+        handles = np.zeros(len(batch), np.uint64)
+        if self.tile.sample_format != NO_FORMAT:
+            stream = on.worker.stream
+            self._images = on.device.images(self._addresses.tolist(), self.tile, stream)
+            handles = self._images.handles
+        self.slots = Slots(self.tile, self._addresses, handles)
+        self._device = on.device
+        self.calls = []
+        on.latest = self
+
+        def count(rows):
+            places = self._addresses.tolist()
+            indices = [places.index(address) for address in rows[:, 0].tolist()]
+            assert rows[:, 1:].tolist() == batch.tiles[indices].tolist()
+            self.calls.append(indices)
+            if then is not None:
+                then(indices)
+
+        self.pending = on.decoder.schedule(batch, self.slots, count, **options)
+
+    def wait(self):
+        """Wait, and return the failures."""
+        return self.pending.wait()
+
+    def index_of(self, image):
+        """Return which tile an image of nvImageCodec is the place of."""
+        place = self._device.behind[int(image)].ctypes.data
+        return int(np.flatnonzero(self._addresses == place)[0])
+
+    def pixels(self, index):
+        """Return the pixels of a tile, copied."""
+        shape = (self.tile.height, self.tile.width, self.tile.channels)
+        return at(int(self._addresses[index]), shape, self.tile.dtype).copy()

@@ -99,17 +99,14 @@ class BackgroundStart:
             return _workers[0] if kind in self._ready else None
 
     def _start(self, kind: str) -> None:
-        try:
-            worker = gpu_worker(0)
-        except DeviceError as error:
-            logger.info("Tiles are decoded on the CPU: %s", error)
-            return
-
-        def warm(worker: DecodeWorker, stream: object) -> None:
+        def warm(worker: DecodeWorker) -> None:
             if worker.engine(kind) is not None:
                 self._ready.add(kind)
 
-        worker.submit(warm)
+        try:
+            gpu_worker(0).run(warm)
+        except Exception as error:  # whatever is wrong with CUDA here, the CPU decodes
+            logger.info("Tiles are decoded on the CPU: %s", error)
 
 
 background_start = BackgroundStart()

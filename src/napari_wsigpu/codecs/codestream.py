@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
 
 from napari_wsigpu.formats.compression import compression_name
 
 if TYPE_CHECKING:
-    from napari_wsigpu.codecs.decoder import EncodedTile
+    from napari_wsigpu.codecs.decoder import EncodedBatch
+    from napari_wsigpu.codecs.library import LibraryStreams
     from napari_wsigpu.formats.layout import LevelLayout
 
 JPEG, APERIO_YCBCR = 7, 33003
 JPEG2000 = (33003, 33004, 33005, 34712)
 END_OF_IMAGE = b"\xff\xd9"
-KNOWN_HEADERS = 4096
-START_OF_SCAN = 0xDA
-FRAMES = (0xC0, 0xC1, 0xC2)
+SHORTEST, MOST_PADDING = 4, 64
+START_OF_SCAN, ADOBE = 0xDA, 0xEE
+FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 RGB_IDS = b"RGB"
 
 
@@ -51,6 +51,7 @@ JPEG_RECIPES = {
 }
 
 
+@lru_cache(maxsize=256)
 def recipe(level: LevelLayout) -> Recipe | str:
     """Return how nvImageCodec decodes tiles of a level, or why it can't."""
     encoding = level.encoding
@@ -77,7 +78,8 @@ def recipe(level: LevelLayout) -> Recipe | str:
     ycbcr = encoding.compression == APERIO_YCBCR and level.channels == 3
     if ycbcr and encoding.dtype != "uint8":
         return "YCbCr in JPEG 2000 of more than 8 bits is decoded on the CPU only"
-    return Recipe("jpeg2000", "I_UNCHANGED", "UNCHANGED", convert=ycbcr)
+    colors = ("I_Y", "GRAY") if level.channels == 1 else ("I_RGB", "SRGB")
+    return Recipe("jpeg2000", *colors, convert=ycbcr)
 
 
 class CodeStreams:
@@ -101,78 +103,104 @@ class CodeStreams:
         self._kind = how.kind
         self._colors = level.encoding.jpeg_color
         tables = level.encoding.jpeg_tables[0]
-        self._tables = tables[: -len(END_OF_IMAGE)] if tables else None
-        self._good: set[bytes] = set()
-        self._lengths: set[int] = set()
+        jpeg = how.kind == "jpeg" and tables is not None
+        self._tables = tables[: tables.rfind(END_OF_IMAGE)] if jpeg and tables else None
+        self._usual = b"?"
 
-    def data(self, tile: EncodedTile) -> Any | None:
-        """Return a tile's stream as bytes or array of bytes; None if the CPU has to see it."""
-        segment = tile.segments[0]
-        if segment is None or len(segment) < 4:
-            return None
-        if self._kind == "jpeg" and not _ends(segment):
-            return None
-        if not self._known(segment):
-            return None
-        if self._tables is not None and self._kind == "jpeg":
-            return b"".join((self._tables, segment[2:]))
-        return np.frombuffer(segment, np.uint8)
+    def fill(self, batch: EncodedBatch, count: int, streams: LibraryStreams) -> list[int]:
+        """Make code streams of the first tiles of a batch.
 
-    def _known(self, segment: memoryview) -> bool:
-        """Whether the header is one that was found good before, or is good."""
-        for length in self._lengths:
-            if bytes(segment[:length]) in self._good:
-                return True
-        length = self._check_jpeg(segment) if self._kind == "jpeg" else self._check_2000(segment)
-        if length and len(self._good) < KNOWN_HEADERS:
-            self._good.add(bytes(segment[:length]))
-            self._lengths.add(length)
+        Parameters
+        ----------
+        batch : EncodedBatch
+            The tiles; the streams use its buffer.
+        count : int
+            How many may be taken.
+        streams : LibraryStreams
+            Where the streams are added.
+
+        Returns
+        -------
+        list of int
+            Indices of the tiles whose streams these are; the others are for the CPU.
+        """
+        buffer, base = batch.buffer, batch.address
+        taken = []
+        places = zip(
+            batch.starts[0, :count].tolist(), batch.lengths[0, :count].tolist(), strict=True
+        )
+        for index, (start, length) in enumerate(places):
+            end = start + length
+            if not self._ends(buffer, start, end):
+                continue
+            if buffer[start : start + len(self._usual)] != self._usual and not self._check(
+                bytes(buffer[start:end])
+            ):
+                continue
+            if self._tables is None:
+                added = streams.add(base + start, length)
+            else:
+                spliced = self._tables + buffer[start + 2 : end]
+                added = streams.add(bytes(spliced), len(spliced))
+            if added:
+                taken.append(index)
+        return taken
+
+    def _ends(self, buffer: bytearray, start: int, end: int) -> bool:
+        """Whether a stream is there to its end, but for zeros that pad it."""
+        if end - start < SHORTEST:
+            return False
+        if self._kind != "jpeg" or buffer[end - 2 : end] == END_OF_IMAGE:
+            return True
+        return buffer[max(start, end - MOST_PADDING) : end].rstrip(b"\0").endswith(END_OF_IMAGE)
+
+    def _check(self, data: bytes) -> bool:
+        """Whether a header that is not the usual one is as the level says."""
+        length = self._check_jpeg(data) if self._kind == "jpeg" else self._check_2000(data)
+        if length:
+            self._usual = data[:length]
         return length > 0
 
-    def _check_jpeg(self, segment: memoryview) -> int:
-        """Return where the frame header ends if it is as the level says, else 0."""
-        place = 2
-        while place + 10 <= len(segment) and segment[place] == 0xFF:
+    def _check_jpeg(self, segment: bytes) -> int:
+        """Return where the scan's header ends if all headers are as the level says, else 0."""
+        place, found = 2, False
+        while place + 4 <= len(segment) and segment[place] == 0xFF:
             marker = segment[place + 1]
             length = int.from_bytes(segment[place + 2 : place + 4], "big")
             if marker == START_OF_SCAN:
-                return 0
-            if marker == 0xEE and self._colors != "gray":
-                return 0  # Adobe's colour transform, which nvImageCodec does not heed
+                return place + 2 + length if found else 0
+            if marker == ADOBE and self._colors != "gray":
+                return 0  # nvImageCodec does not heed Adobe's colour transform.
             if marker in FRAMES:
-                body = bytes(segment[place + 4 : place + 2 + length])
-                found = (
-                    int.from_bytes(body[1:3], "big"),
-                    int.from_bytes(body[3:5], "big"),
-                    body[5],
-                )
-                ids = body[6::3]
-                good = body[0] == 8 and found == self._shape and len(body) == 6 + 3 * body[5]
-                if self._colors == "ycbcr" and ids == RGB_IDS:
-                    good = False
-                if self._colors == "stored" and set(body[7::3]) != {0x11}:
-                    good = False
-                return place + 2 + length if good else 0
+                if found or not self._frame_fits(segment[place + 4 : place + 2 + length]):
+                    return 0
+                found = True
             place += 2 + length
         return 0
 
-    def _check_2000(self, segment: memoryview) -> int:
+    def _frame_fits(self, frame: bytes) -> bool:
+        if len(frame) < 6 or len(frame) != 6 + 3 * frame[5] or frame[0] != 8:
+            return False
+        height, width = int.from_bytes(frame[1:3], "big"), int.from_bytes(frame[3:5], "big")
+        if (height, width, frame[5]) != self._shape:
+            return False
+        if self._colors == "stored":
+            return set(frame[7::3]) == {0x11}
+        return self._colors != "ycbcr" or frame[6::3] != RGB_IDS
+
+    def _check_2000(self, segment: bytes) -> int:
         """Return where the size header ends if it is as the level says, else 0."""
-        head = bytes(segment[:64])
+        head = segment[:64]
         if not head.startswith(b"\xff\x4f\xff\x51") or len(head) < 42:
             return 0
         right, lower, left, upper = (
             int.from_bytes(head[place : place + 4], "big") for place in (8, 12, 16, 20)
         )
         components = int.from_bytes(head[40:42], "big")
+        if 0 in (int.from_bytes(head[place : place + 4], "big") for place in (24, 28)):
+            return 0  # tiles without extent, which nvImageCodec divides by
         end = 42 + 3 * components
         depths = {head[place : place + 3] for place in range(42, end, 3)}
         if (lower - upper, right - left, components) != self._shape or len(head) < end:
             return 0
         return end if depths == {bytes((self._bits - 1, 1, 1))} else 0
-
-
-def _ends(segment: memoryview) -> bool:
-    return bytes(segment[-2:]) == END_OF_IMAGE or bytes(segment[-64:]).rstrip(b"\0").endswith(
-        END_OF_IMAGE
-    )

@@ -31,6 +31,7 @@ LZW, APERIO_YCBCR = 5, 33003
 NO_PREDICTOR, HORIZONTAL, FLOATING_POINT = 1, 2, 3
 CODESTREAM_HEAD = 4096
 END_OF_IMAGE = b"\xff\xd9"
+FEW_CORES = 4
 
 BYTE_CODECS: dict[int, Callable[..., bytes | bytearray]] = {
     8: imagecodecs.deflate_decode,
@@ -251,13 +252,16 @@ class CpuDecoder:
     Parameters
     ----------
     workers : int, optional
-        Number of threads; by default one a core. The thread that waits for a batch works too.
+        Number of threads beside the one that waits for a batch, which works too. By default one
+        a core, and one fewer where there are many: a thread more than cores slows all by a
+        fifth.
     """
 
     name = "cpu"
 
     def __init__(self, workers: int | None = None) -> None:
-        self._workers = workers or os.cpu_count() or 1
+        cores = os.cpu_count() or 1
+        self._workers = workers or (cores - 1 if cores > FEW_CORES else cores)
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
         self._memory = TileMemory()

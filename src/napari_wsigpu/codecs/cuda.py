@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import imagecodecs
 import numpy as np
 
+from napari_wsigpu.codecs.device import TileFormat
+from napari_wsigpu.codecs.library import GPU_ONLY, HARDWARE, HYBRID, Library
 from napari_wsigpu.codecs.rounding import correction_table, differing_pairs
 from napari_wsigpu.errors import DeviceError
 
@@ -23,12 +25,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike, NDArray
 
-    from napari_wsigpu.codecs.device import Stream, TileFormat, Window
+    from napari_wsigpu.codecs.device import Event, Stream, Window
+    from napari_wsigpu.codecs.library import LibraryDecoder, LibraryImages, LibraryStreams
 
 DRIVERS = {"win32": "nvcuda.dll"}
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 JPEG_ENGINE = "WSIGPU_JPEG_ENGINE"
-PINNED_BUDGET = 1 << 30
+PINNED_BUDGET, ALWAYS_PINNED = 1 << 30, 1 << 16
 THREADS = 256
 TO_DEVICE, TO_HOST = 1, 2
 
@@ -79,18 +82,6 @@ class _ForeignStream:
         return 0, self._handle
 
 
-class _View:
-    """Device memory as nvImageCodec takes it."""
-
-    def __init__(self, address: int, shape: tuple[int, ...], typestr: str) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": shape,
-            "typestr": typestr,
-            "data": (address, False),
-            "version": 3,
-        }
-
-
 class PinnedMemory:
     """Page-locked host memory: a device copies to it at full speed, without the processor.
 
@@ -109,7 +100,7 @@ class PinnedMemory:
         count = int(np.prod(shape))
         size = count * dtype.itemsize
         with self._lock:
-            fits = 0 < size <= self._budget - self._used
+            fits = 0 < size <= max(self._budget - self._used, ALWAYS_PINNED)
             self._used += size if fits else 0
         if not fits:
             return np.empty(shape, dtype)
@@ -141,7 +132,7 @@ class CudaDevice:
         self.name = f"cuda:{index}"
         self._index = index
         self._cupy = import_cuda("cupy", self.name)
-        self._nvimgcodec = import_cuda("nvidia.nvimgcodec", self.name)
+        self._library = Library()
         self._runtime = self._cupy.cuda.runtime
         try:
             count = self._runtime.getDeviceCount()
@@ -151,10 +142,10 @@ class CudaDevice:
                 "use device='cpu'."
             ) from error
         if index >= count:
-            raise DeviceError(
-                f"There is no device '{self.name}'; use 'cuda:0' to 'cuda:{count - 1}'."
-            )
+            others = ", ".join(f"'cuda:{number}'" for number in range(count)) or "'cpu'"
+            raise DeviceError(f"There is no device '{self.name}' here; use one of {others}.")
         self.pinned = PinnedMemory(self._cupy)
+        self._local = threading.local()
 
     def active(self) -> AbstractContextManager[Any]:
         """Make the device the calling thread's current one."""
@@ -185,30 +176,39 @@ class CudaDevice:
 
     # Decoders
 
-    def decoder(self, kind: str) -> tuple[Any, str]:
+    def decoder(self, kind: str) -> tuple[LibraryDecoder, str]:
         """Make an nvImageCodec decoder for "jpeg" or "jpeg2000"; return it and its path's name.
 
-        Its first decode, done here, takes about a second.
+        Its first decode, done here for JPEG, takes about a second.
         """
-        kinds = self._nvimgcodec.BackendKind
         if kind == "jpeg2000":
-            return self._new_decoder(kinds.GPU_ONLY), "GPU"
-        if os.environ.get(JPEG_ENGINE) != "hybrid":
-            decoder = self._new_decoder(kinds.HW_GPU_ONLY)
-            if self._decodes(decoder):
-                return decoder, "hardware"
-        decoder = self._new_decoder(kinds.HYBRID_CPU_GPU)
-        if self._decodes(decoder):
-            return decoder, "hybrid"
+            return self._library.decoder(self._index, GPU_ONLY), "GPU"
+        engines = {"hardware": HARDWARE, "hybrid": HYBRID}
+        for name, backend in engines.items():
+            if os.environ.get(JPEG_ENGINE, name) == name:
+                decoder = self._library.decoder(self._index, backend)
+                if self._decodes(decoder):
+                    return decoder, name
         raise DeviceError(f"nvImageCodec can't decode JPEG on '{self.name}'; is nvJPEG installed?")
 
-    def _new_decoder(self, backend: Any) -> Any:
-        nvimgcodec = self._nvimgcodec
-        return nvimgcodec.Decoder(device_id=self._index, backends=[nvimgcodec.Backend(backend)])
+    def code_streams(self, count: int) -> LibraryStreams:
+        """Make room for the code streams of a batch."""
+        return self._library.streams(count)
 
-    def _decodes(self, decoder: Any) -> bool:
+    def images(self, addresses: Sequence[int], tile: TileFormat, stream: Stream) -> LibraryImages:
+        """Describe places in memory to nvImageCodec; a stream has the pixels."""
+        return self._library.images(addresses, tile, on_device=True, stream=stream.ptr)
+
+    def _decodes(self, decoder: LibraryDecoder) -> bool:
         picture = imagecodecs.jpeg8_encode(np.zeros((64, 64, 3), np.uint8))
-        return decoder.decode([self._nvimgcodec.CodeStream(bytes(picture))])[0] is not None
+        tile = TileFormat(64, 64, 3, "uint8")
+        address, _memory = self.allocate(64 * 64 * 3)
+        stream = self.new_stream()
+        streams, images = self.code_streams(1), self.images([address], tile, stream)
+        streams.add(bytes(picture), len(picture))
+        worked = decoder.decode(streams.used, images.handles)
+        stream.synchronize()
+        return worked == [True]
 
     # Memory
 
@@ -226,11 +226,6 @@ class CudaDevice:
             except (self._runtime.CUDARuntimeError, self._cupy.cuda.memory.OutOfMemoryError):
                 raise MemoryError(f"no {size >> 20} MiB are free on '{self.name}'") from None
         return int(memory.ptr), memory
-
-    def views(self, addresses: Sequence[int], tile: TileFormat) -> list[Any]:
-        """Return an array-like over each tile, for nvImageCodec to wrap."""
-        shape, typestr = (tile.height, tile.width, tile.channels), np.dtype(tile.dtype).str
-        return [_View(address, shape, typestr) for address in addresses]
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> Any:
         """Return a new CuPy array."""
@@ -268,14 +263,41 @@ class CudaDevice:
         if host.nbytes:
             self._runtime.memcpyAsync(host.ctypes.data, address, host.nbytes, TO_HOST, stream.ptr)
 
+    def follow(self, stream: Stream) -> None:
+        """Have a stream wait for what the thread's current stream holds."""
+        current = self._cupy.cuda.get_current_stream()
+        if current.ptr != stream.ptr:
+            self._runtime.eventRecord(self._event.ptr, current.ptr)
+            self._runtime.streamWaitEvent(stream.ptr, self._event.ptr)
+
+    def record(self, stream: Stream) -> Event:
+        """Return the place up to which a stream holds work now."""
+        event = self._cupy.cuda.Event(disable_timing=True)
+        event.record(stream)
+        recorded: Event = event
+        return recorded
+
+    @property
+    def _event(self) -> Any:
+        if not hasattr(self._local, "event"):
+            self._local.event = self._cupy.cuda.Event(disable_timing=True)
+        return self._local.event
+
     def fill(self, pixels: Any, value: float, stream: Stream) -> None:
         """Set all of a CuPy array to one value."""
         with stream:
             pixels.fill(value)
 
+    def rows(self, tiles: NDArray[np.int64], stream: Stream) -> Any:
+        """Copy rows of (address, tile row, tile column) to the device."""
+        with stream:
+            rows = self._cupy.empty(tiles.shape, np.int64)
+        self.upload(int(rows.data.ptr), np.ascontiguousarray(tiles), stream)
+        return rows
+
     def paste(
         self,
-        tiles: NDArray[Any],
+        rows: Any,
         tile: TileFormat,
         level: tuple[int, int],
         pixels: Any,
@@ -300,29 +322,36 @@ class CudaDevice:
             pixels,
         )
         across = -(-tile.width * pixel // THREADS)
-        self._launch("paste", (across, tile.height, len(tiles)), tiles, arguments, stream)
+        self._launch("paste", (across, tile.height, len(rows)), (rows, *arguments), stream)
 
-    def ycbcr_to_rgb(self, tiles: NDArray[Any], tile: TileFormat, stream: Stream) -> None:
+    def ycbcr_to_rgb(self, rows: Any, tile: TileFormat, stream: Stream) -> None:
         """Convert full-range YCbCr tiles to RGB in place, rounded as libjpeg does."""
         pixels = tile.height * tile.width
-        grid = (-(-pixels // THREADS), len(tiles))
-        self._launch("ycbcr_to_rgb", grid, tiles, (np.int32(pixels),), stream)
+        grid = (-(-pixels // THREADS), len(rows))
+        self._launch("ycbcr_to_rgb", grid, (rows, np.int32(pixels)), stream)
 
-    def round_as_libjpeg(self, tiles: NDArray[Any], tile: TileFormat, stream: Stream) -> Any:
+    def round_as_libjpeg(self, rows: Any, tile: TileFormat, stream: Stream) -> NDArray[np.int32]:
         """Give RGB that a JPEG engine made of YCbCr the rounding of libjpeg, in place.
 
         Returns
         -------
-        cupy.ndarray of int32
-            One flag a tile: not 0 where a clipped pixel hides how it has to be rounded.
+        ndarray of int32
+            Valid once the stream is synchronised, one flag a tile: not 0 where a clipped pixel
+            hides how it has to be rounded.
         """
         pairs, table = self._rounding
-        with stream:
-            unclear = self._cupy.zeros(len(tiles), np.int32)
+        unclear = self.pinned.take((len(rows),), np.dtype(np.int32))
+        unclear[:] = 0
         pixels = tile.height * tile.width
-        arguments = (np.int32(pixels), pairs, np.int32(len(pairs)), table, unclear)
-        grid = (-(-pixels // THREADS), len(tiles))
-        self._launch("round_as_libjpeg", grid, tiles, arguments, stream)
+        arguments = (
+            rows,
+            np.int32(pixels),
+            pairs,
+            np.int32(len(pairs)),
+            table,
+            np.uint64(unclear.ctypes.data),
+        )
+        self._launch("round_as_libjpeg", (-(-pixels // THREADS), len(rows)), arguments, stream)
         return unclear
 
     @cached_property
@@ -336,17 +365,8 @@ class CudaDevice:
         return self._cupy.RawModule(code=code)
 
     def _launch(
-        self,
-        kernel: str,
-        grid: tuple[int, ...],
-        tiles: NDArray[Any],
-        arguments: tuple[Any, ...],
-        stream: Stream,
+        self, kernel: str, grid: tuple[int, ...], arguments: tuple[Any, ...], stream: Stream
     ) -> None:
-        if 0 in grid:
-            return
-        with stream:
-            # Freed to CuPy's pool at once, which gives it out again in this stream's order.
-            rows = self._cupy.empty(tiles.shape, np.int64)
-            self.upload(int(rows.data.ptr), np.ascontiguousarray(tiles, np.int64), stream)
-            self._kernels.get_function(kernel)(grid, (THREADS,), (rows, *arguments))
+        if 0 not in grid:
+            with stream:
+                self._kernels.get_function(kernel)(grid, (THREADS,), arguments)

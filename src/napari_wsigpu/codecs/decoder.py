@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+import numpy as np
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -19,6 +21,67 @@ class EncodedTile(NamedTuple):
     column: int
     segments: tuple[memoryview | None, ...]
     background: float
+
+
+class EncodedBatch(Sequence["EncodedTile"]):
+    """Encoded tiles of one level in one buffer.
+
+    Parameters
+    ----------
+    level : LevelLayout
+        The level.
+    tiles : ndarray of int64, shape (tiles, 2)
+        Row and column of each.
+    buffer : bytearray
+        The bytes of all.
+    starts, lengths : ndarray of int64, shape (planes, tiles)
+        Where each segment lies in the buffer.
+    present : ndarray of bool, shape (planes, tiles)
+        Whether the file has it; it may be cut short to nothing all the same.
+    background : float
+        Value of pixels that the file does not hold.
+    """
+
+    def __init__(
+        self,
+        level: LevelLayout,
+        tiles: NDArray[np.int64],
+        buffer: bytearray,
+        starts: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        present: NDArray[np.bool_],
+        background: float,
+    ) -> None:
+        self.level = level
+        self.buffer = buffer
+        self.starts = starts
+        self.lengths = lengths
+        self._present = present
+        self.tiles = tiles
+        self._background = background
+        self._bytes = np.frombuffer(buffer, np.uint8) if buffer else np.zeros(0, np.uint8)
+
+    @property
+    def address(self) -> int:
+        """Address of the buffer."""
+        return int(self._bytes.ctypes.data)
+
+    def __len__(self) -> int:
+        return len(self.tiles)
+
+    def __getitem__(self, index: Any) -> Any:
+        row, column = self.tiles[index].tolist()
+        view = memoryview(self.buffer)
+        segments = tuple(
+            view[start : start + length] if present else None
+            for start, length, present in zip(
+                self.starts[:, index].tolist(),
+                self.lengths[:, index].tolist(),
+                self._present[:, index].tolist(),
+                strict=True,
+            )
+        )
+        return EncodedTile(self.level, row, column, segments, self._background)
 
 
 Deliver = Callable[[int, "NDArray[Any]"], None]

@@ -12,16 +12,29 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
+    import numpy as np
     from numpy.typing import DTypeLike, NDArray
+
+    from napari_wsigpu.codecs.library import LibraryDecoder, LibraryImages, LibraryStreams
 
 
 class TileFormat(NamedTuple):
-    """Shape and type of decoded tiles that can lie in one block of memory."""
+    """Decoded tiles that can lie in one block of memory.
+
+    Attributes
+    ----------
+    height, width, channels, dtype
+        Shape and type of the interleaved samples.
+    sample_format, color_spec : str
+        What nvImageCodec calls samples that are meant like these.
+    """
 
     height: int
     width: int
     channels: int
     dtype: str
+    sample_format: str = "I_RGB"
+    color_spec: str = "SRGB"
 
 
 class Window(NamedTuple):
@@ -52,11 +65,15 @@ class Stream(Protocol):
     def __exit__(self, *error: object) -> Any: ...
 
 
-class Device(Protocol):
-    """Memory, streams and kernels of one device.
+class Event(Protocol):
+    """A place in a stream."""
 
-    Tiles are given as an int64 array of rows (address, tile row, tile column).
-    """
+    def synchronize(self) -> None:
+        """Wait until the stream has come there."""
+
+
+class Device(Protocol):
+    """Memory, streams and kernels of one device."""
 
     name: str
 
@@ -73,8 +90,14 @@ class Device(Protocol):
     def as_stream(self, stream: Any) -> Stream:
         """Wrap a caller's stream: an integer handle or an object with ``ptr``."""
 
-    def decoder(self, kind: str) -> tuple[Any, str]:
+    def decoder(self, kind: str) -> tuple[LibraryDecoder, str]:
         """Make an nvImageCodec decoder for "jpeg" or "jpeg2000"; return it and its path's name."""
+
+    def code_streams(self, count: int) -> LibraryStreams:
+        """Make room for the code streams of a batch."""
+
+    def images(self, addresses: Sequence[int], tile: TileFormat, stream: Stream) -> LibraryImages:
+        """Describe places in memory to nvImageCodec; a stream has the pixels."""
 
     def allocate(self, size: int) -> tuple[int, Any]:
         """Take memory: its address, and what has to be kept while it is used.
@@ -85,18 +108,27 @@ class Device(Protocol):
             If there is not enough.
         """
 
-    def views(self, addresses: Sequence[int], tile: TileFormat) -> list[Any]:
-        """Return an array-like over each tile, for nvImageCodec to wrap."""
-
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> Any:
         """Return a new device array."""
+
+    def follow(self, stream: Stream) -> None:
+        """Have a stream wait for what the thread's current stream holds.
+
+        New arrays may lie in memory that the current stream still uses.
+        """
+
+    def record(self, stream: Stream) -> Event:
+        """Return the place up to which a stream holds work now."""
 
     def fill(self, pixels: Any, value: float, stream: Stream) -> None:
         """Set all of a device array to one value."""
 
+    def rows(self, tiles: NDArray[np.int64], stream: Stream) -> Any:
+        """Copy rows of (address, tile row, tile column) to the device, for what follows."""
+
     def paste(
         self,
-        tiles: NDArray[Any],
+        rows: Any,
         tile: TileFormat,
         level: tuple[int, int],
         pixels: Any,
@@ -108,16 +140,17 @@ class Device(Protocol):
         What lies beyond the (height, width) of the level is left out.
         """
 
-    def ycbcr_to_rgb(self, tiles: NDArray[Any], tile: TileFormat, stream: Stream) -> None:
+    def ycbcr_to_rgb(self, rows: Any, tile: TileFormat, stream: Stream) -> None:
         """Convert full-range YCbCr tiles to RGB in place, rounded as libjpeg does."""
 
-    def round_as_libjpeg(self, tiles: NDArray[Any], tile: TileFormat, stream: Stream) -> Any:
+    def round_as_libjpeg(self, rows: Any, tile: TileFormat, stream: Stream) -> NDArray[np.int32]:
         """Give RGB that a JPEG engine made of YCbCr the rounding of libjpeg, in place.
 
         Returns
         -------
-        device array of int32
-            One flag a tile: not 0 where a clipped pixel hides how it has to be rounded.
+        ndarray of int32
+            Valid once the stream is synchronised, one flag a tile: not 0 where a clipped pixel
+            hides how it has to be rounded.
         """
 
     def upload(self, address: int, pixels: NDArray[Any], stream: Stream) -> None:

@@ -35,7 +35,7 @@ extern "C" __global__ void ycbcr_to_rgb(const long long *tiles, int pixels) {
 }
 
 // How far beyond black or white a colour may lie before it was clipped.
-#define BEYOND 40
+#define BEYOND 8
 
 __device__ bool clips_to(int value, int shown) {
     return clipped(value) == shown && value >= -BEYOND && value <= 255 + BEYOND;

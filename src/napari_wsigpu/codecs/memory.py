@@ -1,15 +1,20 @@
-"""Memory for decoded tiles, used again once the last view of a tile is gone."""
+"""Memory for pixels, used again once the last view of them is gone."""
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections import deque
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-KEPT_BYTES = 32 << 20
+KEPT_BYTES = 64 << 20
 CACHE_LINE = 64
+
+SMALLEST_REGION, LARGEST_REGION = 1 << 20, 64 << 20
+KEPT_REGIONS = 3
 
 Room = NDArray[np.uint8]
 
@@ -18,7 +23,7 @@ class TileMemory:
     """Hands out memory and takes it back by itself.
 
     The system's allocator returns the memory of dropped tiles to the operating system, and
-    to get it back page by page costs as much time as to decode the tiles. At most 32 MiB of
+    to get it back page by page costs as much time as to decode the tiles. At most 64 MiB of
     each size are kept here. Safe under many threads.
     """
 
@@ -43,4 +48,49 @@ class TileMemory:
 
     def clear(self) -> None:
         """Give back what is kept; memory in use is taken back no more."""
+        self._free.clear()
+
+
+class RegionMemory:
+    """Does for regions, whose sizes differ, what `TileMemory` does for tiles.
+
+    At most 3 of at most 64 MiB each are kept. Safe under many threads.
+    """
+
+    def __init__(self) -> None:
+        self._free: deque[Room] = deque(maxlen=KEPT_REGIONS)
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Return an array whose values are undefined.
+
+        Raises
+        ------
+        MemoryError
+            If there is not enough memory.
+        """
+        count = math.prod(shape)
+        size = count * dtype.itemsize
+        if not SMALLEST_REGION <= size <= LARGEST_REGION:
+            return np.empty(shape, dtype)
+        room = self._take(size)
+        if room is None:
+            room = np.empty(size, np.uint8)
+        pixels = np.frombuffer(room.data, dtype, count)
+        weakref.finalize(pixels, self._free.append, room).atexit = False
+        return pixels.reshape(shape)
+
+    def _take(self, size: int) -> Room | None:
+        """Return kept memory of about this size."""
+        for _ in range(len(self._free)):
+            try:
+                room = self._free.popleft()
+            except IndexError:
+                return None
+            if size <= room.size <= 2 * size:
+                return room
+            self._free.append(room)
+        return None
+
+    def clear(self) -> None:
+        """Give back what is kept."""
         self._free.clear()

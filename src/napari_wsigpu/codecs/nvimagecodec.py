@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import queue
-import sys
 import threading
-from contextlib import contextmanager
+from itertools import compress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -15,21 +14,22 @@ from napari_wsigpu.codecs.codestream import CodeStreams, recipe
 from napari_wsigpu.errors import DeviceError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.codestream import Recipe
     from napari_wsigpu.codecs.cpu import CpuBatch, CpuDecoder
-    from napari_wsigpu.codecs.decoder import EncodedTile
-    from napari_wsigpu.codecs.device import Device, Stream, TileFormat
+    from napari_wsigpu.codecs.decoder import EncodedBatch, EncodedTile
+    from napari_wsigpu.codecs.device import Device, Event, Stream, TileFormat
+    from napari_wsigpu.codecs.library import LibraryDecoder, LibraryImages, LibraryStreams
     from napari_wsigpu.codecs.verify import Verifier
     from napari_wsigpu.formats.layout import LevelLayout
 
-    Job = Callable[["DecodeWorker", Stream], None]
-    Then = Callable[[Stream, Sequence[int]], None]
+    Job = Callable[["DecodeWorker"], None]
+    Then = Callable[[Any], None]
 
-SWITCH_INTERVAL = 5e-5
+STREAMS = 160
 
 logger = logging.getLogger(__name__)
 
@@ -43,20 +43,21 @@ class Slots(NamedTuple):
         What each place holds.
     addresses : ndarray of int64, shape (tiles,)
         Where they are.
-    images : sequence
-        The same as nvImageCodec's images.
+    images : ndarray of uint64
+        Handles of the same for nvImageCodec, with the worker's stream.
     """
 
     tile: TileFormat
     addresses: NDArray[np.int64]
-    images: Sequence[Any]
+    images: NDArray[np.uint64]
 
 
 class DecodeWorker:
-    """One thread with a decoder of each kind and a stream of its own.
+    """A thread with a decoder of each kind and a stream of its own.
 
-    A decoder must not be used by two threads: it would end the process. The thread starts
-    with the first batch.
+    A decoder must not be used by two threads at once: it would end the process. Who waits for
+    a job that the thread has not begun runs it there and then, one job at a time. The thread
+    starts with the first job.
 
     Parameters
     ----------
@@ -68,70 +69,92 @@ class DecodeWorker:
         self.device = device
         self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
+        self._turn = threading.RLock()
         self._thread: threading.Thread | None = None
-        self._decoders: dict[str, tuple[Any, str | None]] = {}
+        self.stream = device.new_stream()
+        self._decoders: dict[str, tuple[LibraryDecoder, str] | None] = {}
+        self._streams: list[LibraryStreams] = []
         self._warned: set[str] = set()
 
     def submit(self, job: Job) -> None:
-        """Have a job run with the worker and its stream, after those before it."""
+        """Have a job called with the worker, after those before it."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="wsigpu-gpu", daemon=True)
                 self._thread.start()
             self._queue.put(job)
 
+    def run(self, job: Job) -> None:
+        """Call a job in this thread, once the worker does nothing else."""
+        with self._turn, self.device.active():
+            job(self)
+
     def close(self) -> None:
-        """End the thread after the batches that were submitted, and let go of its decoders."""
+        """End the thread after the jobs that were submitted, and let go of its decoders."""
         with self._lock:
             thread, self._thread = self._thread, None
             if thread is not None:
                 self._queue.put(None)
         if thread is not None:
             thread.join()
+        with self._turn:
+            for made in self._decoders.values():
+                if made is not None:
+                    made[0].close()
+            self._decoders.clear()
+            self._streams.clear()
+
+    def take_streams(self, count: int) -> LibraryStreams:
+        """Give out room for code streams, which comes back by `give_streams`."""
+        with self._lock:
+            if self._streams and len(self._streams[-1].handles) >= count:
+                return self._streams.pop()
+        return self.device.code_streams(max(count, STREAMS))
+
+    def give_streams(self, streams: LibraryStreams) -> None:
+        """Take room for code streams back."""
+        streams.clear()
+        with self._lock:
+            self._streams.append(streams)
 
     def engine(self, kind: str) -> str | None:
         """Return the name of the path that decodes a kind, None if there is none.
 
-        From the worker's thread only. The first time, the decoder is made.
+        From jobs only. The first time, the decoder is made.
         """
         if kind not in self._decoders:
             try:
                 self._decoders[kind] = self.device.decoder(kind)
             except DeviceError as error:
-                self._decoders[kind] = None, None
+                self._decoders[kind] = None
                 self._warn(kind, error)
-        return self._decoders[kind][1]
+        made = self._decoders[kind]
+        return None if made is None else made[1]
 
     def decode(
-        self,
-        how: Recipe,
-        streams: Sequence[Any],
-        images: Sequence[Any],
-        params: Any,
-        stream: Stream,
+        self, kind: str, streams: NDArray[np.uint64], images: NDArray[np.uint64]
     ) -> list[bool]:
         """Decode code streams into images; say of each whether it worked.
 
-        If the device runs out of memory, smaller parts are tried.
+        If nothing works, as when memory runs out or one stream spoils the batch, smaller parts
+        are tried.
         """
-        if not streams or self.engine(how.kind) is None:
+        made = self._decoders[kind] if len(streams) and self.engine(kind) else None
+        if made is None:
             return [False] * len(streams)
-        decoder = self._decoders[how.kind][0]
         try:
-            with prompt_switching():
-                found = decoder.decode(
-                    streams, images=images, params=params, cuda_stream=stream.ptr
-                )
-        except (RuntimeError, ValueError, MemoryError) as error:
-            if len(streams) > 1:
-                half = len(streams) // 2
-                return [
-                    *self.decode(how, streams[:half], images[:half], params, stream),
-                    *self.decode(how, streams[half:], images[half:], params, stream),
-                ]
-            self._warn(how.kind, error)
-            return [False]
-        return [image is not None for image in found]
+            decoded = made[0].decode(streams, images)
+        except RuntimeError as error:
+            decoded = [False] * len(streams)
+            if len(streams) == 1:
+                self._warn(kind, error)
+        if len(streams) > 1 and not any(decoded):
+            half = len(streams) // 2
+            return [
+                *self.decode(kind, streams[:half], images[:half]),
+                *self.decode(kind, streams[half:], images[half:]),
+            ]
+        return decoded
 
     def _warn(self, kind: str, error: Exception) -> None:
         if kind not in self._warned:
@@ -141,40 +164,9 @@ class DecodeWorker:
             )
 
     def _work(self) -> None:
-        stream = None
         while (job := self._queue.get()) is not None:
-            with self.device.active():
-                stream = stream or self.device.new_stream()
-                job(self, stream)
+            self.run(job)
             del job
-        self._decoders.clear()
-
-
-_switching = threading.Lock()
-_switchers = 0
-_usual_interval = 0.0
-
-
-@contextmanager
-def prompt_switching() -> Iterator[None]:
-    """Have Python's threads take turns every 50 µs while a batch is decoded.
-
-    nvImageCodec asks for the interpreter once an image. With a busy thread beside it, each
-    time would take 5 ms by default, and a viewport half a second.
-    """
-    global _switchers, _usual_interval
-    with _switching:
-        if _switchers == 0:
-            _usual_interval = sys.getswitchinterval()
-            sys.setswitchinterval(min(SWITCH_INTERVAL, _usual_interval))
-        _switchers += 1
-    try:
-        yield
-    finally:
-        with _switching:
-            _switchers -= 1
-            if _switchers == 0:
-                sys.setswitchinterval(_usual_interval)
 
 
 class NvImageCodecDecoder:
@@ -193,75 +185,57 @@ class NvImageCodecDecoder:
     name = "nvimagecodec"
 
     def __init__(self, worker: DecodeWorker, cpu: CpuDecoder, verifier: Verifier) -> None:
-        from nvidia import nvimgcodec
-
         self.worker = worker
         self.cpu = cpu
         self.verifier = verifier
-        self._nvimgcodec = nvimgcodec
-        self._makers: dict[int, tuple[Recipe, CodeStreams, Any] | str] = {}
+        self._makers: dict[int, tuple[Recipe, CodeStreams] | str] = {}
 
     def schedule(
         self,
-        batch: Sequence[EncodedTile],
+        batch: EncodedBatch,
         slots: Slots,
         then: Then,
         *,
         share: float = 1.0,
         stream: Stream | None = None,
+        at_once: bool = True,
     ) -> GpuBatch:
         """Begin to decode a batch of tiles of one level and return at once.
 
         Parameters
         ----------
-        batch : sequence of EncodedTile
+        batch : EncodedBatch
             The tiles.
         slots : Slots
             Where each is decoded to.
         then : callable
-            Called by the worker with a stream and indices of tiles in `batch`: may give the
-            stream work that uses these tiles. It is called again for tiles that had to be
+            Called with the rows of tiles (see `Device.rows`): may give `stream`, or else the
+            worker's, work that uses these tiles. It is called again for tiles that had to be
             decoded another way.
         share : float
             Part of the tiles that the device decodes; the CPU decodes the rest meanwhile.
         stream : Stream, optional
-            Used instead of the worker's own.
+            Of the caller, used instead of the worker's own.
+        at_once : bool
+            Have the worker's thread begin now; else the caller is about to wait, and decodes
+            in its own thread, which saves a change of threads.
         """
         pending = GpuBatch(self, batch, slots, then, stream)
         pending.prepare(share)
-        self.worker.submit(pending.run)
+        if at_once:
+            self.worker.submit(pending.run)
         return pending
 
-    def images(self, addresses: Sequence[int], tile: TileFormat) -> list[Any]:
-        """Wrap places in device memory for nvImageCodec, once for all batches."""
-        views = self.worker.device.views(addresses, tile)
-        return list(self._nvimgcodec.as_images(views))
-
-    def code_stream(self, data: Any) -> Any:
-        """Wrap encoded bytes for nvImageCodec."""
-        return self._nvimgcodec.CodeStream(data)
-
-    def maker(self, level: LevelLayout) -> tuple[Recipe, CodeStreams, Any] | str:
-        """Return recipe, code streams and parameters of a level, or why the CPU decodes it."""
+    def maker(self, level: LevelLayout) -> tuple[Recipe, CodeStreams] | str:
+        """Return recipe and code streams of a level, or why the CPU decodes it."""
         if self.verifier.reason is not None:
             return self.verifier.reason
         made = self._makers.get(id(level))
         if made is None:
             how = recipe(level)
-            made = (
-                how if isinstance(how, str) else (how, CodeStreams(level, how), self._params(how))
-            )
+            made = how if isinstance(how, str) else (how, CodeStreams(level, how))
             self._makers[id(level)] = made
         return made
-
-    def _params(self, how: Recipe) -> Any:
-        nvimgcodec = self._nvimgcodec
-        return nvimgcodec.DecodeParams(
-            apply_exif_orientation=False,
-            allow_any_depth=True,
-            sample_format=nvimgcodec.SampleFormat.__members__[how.sample_format],
-            color_spec=nvimgcodec.ColorSpec.__members__[how.color_spec],
-        )
 
 
 class GpuBatch:
@@ -270,7 +244,7 @@ class GpuBatch:
     def __init__(
         self,
         decoder: NvImageCodecDecoder,
-        batch: Sequence[EncodedTile],
+        batch: EncodedBatch,
         slots: Slots,
         then: Then,
         stream: Stream | None,
@@ -281,17 +255,22 @@ class GpuBatch:
         self._then = then
         self._stream = stream
         self._done = threading.Event()
+        self._claim = threading.Lock()
         self._cancelled = False
         self._failures: dict[int, str] = {}
         self._error: Exception | None = None
         self._decoded_on_cpu = 0
         self._how: Recipe | None = None
-        self._params: Any = None
         self._on_gpu: list[int] = []
-        self._streams: list[Any] = []
+        self._decoded: list[int] = []
+        self._streams: LibraryStreams | None = None
+        self._images: LibraryImages | None = None
         self._cpu_parts: list[_CpuPart] = []
-        self._taken: list[_CpuPart] = []
+        self._uploaded: list[_CpuPart] = []
         self._samples: _CpuPart | None = None
+        self._compared: list[tuple[int, NDArray[Any], NDArray[Any]]] = []
+        self._unclear: NDArray[np.int32] | None = None
+        self._ready: Event | None = None
 
     @property
     def on_cpu(self) -> int:
@@ -300,14 +279,12 @@ class GpuBatch:
 
     def prepare(self, share: float) -> None:
         """Sort the tiles by who decodes them, and start those of the CPU."""
-        made = self._decoder.maker(self._batch[0].level) if self._batch else ""
+        made = self._decoder.maker(self._batch.level)
         if not isinstance(made, str):
-            self._how, streams, self._params = made
-            for index in range(round(share * len(self._batch))):
-                data = streams.data(self._batch[index])
-                if data is not None:
-                    self._on_gpu.append(index)
-                    self._streams.append(self._decoder.code_stream(data))
+            self._how, maker = made
+            count = round(share * len(self._batch))
+            self._streams = streams = self._decoder.worker.take_streams(count)
+            self._on_gpu = maker.fill(self._batch, count, streams)
             samples = self._decoder.verifier.samples(self._how.kind, self._on_gpu)
             if samples:
                 self._samples = _CpuPart(self._decoder, self._batch, samples)
@@ -315,16 +292,17 @@ class GpuBatch:
         if rest:
             self._cpu_parts.append(_CpuPart(self._decoder, self._batch, rest))
 
-    def run(self, worker: DecodeWorker, stream: Stream) -> None:
-        """Decode; called by the worker."""
+    def run(self, worker: DecodeWorker) -> None:
+        """Decode, unless another thread has begun to; a job of the worker."""
+        if not self._claim.acquire(blocking=False):
+            return
         try:
             if not self._cancelled:
-                self._run(worker, self._stream or stream)
+                self._begin(worker.device)
         except Exception as error:  # every kind is handed to the thread that waits
             self._error = error
         finally:
             self._done.set()
-            self._let_go()
 
     def wait(self) -> dict[int, str]:
         """Return when every tile was decoded or failed: index -> reason of each failure.
@@ -334,15 +312,24 @@ class GpuBatch:
         DeviceError
             If the device itself fails.
         """
+        worker = self._decoder.worker
+        if not self._claim.locked():
+            worker.run(self.run)
         self._done.wait()
+        try:
+            if self._error is None and self._ready is not None:
+                self._settle(worker)
+        except Exception as error:  # said below, as what went wrong before
+            self._error = error
+        finally:
+            self._let_go()
+        if self._error is None:
+            return self._failures
         if isinstance(self._error, DeviceError):
             raise self._error
-        if self._error is not None:
-            name = self._decoder.worker.device.name
-            raise DeviceError(
-                f"'{name}' failed ({self._error}); use device='cpu', or start again."
-            ) from self._error
-        return self._failures
+        raise DeviceError(
+            f"'{worker.device.name}' failed ({self._error}); use device='cpu', or start again."
+        ) from self._error
 
     def cancel(self) -> None:
         """Drop the batch if it is not begun, and return when the device is done with it."""
@@ -350,40 +337,60 @@ class GpuBatch:
         for part in (self._samples, *self._cpu_parts):
             if part is not None:
                 part.cancel()
+        if self._claim.acquire(blocking=False):
+            self._done.set()
         self._done.wait()
+        if self._ready is not None:
+            self._ready.synchronize()
+        self._let_go()
 
-    def _run(self, worker: DecodeWorker, stream: Stream) -> None:
-        device, tile = worker.device, self._slots.tile
-        decoded: list[int] = []
-        unclear = None
-        if self._how is not None:
-            images = [self._slots.images[index] for index in self._on_gpu]
-            worked = worker.decode(self._how, self._streams, images, self._params, stream)
-            decoded = [index for index, good in zip(self._on_gpu, worked, strict=True) if good]
-            if decoded and self._how.convert:
-                device.ycbcr_to_rgb(self._rows(decoded), tile, stream)
-            if decoded and self._how.engine_rgb and worker.engine(self._how.kind) == "hardware":
-                unclear = device.round_as_libjpeg(self._rows(decoded), tile, stream)
-        ready = decoded + self._take_cpu_parts(stream)
-        self._then(stream, ready)
-        flags = None if unclear is None else device.download(unclear, stream)
-        compared = self._download_samples(device, decoded, stream)
-        stream.synchronize()
-        again = sorted(set(self._on_gpu) - set(decoded))
-        if flags is not None and flags.any():
-            again += [index for index, flag in zip(decoded, flags, strict=True) if flag]
-        if not self._verified(worker, compared, set(again)):
-            again = list(self._on_gpu)
+    def _begin(self, device: Device) -> None:
+        """Decode, and give the stream all that follows; nothing waits for the stream."""
+        worker, tile = self._decoder.worker, self._slots.tile
+        stream = self._stream or worker.stream
+        rows = None
+        if self._how is not None and self._streams is not None:
+            images = self._slots.images
+            if self._stream is not None:
+                addresses = self._slots.addresses.tolist()
+                self._images = device.images(addresses, tile, self._stream)
+                images = self._images.handles
+            worked = worker.decode(self._how.kind, self._streams.used, images[self._on_gpu])
+            self._decoded = list(compress(self._on_gpu, worked))
+            rows = self._rows(self._decoded, stream)
+            if self._decoded and self._how.convert:
+                device.ycbcr_to_rgb(rows, tile, stream)
+            exact = self._how.engine_rgb and worker.engine(self._how.kind) == "hardware"
+            if self._decoded and exact:
+                self._unclear = device.round_as_libjpeg(rows, tile, stream)
+        from_cpu = self._take_cpu_parts(stream)
+        if from_cpu or rows is None:
+            rows = self._rows(self._decoded + from_cpu, stream)
+        self._then(rows)
+        self._download_samples(device, stream)
+        self._ready = device.record(stream)
+
+    def _settle(self, worker: DecodeWorker) -> None:
+        """Wait for the stream, and have the CPU decode what did not work."""
+        assert self._ready is not None
+        self._ready.synchronize()
+        again = sorted(set(self._on_gpu) - set(self._decoded))
+        if self._unclear is not None and self._unclear.any():
+            again += compress(self._decoded, self._unclear)
+        if not self._verified(worker, set(again)):
+            again = self._on_gpu
         if again:
             self._cpu_parts.append(_CpuPart(self._decoder, self._batch, again))
-            self._then(stream, self._take_cpu_parts(stream))
-            stream.synchronize()
+            stream = self._stream or worker.stream
+            with worker.device.active():
+                self._then(self._rows(self._take_cpu_parts(stream), stream))
+                worker.device.record(stream).synchronize()
 
     def _take_cpu_parts(self, stream: Stream) -> list[int]:
         """Upload what the CPU decoded; return the indices of these tiles."""
         done: list[int] = []
         parts, self._cpu_parts = self._cpu_parts, []
-        self._taken += parts
+        self._uploaded += parts
         for part in parts:
             failed = part.wait()
             self._failures |= failed
@@ -395,63 +402,58 @@ class GpuBatch:
                     done.append(index)
         return done
 
-    def _download_samples(
-        self, device: Device, decoded: list[int], stream: Stream
-    ) -> list[tuple[int, NDArray[Any], NDArray[Any]]]:
+    def _download_samples(self, device: Device, stream: Stream) -> None:
         if self._samples is None:
-            return []
-        failed = self._samples.wait()
-        return [
-            (
-                index,
-                device.download_tile(int(self._slots.addresses[index]), self._slots.tile, stream),
-                expected,
-            )
-            for index, expected in self._samples.pixels()
-            if index in decoded and index not in failed
-        ]
+            return
+        failed, tile = self._samples.wait(), self._slots.tile
+        for index, expected in self._samples.pixels():
+            if index in self._decoded and index not in failed:
+                address = int(self._slots.addresses[index])
+                pixels = device.download_tile(address, tile, stream)
+                self._compared.append((index, pixels, expected))
 
-    def _verified(
-        self,
-        worker: DecodeWorker,
-        compared: list[tuple[int, NDArray[Any], NDArray[Any]]],
-        again: set[int],
-    ) -> bool:
+    def _verified(self, worker: DecodeWorker, doubtful: set[int]) -> bool:
         engine = None if self._how is None else worker.engine(self._how.kind)
         if engine is None:
             return True
         agree = self._decoder.verifier.agree
         return all(
             agree(engine, pixels, expected.view(pixels.dtype).reshape(pixels.shape))
-            for index, pixels, expected in compared
-            if index not in again
+            for index, pixels, expected in self._compared
+            if index not in doubtful
         )
 
-    def _rows(self, indices: list[int]) -> NDArray[np.int64]:
-        rows = np.zeros((len(indices), 3), np.int64)
-        rows[:, 0] = self._slots.addresses[indices]
-        return rows
+    def _rows(self, indices: list[int], stream: Stream) -> Any:
+        chosen = np.asarray(indices, np.int64)
+        rows = np.column_stack([self._slots.addresses[chosen], self._batch.tiles[chosen]])
+        return self._decoder.worker.device.rows(rows, stream)
 
     def _let_go(self) -> None:
         for part in (self._samples, *self._cpu_parts):
             if part is not None:
                 part.cancel()
-        self._streams.clear()
+        if self._streams is not None:
+            self._decoder.worker.give_streams(self._streams)
+        self._streams = self._images = self._samples = self._unclear = self._ready = None
         self._cpu_parts.clear()
-        self._taken.clear()
-        self._samples = None
-        del self._then
+        self._uploaded.clear()
+        self._compared.clear()
+        self._then = _nothing
+
+
+def _nothing(rows: Any) -> None:
+    """Take the place of a function that is no longer needed."""
 
 
 class _CpuPart:
     """Tiles of a batch that the CPU decodes into memory that is fast to upload."""
 
     def __init__(
-        self, decoder: NvImageCodecDecoder, batch: Sequence[EncodedTile], indices: Sequence[int]
+        self, decoder: NvImageCodecDecoder, batch: EncodedBatch, indices: Sequence[int]
     ) -> None:
         self.indices = indices
-        self._tiles = [batch[index] for index in indices]
-        size = batch[0].level.tile_bytes
+        self._tiles: list[EncodedTile] = [batch[index] for index in indices]
+        size = batch.level.tile_bytes
         self._memory = decoder.worker.device.staging(len(indices), size)
         self._pending: CpuBatch = decoder.cpu.schedule(
             self._tiles, self._deliver, list(self._memory)

@@ -4,8 +4,9 @@ Both make RGB of YCbCr by the same formula, libjpeg with factors of 16 binary di
 JPEG engine with exact ones. Of the 65 536 pairs of (Cb, Cr), 43 give a green that is apart
 by one. Where no colour is clipped, red - green and blue - green tell the pair, so that it can
 be put right afterwards. Where one is, the pair stays unclear; tiles that may hold such a pixel
-are decoded again on the CPU. Colours that lay more than 40 beyond black or white are left out of
-this: no picture has them but for sharp coloured edges, and light glass would be full of doubt.
+are decoded again on the CPU. Colours that lay more than 8 beyond black or white before they were
+clipped are left out of this, or every second tile of light glass would be in doubt: on noisy
+tissue, one pixel in 10^8 may so keep the engine's rounding.
 """
 
 from __future__ import annotations

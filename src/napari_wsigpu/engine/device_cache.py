@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.device import Device, TileFormat
+    from napari_wsigpu.codecs.library import LibraryImages
 
-    Wrap = Callable[[Sequence[int], TileFormat], list[Any]]
+    Wrap = Callable[[Sequence[int], TileFormat], LibraryImages | None]
 
 SLAB_BYTES = 128 << 20
 LARGEST_BUDGET = 2 << 30
@@ -34,8 +35,7 @@ class Reserved(NamedTuple):
     def slots(self) -> Slots:
         """The places as a decoder wants them."""
         shelf = self.shelf
-        images = [shelf.images[place] for place in self.places.tolist()]
-        return Slots(shelf.tile, shelf.addresses[self.places], images)
+        return Slots(shelf.tile, shelf.addresses[self.places], shelf.handles[self.places])
 
 
 class Shelf:
@@ -45,7 +45,7 @@ class Shelf:
         self.tile = tile
         self.tile_bytes = tile_bytes
         self.slabs: list[Any] = []
-        self.images: list[Any] = []
+        self.handles = np.zeros(0, np.uint64)
         self.addresses = np.zeros(0, np.int64)
         self.owners = np.zeros((0, 4), np.int64)
         self.pins = np.zeros(0, np.int32)
@@ -56,10 +56,11 @@ class Shelf:
         """Bytes of device memory that it takes."""
         return len(self.addresses) * self.tile_bytes
 
-    def add(self, address: int, slab: Any, count: int, images: Sequence[Any]) -> None:
+    def add(self, address: int, slab: Any, count: int, images: LibraryImages | None) -> None:
         """Add an allocation of `count` places."""
-        self.slabs.append(slab)
-        self.images.extend(images)
+        self.slabs.append((slab, images))
+        handles = np.zeros(count, np.uint64) if images is None else images.handles
+        self.handles = np.append(self.handles, handles)
         places = address + self.tile_bytes * np.arange(count, dtype=np.int64)
         self.addresses = np.append(self.addresses, places)
         self.owners = np.append(self.owners, np.full((count, 4), NOBODY, np.int64), axis=0)

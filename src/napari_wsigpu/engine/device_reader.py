@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from napari_wsigpu.codecs.decoder import EncodedTile
+from napari_wsigpu.codecs.codestream import recipe
+from napari_wsigpu.codecs.decoder import EncodedBatch
 from napari_wsigpu.codecs.device import TileFormat
 from napari_wsigpu.engine.cache import TileKey
+from napari_wsigpu.engine.switching import prompt_switching
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,15 +24,17 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.device import Device, Stream, Window
+    from napari_wsigpu.codecs.library import LibraryImages
     from napari_wsigpu.codecs.nvimagecodec import GpuBatch, NvImageCodecDecoder
     from napari_wsigpu.engine.device_cache import DeviceTiles, Reserved
     from napari_wsigpu.engine.log import TileLog
     from napari_wsigpu.formats.layout import LevelLayout
     from napari_wsigpu.storage.source import ByteSource
 
-BATCH_TILES = 256
+BATCH_TILES = 160
 BATCH_PIXEL_BYTES = 256 << 20
 IN_FLIGHT = 2
+NO_FORMAT = ""
 
 
 @dataclass
@@ -41,6 +47,7 @@ class _Reading:
     window: Window
     pixels: Any
     stream: Stream
+    given: Stream | None
     to_host: bool
     share: float
     host: NDArray[Any] | None = None
@@ -54,6 +61,7 @@ class _InFlight:
     tiles: NDArray[np.int64]
     reserved: Reserved
     pending: GpuBatch
+    room: bytearray
 
 
 class DeviceReader:
@@ -95,6 +103,7 @@ class DeviceReader:
         self._timed = timed
         self._lock = threading.Lock()
         self._idle_streams: list[Stream] = []
+        self._idle_rooms: deque[bytearray] = deque(maxlen=2 * IN_FLIGHT)
 
     @property
     def device(self) -> Device:
@@ -153,27 +162,48 @@ class DeviceReader:
         blank = not stored.all() or not _within(window, image)
         samples = () if window.channel is not None else (image.channels,)
         shape = (window.height, window.width, *samples)
-        with self.device.active(), self._stream(stream) as used:
-            pixels = self.device.empty(shape, image.dtype) if out is None else out
-            reading = _Reading(
-                level, image, _tile_format(image), window, pixels, used, to_host, share
-            )
-            if blank or tolerant:
-                self.device.fill(pixels, self._background, used)
+        found, here = self._tiles.find(self._slide, level, rows, columns)
+        corner = np.array([rows.start, columns.start])
+        wanted = np.argwhere(stored & ~here) + corner
+        with self.device.active(), self._stream(stream, decodes=len(wanted) > 0) as used:
             try:
-                self._read(reading, stored, rows, columns)
+                pixels = self.device.empty(shape, image.dtype) if out is None else out
+                given = None if stream is None else used
+                reading = _Reading(
+                    level, image, tile_format(image), window, pixels, used, given, to_host, share
+                )
+                self.device.follow(used)
+                if blank or tolerant:
+                    self.device.fill(pixels, self._background, used)
+                if found is not None:
+                    addresses = found.shelf.addresses[found.places]
+                    tiles_here = np.column_stack([addresses, np.argwhere(here) + corner])
+                    self._paste(reading, self.device.rows(tiles_here, used))
+                if len(wanted):
+                    with prompt_switching():
+                        self._decode(reading, wanted)
+                elif to_host:
+                    reading.host = self.device.download(pixels, used)
             except MemoryError:
                 return None
-            self._log.count(tiles_asked=stored.size, background=stored.size - int(stored.sum()))
-            self._log.note(reading.failures, report=tolerant)
-            if reading.failures and not tolerant:
-                raise self._log.error(reading.failures)
-            return reading.host if to_host else pixels
+            finally:
+                if found is not None or not len(wanted):
+                    used.synchronize()
+                if found is not None:
+                    self._tiles.unpin(found)
+        hits = 0 if found is None else len(found.places)
+        missing = stored.size - int(stored.sum())
+        self._log.count(tiles_asked=stored.size, cache_hits=hits, background=missing)
+        self._log.note(reading.failures, report=tolerant)
+        if reading.failures and not tolerant:
+            raise self._log.error(reading.failures)
+        return reading.host if to_host else pixels
 
     def send(self, pixels: NDArray[Any], out: Any = None, stream: Any = None) -> Any:
         """Copy host pixels to a device array."""
-        with self.device.active(), self._stream(stream) as used:
+        with self.device.active(), self._stream(stream, decodes=False) as used:
             target = self.device.empty(pixels.shape, pixels.dtype) if out is None else out
+            self.device.follow(used)
             self.device.send(pixels, target, used)
             used.synchronize()
         return target
@@ -188,34 +218,14 @@ class DeviceReader:
         self._tiles.trim()
         with self._lock:
             self._idle_streams.clear()
-
-    def _read(
-        self, reading: _Reading, stored: NDArray[np.bool_], rows: slice, columns: slice
-    ) -> None:
-        found, here = self._tiles.find(self._slide, reading.level, rows, columns)
-        corner = np.array([rows.start, columns.start])
-        wanted = np.argwhere(stored & ~here) + corner
-        try:
-            if found is not None:
-                self._log.count(cache_hits=len(found.places))
-                self._paste(reading, found, np.argwhere(here) + corner)
-            if len(wanted):
-                begin = time.perf_counter()
-                self._decode(reading, wanted)
-                if reading.to_host:
-                    seconds = time.perf_counter() - begin
-                    self._timed(reading.image, len(wanted), seconds, reading.share)
-            elif reading.to_host:
-                reading.host = self.device.download(reading.pixels, reading.stream)
-        finally:
-            if found is not None or not len(wanted):
-                reading.stream.synchronize()
-            if found is not None:
-                self._tiles.unpin(found)
+            self._idle_rooms.clear()
 
     def _decode(self, reading: _Reading, wanted: NDArray[np.int64]) -> None:
         """Read and decode tiles: a batch is read while the one before it is decoded."""
+        begin = time.perf_counter()
+        count = len(wanted)
         most = max(1, min(BATCH_TILES, BATCH_PIXEL_BYTES // reading.image.tile_bytes))
+        most = -(-len(wanted) // -(-len(wanted) // most))
         flying: list[_InFlight] = []
         try:
             while len(wanted):
@@ -230,55 +240,75 @@ class DeviceReader:
                     continue
                 batch, wanted = np.split(wanted, [len(reserved.places)])
                 try:
-                    pending = self._schedule(reading, batch, reserved, last=not len(wanted))
+                    encoded = self._encoded(reading.image, batch)
+                    last = not len(wanted)
+                    only = last and not flying
+                    pending = self._schedule(reading, encoded, reserved, last=last, only=only)
                 except BaseException:
                     self._tiles.unpin(reserved)
                     raise
-                flying.append(_InFlight(batch, reserved, pending))
+                flying.append(_InFlight(batch, reserved, pending, encoded.buffer))
             while flying:
                 self._finish(reading, flying.pop(0))
+            if reading.to_host:
+                seconds = time.perf_counter() - begin
+                self._timed(reading.image, count, seconds, reading.share)
         finally:
             for batch_in_flight in flying:
                 batch_in_flight.pending.cancel()
                 self._tiles.unpin(batch_in_flight.reserved)
 
     def _reserve(self, reading: _Reading, count: int) -> Reserved:
-        return self._tiles.reserve(
-            reading.tile, reading.image.tile_bytes, count, self._decoder.images
-        )
+        return self._tiles.reserve(reading.tile, reading.image.tile_bytes, count, self._wrap)
+
+    def _wrap(self, addresses: Sequence[int], tile: TileFormat) -> LibraryImages | None:
+        """Describe new places to nvImageCodec, if it can decode to them."""
+        if tile.sample_format == NO_FORMAT:
+            return None
+        return self.device.images(addresses, tile, self._decoder.worker.stream)
 
     def _schedule(
-        self, reading: _Reading, tiles: NDArray[np.int64], reserved: Reserved, *, last: bool
+        self,
+        reading: _Reading,
+        encoded: EncodedBatch,
+        reserved: Reserved,
+        *,
+        last: bool,
+        only: bool,
     ) -> GpuBatch:
-        encoded = self._encoded(reading.image, tiles)
-
-        def paste(stream: Stream, indices: Sequence[int]) -> None:
-            chosen = np.asarray(indices, np.int64)
-            part = reserved._replace(places=reserved.places[chosen])
-            self._paste(reading, part, tiles[chosen])
+        def paste(rows: Any) -> None:
+            self._paste(reading, rows)
             if last and reading.to_host:
-                reading.host = self.device.download(reading.pixels, stream)
+                reading.host = self.device.download(reading.pixels, reading.stream)
 
         return self._decoder.schedule(
-            encoded, reserved.slots, paste, share=reading.share, stream=reading.stream
+            encoded,
+            reserved.slots,
+            paste,
+            share=reading.share,
+            stream=reading.given,
+            at_once=not only,
         )
 
-    def _encoded(self, image: LevelLayout, tiles: NDArray[np.int64]) -> list[EncodedTile]:
-        segments = image.grid.segments(tiles[:, 0], tiles[:, 1])
-        views = iter(self._source.read([place for places in segments for place in places]))
-        self._log.count(bytes_read=sum(length for places in segments for _, length in places))
-        background = self._background
-        encoded = []
-        for (row, column), places in zip(tiles.tolist(), segments, strict=True):
-            planes = [
-                view if length else None for (_, length), view in zip(places, views, strict=False)
-            ]
-            encoded.append(EncodedTile(image, row, column, tuple(planes), background))
-        return encoded
+    def _encoded(self, image: LevelLayout, tiles: NDArray[np.int64]) -> EncodedBatch:
+        rows, columns = tiles.T
+        offsets = image.grid.offsets[:, rows, columns]
+        wanted = image.grid.byte_counts[:, rows, columns]
+        buffer, starts, lengths = self._source.read_joined(
+            offsets.ravel(), wanted.ravel(), self._room
+        )
+        self._log.count(bytes_read=int(lengths.sum()))
+        # A segment that the file was to hold, but that lies beyond its end, is no missing one.
+        present = starts.reshape(offsets.shape), lengths.reshape(offsets.shape)
+        return EncodedBatch(image, tiles, buffer, *present, wanted > 0, self._background)
 
-    def _paste(self, reading: _Reading, reserved: Reserved, tiles: NDArray[np.int64]) -> None:
-        addresses = reserved.shelf.addresses[reserved.places]
-        rows = np.column_stack([addresses, tiles])
+    def _room(self, size: int) -> bytearray:
+        """Give out a buffer that is used again, since new memory costs more than to read."""
+        with self._lock:
+            room = self._idle_rooms.pop() if self._idle_rooms else bytearray()
+        return room if len(room) >= size else bytearray(size + size // 4)
+
+    def _paste(self, reading: _Reading, rows: Any) -> None:
         level = (reading.image.height, reading.image.width)
         self.device.paste(rows, reading.tile, level, reading.pixels, reading.window, reading.stream)
 
@@ -297,6 +327,7 @@ class DeviceReader:
             )
         finally:
             self._tiles.unpin(batch.reserved)
+        self._idle_rooms.append(batch.room)
         by_cpu = batch.pending.on_cpu
         self._log.count_decoded(cpu=by_cpu - len(failed), nvimagecodec=len(batch.tiles) - by_cpu)
         for index, reason in failed.items():
@@ -304,17 +335,19 @@ class DeviceReader:
             reading.failures[TileKey(self._slide, reading.level, row, column)] = reason
 
     @contextmanager
-    def _stream(self, given: Any) -> Iterator[Stream]:
-        """Give out a stream that nobody else uses meanwhile."""
+    def _stream(self, given: Any, *, decodes: bool) -> Iterator[Stream]:
+        """Give out the caller's stream, the worker's, or one that is idle."""
         if given is not None:
             yield self.device.as_stream(given)
-            return
-        with self._lock:
-            stream = self._idle_streams.pop() if self._idle_streams else None
-        stream = stream or self.device.new_stream()
-        yield stream
-        with self._lock:
-            self._idle_streams.append(stream)
+        elif decodes:
+            yield self._decoder.worker.stream
+        else:
+            with self._lock:
+                stream = self._idle_streams.pop() if self._idle_streams else None
+            stream = stream or self.device.new_stream()
+            yield stream
+            with self._lock:
+                self._idle_streams.append(stream)
 
 
 def _tiles(start: int, length: int, extent: int, tile: int) -> slice:
@@ -331,6 +364,11 @@ def _within(window: Window, image: LevelLayout) -> bool:
     )
 
 
-def _tile_format(image: LevelLayout) -> TileFormat:
-    grid = image.grid
-    return TileFormat(grid.tile_height, grid.tile_width, image.channels, image.encoding.dtype)
+@lru_cache(maxsize=256)
+def tile_format(image: LevelLayout) -> TileFormat:
+    """Return what a decoded tile of a level is."""
+    grid, how = image.grid, recipe(image)
+    colors = (NO_FORMAT, "") if isinstance(how, str) else (how.sample_format, how.color_spec)
+    return TileFormat(
+        grid.tile_height, grid.tile_width, image.channels, image.encoding.dtype, *colors
+    )

@@ -200,6 +200,7 @@ class RegionReader:
     def release(self) -> None:
         """Let go of threads and tiles; the next read takes them again."""
         self._cpu.release()
+        self._scheduler.release()
         with self._lock:
             readers, self._readers = self._readers, {}
         for reader in readers.values():

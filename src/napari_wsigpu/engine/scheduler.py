@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from napari_wsigpu.codecs.decoder import EncodedTile
+from napari_wsigpu.codecs.memory import RegionMemory
 from napari_wsigpu.engine.average import area_average
 from napari_wsigpu.engine.cache import TileKey
 from napari_wsigpu.engine.span import Span, overlaps
@@ -86,6 +87,7 @@ class TileScheduler:
         self._cache = cache
         self._log = log
         self._timed = timed
+        self._memory = RegionMemory()
 
     def read(
         self,
@@ -126,12 +128,16 @@ class TileScheduler:
             raise self._log.error(failures)
         return pixels
 
+    def release(self) -> None:
+        """Give back memory that is kept for the next region."""
+        self._memory.clear()
+
     def _read(
         self, level: int, rows: Span, columns: Span, channel: int | None, *, tolerant: bool
     ) -> tuple[NDArray[Any], dict[TileKey, str]]:
         image = self._images[level]
         samples = () if channel is not None else (image.channels,)
-        pixels = np.empty((rows.length, columns.length, *samples), image.dtype)
+        pixels = self._memory.empty((rows.length, columns.length, *samples), image.dtype)
         absent: list[Placement] = []
         hits = 0
         for placement in self._placements(level, rows, columns, pixels):

@@ -8,11 +8,15 @@ from contextlib import contextmanager
 from io import FileIO
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from napari_wsigpu.errors import SlideChangedError, SlideClosedError, file_error
 from napari_wsigpu.storage.source import ByteRange
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
 
 MERGE_GAP = 64 << 10
 MERGE_LIMIT = 16 << 20
@@ -93,6 +97,37 @@ class FileSource:
                     views[index] = block[first : first + wanted]
         return views
 
+    def read_joined(
+        self,
+        offsets: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        room: Callable[[int], bytearray] = bytearray,
+    ) -> tuple[bytearray, NDArray[np.int64], NDArray[np.int64]]:
+        """Read many ranges into one buffer; see `ByteSource.read_joined`."""
+        lengths = np.where(offsets < 0, 0, np.clip(self._size - offsets, 0, lengths))
+        order = np.argsort(offsets, kind="stable")
+        first = offsets[order]
+        reached = np.maximum.accumulate(first + lengths[order])
+        begins = np.append(True, first[1:] > reached[:-1] + MERGE_GAP)
+        heads = np.flatnonzero(begins)
+        tails = np.append(heads[1:], len(first)) - 1
+        sizes = np.maximum(reached[tails] - first[heads], 0)
+        places = np.append(0, np.cumsum(sizes))
+        starts = np.empty_like(offsets)
+        run = np.cumsum(begins) - 1
+        starts[order] = first - first[heads][run] + places[run]
+        buffer = room(int(places[-1]))
+        view = memoryview(buffer)
+        with self._handle() as file:
+            self._check_unchanged(file)
+            runs = zip(first[heads].tolist(), places.tolist(), sizes.tolist(), strict=False)
+            for offset, place, size in runs:
+                try:
+                    self._read_into(file, view[place : place + size], offset)
+                except OSError as error:
+                    raise file_error(self._path, error) from error
+        return buffer, starts, lengths
+
     def release(self) -> None:
         """Close the file, after reads in flight, until the next read opens it again."""
         with self._state:
@@ -141,6 +176,16 @@ class FileSource:
             raise SlideChangedError(
                 f"'{self._path}' has changed since it was opened; open the slide again."
             )
+
+    def _read_into(self, file: FileIO, view: memoryview, offset: int) -> None:
+        if not hasattr(os, "preadv"):
+            view[:] = self._read_at(file, offset, len(view))
+            return
+        while view:
+            count = os.preadv(file.fileno(), [view], offset)
+            if not count:
+                raise SlideChangedError(f"'{self._path}' was cut short; open the slide again.")
+            view, offset = view[count:], offset + count
 
     def _read_at(self, file: FileIO, offset: int, length: int) -> bytes:
         if hasattr(os, "pread"):

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 class ByteRange(NamedTuple):
@@ -20,6 +23,34 @@ class ByteSource(Protocol):
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
         """Return the bytes of each (offset, length), in order; fewer where the source ends before.
+
+        Raises
+        ------
+        SlideError
+            If the source can't be read.
+        """
+
+    def read_joined(
+        self,
+        offsets: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        room: Callable[[int], bytearray] = bytearray,
+    ) -> tuple[bytearray, NDArray[np.int64], NDArray[np.int64]]:
+        """Read many ranges into one buffer.
+
+        Parameters
+        ----------
+        offsets, lengths : ndarray of int64, shape (ranges,)
+            In any order; they may overlap.
+        room : callable
+            Gives a buffer of at least so many bytes.
+
+        Returns
+        -------
+        buffer : bytearray
+            The bytes, and others between and after them.
+        starts, lengths : ndarray of int64, shape (ranges,)
+            Where each range lies in the buffer; shorter where the source ends before.
 
         Raises
         ------

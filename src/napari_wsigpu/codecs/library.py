@@ -1,0 +1,401 @@
+"""nvImageCodec's C library, called once a batch.
+
+Its Python module lets go of the interpreter, and asks for it again, once an image. With a busy
+thread beside it, such as one that draws or prepares the next batch, a viewport would take half
+a second. Here only the one call that decodes a whole batch lets go of the interpreter.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from ctypes import c_char_p, c_float, c_int, c_size_t, c_uint8, c_uint32, c_void_p
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from napari_wsigpu.errors import DeviceError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from napari_wsigpu.codecs.device import TileFormat
+
+CPU_ONLY, GPU_ONLY, HYBRID, HARDWARE = 1, 2, 3, 4
+NO_DEVICE = -99999
+DEVICE_BUFFER, HOST_BUFFER = 1, 2
+SUCCESS = 0
+DECODED = 1
+MOST_PLANES = 32
+VERSIONS = range(900, 1000)
+FILES = {"win32": "nvimgcodec_0.dll"}
+SAMPLE_TYPES = {"uint8": 0x0802, "uint16": 0x1004}
+SAMPLE_FORMATS = {"I_Y": 4, "I_RGB": 8, "I_YUV": 12}
+COLOR_SPECS = {"SRGB": 1, "GRAY": 2, "SYCC": 3}
+
+
+class _Structure(ctypes.Structure):
+    """Begins with its own type and size, as all structures of the library do."""
+
+    type_: ClassVar[int]
+    head: ClassVar[list[tuple[str, Any]]] = [
+        ("struct_type", c_int),
+        ("struct_size", c_size_t),
+        ("struct_next", c_void_p),
+    ]
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__(struct_type=self.type_, struct_size=ctypes.sizeof(self), **values)
+
+
+class _Properties(_Structure):
+    type_ = 1
+    _fields_ = [*_Structure.head, ("version", c_uint32), ("cudart_version", c_uint32)]
+
+
+class _InstanceInfo(_Structure):
+    type_ = 2
+    _fields_ = [
+        *_Structure.head,
+        ("load_builtin_modules", c_int),
+        ("load_extension_modules", c_int),
+        ("extension_modules_path", c_char_p),
+        ("create_debug_messenger", c_int),
+        ("debug_messenger_desc", c_void_p),
+        ("message_severity", c_uint32),
+        ("message_category", c_uint32),
+    ]
+
+
+class _DecodeParams(_Structure):
+    type_ = 5
+    _fields_ = [*_Structure.head, ("apply_exif_orientation", c_int)]
+
+
+class _Orientation(_Structure):
+    type_ = 7
+    _fields_ = [*_Structure.head, ("rotated", c_int), ("flip_x", c_int), ("flip_y", c_int)]
+
+
+class _Plane(_Structure):
+    type_ = 12
+    _fields_ = [
+        *_Structure.head,
+        ("width", c_uint32),
+        ("height", c_uint32),
+        ("row_stride", c_size_t),
+        ("num_channels", c_uint32),
+        ("sample_type", c_int),
+        ("precision", c_uint8),
+    ]
+
+
+class _ImageInfo(_Structure):
+    type_ = 11
+    _fields_ = [
+        *_Structure.head,
+        ("codec_name", ctypes.c_char * 256),
+        ("color_spec", c_int),
+        ("chroma_subsampling", c_int),
+        ("sample_format", c_int),
+        ("orientation", _Orientation),
+        ("num_planes", c_uint32),
+        ("plane_info", _Plane * MOST_PLANES),
+        ("buffer", c_void_p),
+        ("buffer_kind", c_int),
+        ("cuda_stream", c_void_p),
+    ]
+
+
+class _BackendParams(_Structure):
+    type_ = 29
+    _fields_ = [*_Structure.head, ("load_hint", c_float), ("load_hint_policy", c_int)]
+
+
+class _Backend(_Structure):
+    type_ = 17
+    _fields_ = [*_Structure.head, ("kind", c_int), ("params", _BackendParams)]
+
+
+class _ExecutionParams(_Structure):
+    type_ = 30
+    _fields_ = [
+        *_Structure.head,
+        ("device_allocator", c_void_p),
+        ("pinned_allocator", c_void_p),
+        ("max_num_cpu_threads", c_int),
+        ("executor", c_void_p),
+        ("device_id", c_int),
+        ("pre_init", c_int),
+        ("skip_pre_sync", c_int),
+        ("num_backends", c_int),
+        ("backends", ctypes.POINTER(_Backend)),
+    ]
+
+
+class Library:
+    """The loaded library and its one instance.
+
+    Raises
+    ------
+    DeviceError
+        If it is not installed, of another version, or does not start.
+    """
+
+    def __init__(self) -> None:
+        folder = _folder()
+        path = str(folder / FILES.get(sys.platform, "libnvimgcodec.so.0"))
+        try:
+            # The first keeps the interpreter during a call, the second lets others have it.
+            self._quick, self._long = ctypes.PyDLL(path), ctypes.CDLL(path)
+        except OSError as error:
+            raise DeviceError(
+                f"nvImageCodec can't be loaded ({error}); install it anew."
+            ) from error
+        self._declare()
+        found = _Properties()
+        self._quick.nvimgcodecGetProperties(ctypes.byref(found))
+        if found.version not in VERSIONS:
+            raise DeviceError(
+                f"nvImageCodec {found.version // 100 / 10} is of another version than is known "
+                "here; install nvidia-nvimgcodec-cu12 or -cu13 of version 0.9."
+            )
+        info = _InstanceInfo(
+            load_builtin_modules=1,
+            load_extension_modules=1,
+            extension_modules_path=str(folder / "extensions").encode(),
+        )
+        self._instance = c_void_p()
+        self._check(self._long.nvimgcodecInstanceCreate, self._instance, ctypes.byref(info))
+
+    def _declare(self) -> None:
+        for library in (self._quick, self._long):
+            library.nvimgcodecCodeStreamCreateFromHostMem.argtypes = [
+                c_void_p,
+                c_void_p,
+                c_void_p,
+                c_size_t,
+                c_void_p,
+            ]
+            library.nvimgcodecDecoderDecode.argtypes = [
+                c_void_p,
+                c_void_p,
+                c_void_p,
+                c_int,
+                c_void_p,
+                c_void_p,
+            ]
+            for name in ("CodeStreamDestroy", "ImageDestroy", "FutureDestroy", "DecoderDestroy"):
+                getattr(library, f"nvimgcodec{name}").argtypes = [c_void_p]
+            library.nvimgcodecFutureWaitForAll.argtypes = [c_void_p]
+            library.nvimgcodecFutureGetProcessingStatus.argtypes = [c_void_p, c_void_p, c_void_p]
+            library.nvimgcodecImageCreate.argtypes = [c_void_p, c_void_p, c_void_p]
+            library.nvimgcodecDecoderCreate.argtypes = [c_void_p, c_void_p, c_void_p, c_char_p]
+
+    def _check(self, function: Any, handle: c_void_p, *arguments: Any) -> None:
+        status = function(ctypes.byref(handle), *arguments)
+        if status != SUCCESS:
+            raise DeviceError(f"nvImageCodec does not start ({function.__name__}: {status}).")
+
+    def decoder(self, device: int, backend: int) -> LibraryDecoder:
+        """Make a decoder of one backend.
+
+        Raises
+        ------
+        DeviceError
+            If it can't be made.
+        """
+        backends = _Backend(kind=backend, params=_BackendParams(load_hint=1.0, load_hint_policy=2))
+        execution = _ExecutionParams(
+            device_id=device, skip_pre_sync=1, num_backends=1, backends=ctypes.pointer(backends)
+        )
+        handle = c_void_p()
+        status = self._long.nvimgcodecDecoderCreate(
+            self._instance, ctypes.byref(handle), ctypes.byref(execution), b""
+        )
+        if status != SUCCESS:
+            raise DeviceError(f"nvImageCodec can't make a decoder here (status {status}).")
+        return LibraryDecoder(self, handle, (backends, execution))
+
+    def images(
+        self, addresses: Sequence[int], tile: TileFormat, *, on_device: bool, stream: int
+    ) -> LibraryImages:
+        """Describe places in memory, once for all batches that decode to them."""
+        return LibraryImages(self, addresses, tile, on_device=on_device, stream=stream)
+
+    def streams(self, count: int) -> LibraryStreams:
+        """Make room for the code streams of a batch."""
+        return LibraryStreams(self, count)
+
+
+class LibraryImages:
+    """Handles of places in memory, made once.
+
+    Attributes
+    ----------
+    handles : ndarray of uint64
+        One each.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        addresses: Sequence[int],
+        tile: TileFormat,
+        *,
+        on_device: bool,
+        stream: int,
+    ) -> None:
+        self._library = library
+        self.handles = np.zeros(len(addresses), np.uint64)
+        info = _ImageInfo(
+            color_spec=COLOR_SPECS[tile.color_spec],
+            sample_format=SAMPLE_FORMATS[tile.sample_format],
+            orientation=_Orientation(),
+            num_planes=1,
+            buffer_kind=DEVICE_BUFFER if on_device else HOST_BUFFER,
+            cuda_stream=stream,
+        )
+        itemsize = np.dtype(tile.dtype).itemsize
+        info.plane_info[0] = _Plane(
+            width=tile.width,
+            height=tile.height,
+            row_stride=tile.width * tile.channels * itemsize,
+            num_channels=tile.channels,
+            sample_type=SAMPLE_TYPES[tile.dtype],
+        )
+        create, instance = library._quick.nvimgcodecImageCreate, library._instance
+        first = self.handles.ctypes.data
+        for number, address in enumerate(addresses):
+            info.buffer = address
+            if create(instance, first + 8 * number, ctypes.byref(info)) != SUCCESS:
+                self.close()
+                raise DeviceError("nvImageCodec refuses an image buffer.")
+
+    def close(self) -> None:
+        """Destroy the handles."""
+        for handle in self.handles[self.handles > 0].tolist():
+            self._library._quick.nvimgcodecImageDestroy(handle)
+        self.handles[:] = 0
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class LibraryStreams:
+    """Handles of code streams, used again by one batch after the other."""
+
+    def __init__(self, library: Library, count: int) -> None:
+        self._library = library
+        self._create = library._quick.nvimgcodecCodeStreamCreateFromHostMem
+        self.handles = np.zeros(count, np.uint64)
+        self._first = int(self.handles.ctypes.data)
+        self._count = 0
+        self._kept: list[bytes] = []
+
+    @property
+    def used(self) -> NDArray[np.uint64]:
+        """The handles that were set since the last `clear`."""
+        return self.handles[: self._count]
+
+    def add(self, data: bytes | int, length: int) -> bool:
+        """Set the next handle to encoded bytes, or to their address; False if it is refused.
+
+        What lies at an address has to be kept by the caller until `clear`.
+        """
+        place = self._first + 8 * self._count
+        if self._create(self._library._instance, place, data, length, None) != SUCCESS:
+            return False
+        self._count += 1
+        if not isinstance(data, int):
+            self._kept.append(data)
+        return True
+
+    def clear(self) -> None:
+        """Let go of the bytes; the handles are kept for other bytes."""
+        self._count = 0
+        self._kept.clear()
+
+    def close(self) -> None:
+        """Destroy the handles."""
+        self.clear()
+        for handle in self.handles[self.handles > 0].tolist():
+            self._library._quick.nvimgcodecCodeStreamDestroy(handle)
+        self.handles[:] = 0
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class LibraryDecoder:
+    """A decoder; for one thread at a time."""
+
+    def __init__(self, library: Library, handle: c_void_p, kept: tuple[Any, ...]) -> None:
+        self._library = library
+        self._handle = handle
+        self._kept = kept
+        self._params = _DecodeParams(apply_exif_orientation=0)
+
+    def decode(self, streams: NDArray[np.uint64], images: NDArray[np.uint64]) -> list[bool]:
+        """Decode a batch; say of each whether it worked.
+
+        Parameters
+        ----------
+        streams, images : ndarray of uint64, shape (tiles,)
+            Handles. The stream that the images were made with has the pixels.
+
+        Raises
+        ------
+        RuntimeError
+            If the batch as a whole fails.
+        """
+        count = len(streams)
+        images = np.ascontiguousarray(images)
+        future = c_void_p()
+        status = self._library._long.nvimgcodecDecoderDecode(
+            self._handle,
+            streams.ctypes.data,
+            images.ctypes.data,
+            count,
+            ctypes.byref(self._params),
+            ctypes.byref(future),
+        )
+        if status != SUCCESS:
+            raise RuntimeError(f"nvImageCodec refuses a batch (status {status})")
+        try:
+            self._library._long.nvimgcodecFutureWaitForAll(future)
+            found = np.zeros(count, np.uint32)
+            size = c_size_t(count)
+            self._library._quick.nvimgcodecFutureGetProcessingStatus(
+                future, found.ctypes.data, ctypes.byref(size)
+            )
+        finally:
+            self._library._quick.nvimgcodecFutureDestroy(future)
+        decoded: list[bool] = (found == DECODED).tolist()
+        return decoded
+
+    def close(self) -> None:
+        """Destroy the decoder, which takes a few tenths of a second."""
+        if self._handle:
+            self._library._long.nvimgcodecDecoderDestroy(self._handle)
+            self._handle = c_void_p()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _folder() -> Path:
+    """Return where nvImageCodec is installed; it is not imported, because it would speak up."""
+    try:
+        found = find_spec("nvidia.nvimgcodec")
+    except ModuleNotFoundError:
+        found = None
+    if found is None or found.origin is None:
+        raise DeviceError(
+            "nvImageCodec is not installed; install napari-wsigpu[cuda12] or napari-wsigpu[cuda13]."
+        )
+    return Path(found.origin).parent

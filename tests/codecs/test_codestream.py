@@ -1,0 +1,449 @@
+"""What is given to nvImageCodec is a stream of the level's size, or nothing."""
+
+import ctypes
+from operator import add
+
+import imagecodecs
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from napari_wsigpu.codecs.codestream import CodeStreams, Recipe, recipe
+from napari_wsigpu.codecs.cpu import decode_tile
+from napari_wsigpu.codecs.decoder import EncodedTile
+from tests import slides
+from tests.host_device import joined, level_of
+
+HEIGHT, WIDTH = 48, 64
+START_OF_FRAME = (0xC0, 0xC1, 0xC2)
+
+
+def encoded(level, segment):
+    view = None if segment is None else memoryview(bytes(segment))
+    return EncodedTile(level, 0, 0, (view,), 0)
+
+
+class Streams:
+    """Keeps the bytes that it is given, as nvImageCodec's streams do."""
+
+    def __init__(self):
+        self.found = []
+
+    def add(self, data, length):
+        found = ctypes.string_at(data, length) if isinstance(data, int) else data
+        assert len(found) == length
+        self.found.append(found)
+        return True
+
+
+def filled(maker, level, segments):
+    """Return the stream of each segment that has one."""
+    streams = Streams()
+    tiles = [encoded(level, segment) for segment in segments]
+    indices = maker.fill(joined(tiles), len(tiles), streams)
+    return dict(zip(indices, streams.found, strict=True))
+
+
+def stream_of(level, segment):
+    """Return the stream of a segment as bytes, None if there is none."""
+    return filled(CodeStreams(level, recipe(level)), level, [segment]).get(0)
+
+
+def decoded_by_cpu(level, segment):
+    memory = np.empty(level.tile_bytes, np.uint8)
+    return decode_tile(encoded(level, segment), memory)
+
+
+@pytest.fixture
+def nvimgcodec():
+    return pytest.importorskip("nvidia.nvimgcodec")
+
+
+class TestRecipe:
+    @pytest.mark.parametrize(
+        ("channels", "color", "asked"),
+        [
+            (1, "gray", ("I_Y", "GRAY")),
+            (3, "stored", ("I_YUV", "SYCC")),
+            (3, "ycbcr", ("I_RGB", "SRGB")),
+        ],
+    )
+    def test_jpeg(self, channels, color, asked):
+        how = recipe(level_of(channels, jpeg_color=color))
+        assert isinstance(how, Recipe)
+        assert how.kind == "jpeg"
+        assert (how.sample_format, how.color_spec) == asked
+        assert how.engine_rgb == (color == "ycbcr")
+        assert not how.convert
+
+    @pytest.mark.parametrize("compression", [33003, 33004, 33005, 34712])
+    @pytest.mark.parametrize("dtype", ["uint8", "uint16"])
+    @pytest.mark.parametrize("channels", [1, 3])
+    def test_jpeg_2000(self, compression, dtype, channels):
+        how = recipe(level_of(channels, compression=compression, dtype=dtype, jpeg_color="auto"))
+        if (compression, channels, dtype) == (33003, 3, "uint16"):
+            assert "more than 8 bits" in how
+            return
+        assert how.kind == "jpeg2000"
+        assert (how.sample_format, how.color_spec) == (
+            ("I_Y", "GRAY") if channels == 1 else ("I_RGB", "SRGB")
+        )
+        assert how.convert == (compression == 33003 and channels == 3)
+        assert not how.engine_rgb
+
+    @pytest.mark.parametrize(
+        ("reason", "channels", "planes", "encoding"),
+        [
+            ("auto", 3, 1, {"jpeg_color": "auto"}),
+            ("4 channels", 4, 1, {"jpeg_color": "cmyk"}),
+            ("2 channels", 2, 1, {"jpeg_color": "auto"}),
+            ("uint16", 1, 1, {"jpeg_color": "gray", "dtype": "uint16"}),
+            ("stored separately", 3, 3, {"jpeg_color": "gray"}),
+            ("stored separately", 3, 3, {"compression": 34712}),
+            ("one large JPEG", 3, 1, {"jpeg_header": b"\xff\xd8"}),
+            ("contradict", 3, 1, {"jpeg_color": "gray"}),
+            ("contradict", 1, 1, {"jpeg_color": "ycbcr"}),
+            ("2 channels", 2, 1, {"compression": 34712}),
+            ("4 channels", 4, 1, {"compression": 33005}),
+            ("int16", 1, 1, {"compression": 34712, "dtype": "int16"}),
+            ("uint32", 1, 1, {"compression": 34712, "dtype": "uint32"}),
+            ("none", 3, 1, {"compression": 1}),
+            ("LZW", 3, 1, {"compression": 5}),
+            ("deflate", 3, 1, {"compression": 8}),
+            ("zstd", 3, 1, {"compression": 50000}),
+            ("WebP", 3, 1, {"compression": 50001}),
+            ("JPEG XL", 3, 1, {"compression": 52546}),
+            ("LERC", 3, 1, {"compression": 34887}),
+        ],
+    )
+    def test_what_the_cpu_decodes_has_a_reason(self, reason, channels, planes, encoding):
+        how = recipe(level_of(channels, planes=planes, **encoding))
+        assert isinstance(how, str)
+        assert reason in how
+
+
+JPEG = {
+    "gray": (1, "gray", slides.jpeg),
+    "stored": (3, "stored", lambda tile: without_adobe(slides.jpeg(tile))),
+    "4:4:4": (3, "ycbcr", lambda tile: slides.jpeg_ycbcr(tile, "444")),
+    "4:2:2": (3, "ycbcr", lambda tile: slides.jpeg_ycbcr(tile, "422")),
+    "4:2:0": (3, "ycbcr", slides.jpeg_ycbcr),
+}
+COLORSPACES = {
+    "gray": {"outcolorspace": "GRAYSCALE"},
+    "stored": {"colorspace": "RGB", "outcolorspace": "RGB"},
+    "ycbcr": {"colorspace": "YCBCR", "outcolorspace": "RGB"},
+}
+
+
+def markers(data):
+    """Return marker and place of each of a JPEG's segments, the start of scan included."""
+    found, place = [], 2
+    while not found or found[-1][0] != 0xDA:
+        found.append((data[place + 1], place))
+        place += 2 + int.from_bytes(data[place + 2 : place + 4], "big")
+    return found
+
+
+def frame(data):
+    return next(place for marker, place in markers(data) if marker in START_OF_FRAME)
+
+
+def scan(data):
+    return markers(data)[-1][1]
+
+
+def patched(data, place, values):
+    return data[:place] + bytes(values) + data[place + len(values) :]
+
+
+def inserted(data, place, segment):
+    return data[:place] + segment + data[place:]
+
+
+def adobe(transform):
+    return b"\xff\xee\x00\x0eAdobe\x00\x64\x00\x00\x00\x00" + bytes([transform])
+
+
+def with_ids(data, ids):
+    for number, value in enumerate(ids):
+        data = patched(data, frame(data) + 10 + 3 * number, [value])
+        data = patched(data, scan(data) + 5 + 2 * number, [value])
+    return data
+
+
+def without(data, marker):
+    place = next(place for found, place in markers(data) if found == marker)
+    return data[:place] + data[place + 2 + int.from_bytes(data[place + 2 : place + 4], "big") :]
+
+
+def without_adobe(data):
+    return without(data, 0xEE)
+
+
+PICTURE = slides.picture(HEIGHT, WIDTH)
+YCBCR = slides.jpeg_ycbcr(PICTURE)
+STORED = without_adobe(slides.jpeg(PICTURE))
+GRAY = slides.jpeg(slides.picture(HEIGHT, WIDTH, 1))
+
+
+class TestJpeg:
+    @pytest.mark.parametrize("tables", [False, True])
+    @pytest.mark.parametrize("colors", JPEG)
+    def test_the_stream_holds_the_same_pixels(self, colors, tables):
+        channels, color, encode = JPEG[colors]
+        segment = encode(slides.picture(HEIGHT, WIDTH, channels))
+        options = {}
+        if tables:
+            shared, segment = slides.split_tables(segment)
+            options["jpeg_tables"] = (shared,)
+        level = level_of(channels, jpeg_color=color, **options)
+        stream = stream_of(level, segment)
+        pixels = imagecodecs.jpeg8_decode(stream, **COLORSPACES[color])
+        expected = decoded_by_cpu(level, segment)
+        np.testing.assert_array_equal(pixels.reshape(expected.shape), expected)
+
+    def test_trailing_zeros_are_allowed(self):
+        level = level_of()
+        expected = decoded_by_cpu(level, YCBCR)
+        for count in (1, 2, 7, 32):
+            stream = stream_of(level, YCBCR + bytes(count))
+            np.testing.assert_array_equal(imagecodecs.jpeg8_decode(stream), expected)
+
+    def test_a_progressive_jpeg_is_taken(self):
+        segment = patched(YCBCR, frame(YCBCR) + 1, [0xC2])
+        assert stream_of(level_of(), segment) == segment
+
+    @pytest.mark.parametrize(
+        ("color", "segment"),
+        {
+            "missing": ("ycbcr", None),
+            "empty": ("ycbcr", b""),
+            "3 bytes": ("ycbcr", b"\xff\xd8\xff"),
+            "only markers": ("ycbcr", b"\xff\xd8\xff\xd9"),
+            "shorter": ("ycbcr", slides.jpeg_ycbcr(slides.picture(HEIGHT - 8, WIDTH))),
+            "narrower": ("ycbcr", slides.jpeg_ycbcr(slides.picture(HEIGHT, WIDTH - 8))),
+            "taller": ("ycbcr", slides.jpeg_ycbcr(slides.picture(HEIGHT + 1, WIDTH))),
+            "wider": ("ycbcr", slides.jpeg_ycbcr(slides.picture(HEIGHT, WIDTH + 1))),
+            "turned": ("ycbcr", slides.jpeg_ycbcr(slides.picture(WIDTH, HEIGHT))),
+            "gray instead of colours": ("ycbcr", GRAY),
+            "colours instead of gray": ("gray", YCBCR),
+            "four components": (
+                "ycbcr",
+                imagecodecs.jpeg8_encode(
+                    slides.picture(HEIGHT, WIDTH, 4), colorspace="CMYK", outcolorspace="CMYK"
+                ),
+            ),
+            "Adobe, as stored": ("ycbcr", inserted(YCBCR, 2, adobe(0))),
+            "Adobe, YCbCr": ("ycbcr", inserted(YCBCR, 2, adobe(1))),
+            "Adobe, stored": ("stored", inserted(STORED, 2, adobe(1))),
+            "components named RGB": ("ycbcr", with_ids(YCBCR, b"RGB")),
+            "stored, but subsampled": ("stored", YCBCR),
+            "stored, in 4:2:2": ("stored", slides.jpeg_ycbcr(PICTURE, "422")),
+            "12 bits": ("ycbcr", patched(YCBCR, frame(YCBCR) + 4, [12])),
+            "no frame": ("ycbcr", YCBCR[: frame(YCBCR)] + YCBCR[scan(YCBCR) :]),
+            "no marker": ("ycbcr", patched(YCBCR, 2, [0])),
+            "no end": ("ycbcr", YCBCR[:-2]),
+            "half an end": ("ycbcr", YCBCR[:-1]),
+            "half of it": ("ycbcr", YCBCR[: len(YCBCR) // 2]),
+            "half of it, then zeros": ("ycbcr", YCBCR[: len(YCBCR) // 2] + bytes(30)),
+            "the header": ("ycbcr", YCBCR[: frame(YCBCR) + 8] + b"\xff\xd9"),
+        }.values(),
+    )
+    def test_what_the_cpu_has_to_see(self, color, segment):
+        level = level_of(1 if color == "gray" else 3, jpeg_color=color)
+        assert stream_of(level, segment) is None
+
+    def test_a_frame_that_lies_of_its_length(self):
+        place = frame(YCBCR) + 2
+        for length in (8, 11, 14, 20, 0xFFFF):
+            lie = patched(YCBCR, place, length.to_bytes(2, "big"))
+            assert stream_of(level_of(), lie) is None
+
+    def test_a_frame_shorter_than_its_fields(self):
+        place = frame(YCBCR) + 2
+        for length in (0, 1, 2, 3, 6, 7):
+            lie = patched(YCBCR, place, length.to_bytes(2, "big"))
+            assert stream_of(level_of(), lie) is None
+
+    def test_a_second_frame(self, nvimgcodec):
+        """nvImageCodec believes the last."""
+        start = frame(YCBCR)
+        other = patched(YCBCR[start : start + 19], 5, b"\x00\x08\x00\x08")
+        segment = inserted(YCBCR, scan(YCBCR), other)
+        parsed = nvimgcodec.CodeStream(segment)
+        assert (parsed.height, parsed.width) == (8, 8)
+        assert stream_of(level_of(), segment) is None
+        same = inserted(YCBCR, scan(YCBCR), YCBCR[start : start + 19])
+        assert stream_of(level_of(), same) is None
+
+    def test_adobe_behind_the_frame(self):
+        """libjpeg heeds it there too, and shows the components as they are stored."""
+        plain = without(YCBCR, 0xE0)  # JFIF would speak louder
+        segment = inserted(plain, scan(plain), adobe(0))
+        level = level_of()
+        assert (decoded_by_cpu(level, segment) != decoded_by_cpu(level, YCBCR)).any()
+        assert stream_of(level, segment) is None
+
+    def test_tables_with_padding(self):
+        shared, segment = slides.split_tables(YCBCR)
+        level = level_of(jpeg_tables=(shared + b"\0\0",))
+        expected = decoded_by_cpu(level, segment)
+        stream = stream_of(level, segment)
+        if stream is not None:
+            np.testing.assert_array_equal(imagecodecs.jpeg8_decode(stream), expected)
+
+    def test_a_header_that_was_good_once_makes_no_other_good(self):
+        level = level_of()
+        maker = CodeStreams(level, recipe(level))
+        good = [
+            YCBCR,
+            inserted(YCBCR, 2, b"\xff\xfe\x00\x06okay"),
+            slides.jpeg_ycbcr(PICTURE, "444"),
+        ]
+        bad = [
+            slides.jpeg_ycbcr(slides.picture(HEIGHT + 16, WIDTH)),
+            inserted(YCBCR, 2, adobe(1)),
+            YCBCR[:-2],
+            with_ids(YCBCR, b"RGB"),
+            YCBCR[: frame(YCBCR)],
+            b"",
+        ]
+        for _ in range(2):
+            assert filled(maker, level, good) == dict(enumerate(good))
+            assert filled(maker, level, bad) == {}
+        mixed = [segment for pair in zip(good + good, bad, strict=True) for segment in pair]
+        assert list(filled(maker, level, mixed)) == [0, 2, 4, 6, 8, 10]
+
+    def test_no_more_than_is_allowed(self):
+        level = level_of()
+        tiles = [encoded(level, YCBCR) for _ in range(5)]
+        streams = Streams()
+        maker = CodeStreams(level, recipe(level))
+        assert maker.fill(joined(tiles), 3, streams) == [0, 1, 2]
+        assert len(streams.found) == 3
+
+    def test_what_is_refused_is_left_out(self):
+        level = level_of()
+        streams = Streams()
+        answers = iter([True, False, True])
+        streams.add = lambda *_: next(answers)
+        tiles = [encoded(level, YCBCR) for _ in range(3)]
+        assert CodeStreams(level, recipe(level)).fill(joined(tiles), 3, streams) == [0, 2]
+
+
+def jpeg_2000(pixels, codecformat="J2K", **options):
+    return imagecodecs.jpeg2k_encode(
+        pixels.squeeze(), level=0, codecformat=codecformat, **({"mct": False} | options)
+    )
+
+
+J2K = jpeg_2000(PICTURE)
+
+
+class TestJpeg2000:
+    @pytest.mark.parametrize("dtype", ["uint8", "uint16"])
+    @pytest.mark.parametrize("channels", [1, 3])
+    def test_the_stream_is_the_segment(self, channels, dtype):
+        level = level_of(channels, compression=34712, dtype=dtype)
+        segment = jpeg_2000(slides.picture(HEIGHT, WIDTH, channels, dtype))
+        assert stream_of(level, segment) == segment
+
+    @pytest.mark.parametrize(
+        "segment",
+        {
+            "missing": None,
+            "empty": b"",
+            "3 bytes": J2K[:3],
+            "cut in the sizes": J2K[:20],
+            "cut in the components": J2K[:45],
+            "a file instead of a stream": jpeg_2000(PICTURE, "JP2"),
+            "shorter": jpeg_2000(slides.picture(HEIGHT - 8, WIDTH)),
+            "wider": jpeg_2000(slides.picture(HEIGHT, WIDTH + 8)),
+            "turned": jpeg_2000(slides.picture(WIDTH, HEIGHT)),
+            "gray": jpeg_2000(slides.picture(HEIGHT, WIDTH, 1)),
+            "four components": jpeg_2000(slides.picture(HEIGHT, WIDTH, 4)),
+            "more bits": jpeg_2000(slides.picture(HEIGHT, WIDTH, 3, "uint16")),
+            "fewer bits": jpeg_2000(PICTURE >> 1, bitspersample=7),
+            "signed": patched(J2K, 42, [0x87]),
+            "one signed": patched(J2K, 48, [0x87]),
+            "subsampled": patched(J2K, 46, [2, 2]),
+            "shifted": patched(J2K, 19, [8]),
+            "a JPEG": YCBCR,
+        }.values(),
+    )
+    def test_what_the_cpu_has_to_see(self, segment):
+        assert stream_of(level_of(compression=34712), segment) is None
+
+    @pytest.mark.parametrize("place", [24, 28])
+    def test_tiles_without_extent(self, place):
+        """nvImageCodec's parser divides by them, which ends the process."""
+        assert stream_of(level_of(compression=34712), patched(J2K, place, bytes(4))) is None
+
+
+MADE_UP = st.one_of(
+    st.binary(max_size=80),
+    st.binary(max_size=60).map(lambda data: b"\xff\xd8\xff\xc0" + data + b"\xff\xd9"),
+    st.binary(max_size=60).map(lambda data: b"\xff\x4f\xff\x51" + data),
+)
+
+
+@st.composite
+def mutated(draw, data, header):
+    """Change, cut out or add bytes of a header whose markers lie at these places."""
+    for _ in range(draw(st.integers(1, 3))):
+        near = st.builds(add, st.sampled_from(header), st.integers(0, 19))
+        place = draw(near)
+        kind = draw(st.sampled_from(["set", "size", "cut", "insert", "end"]))
+        if kind == "set":
+            data = patched(data, place, draw(st.binary(min_size=1, max_size=3)))
+        elif kind == "size":
+            data = patched(
+                data, place, draw(st.sampled_from([b"\0\x40", b"\0\x30", b"\0\0\0\x08"]))
+            )
+        elif kind == "cut":
+            data = data[:place] + data[place + draw(st.integers(1, 20)) :]
+        elif kind == "insert":
+            data = inserted(data, place, draw(st.binary(min_size=1, max_size=20)))
+        else:
+            data = data[:place] + b"\xff\xd9"
+    return data
+
+
+class TestDamage:
+    def check(self, nvimgcodec, level, segment):
+        stream = stream_of(level, segment)
+        if stream is None:
+            return
+        if stream.startswith(b"\xff\x4f"):
+            assert any(stream[24:28])
+            assert any(stream[28:32])
+        parsed = nvimgcodec.CodeStream(stream)
+        try:
+            found = (parsed.height, parsed.width, parsed.num_channels)
+        except RuntimeError:
+            return  # nvImageCodec refuses it as this one tile's
+        assert found == (HEIGHT, WIDTH, level.channels)
+
+    @settings(max_examples=150)
+    @given(MADE_UP)
+    def test_random_bytes(self, nvimgcodec, data):
+        for level in (level_of(), level_of(jpeg_color="stored"), level_of(compression=34712)):
+            self.check(nvimgcodec, level, data)
+
+    @settings(max_examples=250)
+    @given(mutated(YCBCR, [place for _, place in markers(YCBCR)]))
+    def test_mutated_jpeg(self, nvimgcodec, data):
+        self.check(nvimgcodec, level_of(), data)
+
+    @settings(max_examples=150)
+    @given(mutated(slides.split_tables(YCBCR)[1], [0, 2, 20]))
+    def test_mutated_jpeg_with_tables(self, nvimgcodec, data):
+        level = level_of(jpeg_tables=(slides.split_tables(YCBCR)[0],))
+        self.check(nvimgcodec, level, data)
+
+    @settings(max_examples=250)
+    @given(mutated(J2K, [0, 8, 20, 28, 40]))
+    def test_mutated_jpeg_2000(self, nvimgcodec, data):
+        self.check(nvimgcodec, level_of(compression=34712), data)

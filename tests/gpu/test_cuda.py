@@ -1,0 +1,701 @@
+"""What only a CUDA device shows: its kernels, its memory, its streams and nvImageCodec's pixels.
+
+Skipped where there is no NVIDIA driver, CuPy or nvImageCodec.
+"""
+
+import gc
+import itertools
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+import threading
+from importlib import resources
+
+import imagecodecs
+import numpy as np
+import pytest
+import tifffile
+
+from napari_wsigpu import open_slide
+from napari_wsigpu.codecs import choose, rounding
+from napari_wsigpu.codecs.cuda import CudaDevice, PinnedMemory
+from napari_wsigpu.codecs.device import TileFormat, Window
+from napari_wsigpu.codecs.verify import TOLERANCES
+from napari_wsigpu.engine import device_cache, device_reader
+from napari_wsigpu.errors import DeviceError, RegionError, SlideReadError
+from tests import slides, tiffbytes
+from tests.host_device import HostDevice, WrappedDecoder
+from tests.tiffbytes import UNDEFINED
+
+pytestmark = pytest.mark.gpu
+
+MIB = 1 << 20
+PINNED = 1  # cudaMemoryTypeHost
+HEIGHT, WIDTH = 700, 900
+TILE = (128, 128)
+
+LATE_COPY = r"""
+extern "C" __global__ void late_copy(const unsigned char *from, unsigned char *to, int size,
+                                     long long ticks) {
+    const long long begin = clock64();
+    while (clock64() - begin < ticks) {}
+    for (int i = threadIdx.x; i < size; i += blockDim.x) to[i] = from[i];
+}
+"""
+TICKS = 400_000_000  # about a quarter of a second
+
+JPEG_SCRIPT = """
+import json, sys
+import numpy as np
+from napari_wsigpu import open_slide
+from napari_wsigpu.codecs.choose import gpu_worker
+
+with open_slide(sys.argv[1], device="cpu") as slide:
+    expected = slide.levels[0][...].astype(int)
+with open_slide(sys.argv[1], device="cuda") as slide:
+    found = slide.levels[0][...].astype(int)
+    decoded = slide.stats()["decoded"]
+path = gpu_worker(0).device.decoder("jpeg")[1]
+print(json.dumps([path, int(abs(found - expected).max()), decoded.get("nvimagecodec", 0)]))
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def device():
+    try:
+        found = choose.gpu_worker(0).device
+    except DeviceError as error:
+        pytest.skip(str(error))
+    return found
+
+
+@pytest.fixture(scope="module")
+def cupy(device):
+    return pytest.importorskip("cupy")
+
+
+@pytest.fixture(scope="module")
+def jpeg_path(device):
+    """Name of the path that decodes JPEG here."""
+    return device.decoder("jpeg")[1]
+
+
+@pytest.fixture
+def stream(device):
+    return device.new_stream()
+
+
+# Kernels
+
+
+class OnBoth:
+    """The same tiles on the device and in host memory."""
+
+    def __init__(self, device, tile, pixels):
+        self.device, self.host, self.tile = device, HostDevice(), tile
+        size = tile.height * tile.width * tile.channels * np.dtype(tile.dtype).itemsize
+        self.count = len(pixels)
+        self.stream = device.new_stream()
+        self.addresses = []
+        self.memory = []
+        for each in (self.device, self.host):
+            address, memory = each.allocate(self.count * size)
+            each.upload(address, np.ascontiguousarray(pixels), self.stream)
+            self.addresses.append(address + size * np.arange(self.count))
+            self.memory.append(memory)
+        self.stream.synchronize()
+
+    def rows(self, places=None):
+        """(address, row, column) of each tile, on the device and on the host."""
+        places = np.zeros((self.count, 2), np.int64) if places is None else places
+        return [np.column_stack([addresses, places]) for addresses in self.addresses]
+
+    def pixels(self):
+        """All tiles, from the device and from the host."""
+        height, width, channels, dtype = self.tile[:4]
+        all_of_them = TileFormat(self.count * height, width, channels, dtype)
+        found = []
+        for each, addresses in zip((self.device, self.host), self.addresses, strict=True):
+            pixels = each.download_tile(int(addresses[0]), all_of_them, self.stream)
+            self.stream.synchronize()
+            found.append(pixels.reshape(self.count, height, width, channels))
+        return found
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16"])
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_paste(device, channels, dtype):
+    """Windows at every kind of offset, some of them outside the level."""
+    tile = TileFormat(6, 10, channels, dtype)
+    grid = (3, 4)
+    level = (3 * 6 - 2, 4 * 10 - 3)
+    rng = np.random.default_rng(channels)
+    tiles = rng.integers(0, np.iinfo(dtype).max, (12, 6, 10, channels)).astype(dtype)
+    both = OnBoth(device, tile, tiles)
+    places = np.array(list(np.ndindex(grid)))
+    windows = [(0, 0, *level), (-3, -4, 30, 50), (17, 36, 4, 5), (5, 9, 1, 1), (100, 100, 3, 3)]
+    windows += [
+        (*rng.integers(-12, 45, 2).tolist(), *rng.integers(1, 40, 2).tolist()) for _ in range(80)
+    ]
+    for number, window in enumerate(windows):
+        channel = [None, *range(channels)][number % (channels + 1)]
+        chosen = rng.permutation(12)[: rng.integers(1, 13)]
+        samples = () if channel is not None else (channels,)
+        found = device.empty((*window[2:], *samples), dtype)
+        device.fill(found, 77, both.stream)
+        expected = both.host.empty((*window[2:], *samples), dtype)
+        for each, rows, pixels in zip(
+            (device, both.host), both.rows(places), (found, expected), strict=True
+        ):
+            target = Window(*window, channel)
+            each.paste(rows[chosen], tile, level, pixels, target, both.stream)
+        both.stream.synchronize()
+        np.testing.assert_array_equal(found.get(), expected)
+
+
+def test_paste_of_nothing(device, stream):
+    pixels = device.empty((4, 5, 3), "uint8")
+    device.fill(pixels, 9, stream)
+    tile = TileFormat(6, 10, 3, "uint8")
+    device.paste(np.zeros((0, 3), np.int64), tile, (4, 5), pixels, Window(0, 0, 4, 5), stream)
+    stream.synchronize()
+    assert (pixels.get() == 9).all()
+
+
+def all_chroma(lumas):
+    """Every (Cb, Cr) with each luma: a tile of 256 x 256 pixels for each."""
+    y, cb, cr = np.meshgrid(lumas, np.arange(256), np.arange(256), indexing="ij")
+    return np.stack([y, cb, cr], -1).astype(np.uint8)
+
+
+def by_libjpeg(ycbcr):
+    """(RGB before it is clipped, as int) with libjpeg's rounding."""
+    y, cb, cr = np.moveaxis(ycbcr.astype(np.int64), -1, 0)
+    cb, cr, half = cb - 128, cr - 128, 1 << 15
+    red = (91881 * cr + half) >> 16
+    green = (-22554 * cb - 46802 * cr + half) >> 16
+    blue = (116130 * cb + half) >> 16
+    return np.stack([y + red, y + green, y + blue], -1)
+
+
+def by_engine(ycbcr):
+    """The same with the exact factors of a JPEG engine."""
+    rgb = by_libjpeg(ycbcr)
+    y, cb, cr = np.moveaxis(ycbcr.astype(np.int64), -1, 0)
+    green = 0.5 - rounding.CB_TO_GREEN * (cb - 128) - rounding.CR_TO_GREEN * (cr - 128)
+    rgb[..., 1] = y + np.floor(green).astype(np.int64)
+    return rgb
+
+
+def clip(rgb):
+    return np.clip(rgb, 0, 255).astype(np.uint8)
+
+
+def test_ycbcr_to_rgb_of_every_chroma(device):
+    tile = TileFormat(256, 256, 3, "uint8")
+    ycbcr = all_chroma([0, 1, 16, 77, 128, 200, 254, 255])
+    both = OnBoth(device, tile, ycbcr)
+    for each, rows in zip((device, both.host), both.rows(), strict=True):
+        each.ycbcr_to_rgb(rows, tile, both.stream)
+    found, twin = both.pixels()
+    np.testing.assert_array_equal(found, clip(by_libjpeg(ycbcr)))
+    np.testing.assert_array_equal(found, twin)
+
+
+def test_round_as_libjpeg_where_nothing_is_clipped(device):
+    tile = TileFormat(256, 256, 3, "uint8")
+    ycbcr = all_chroma([40, 100, 128, 160, 220])
+    exact, expected = by_engine(ycbcr), by_libjpeg(ycbcr)
+    both = OnBoth(device, tile, clip(exact))
+    device.round_as_libjpeg(both.rows()[0], tile, both.stream)
+    found = both.pixels()[0]
+    inner = ((exact > 0) & (exact < 255)).all(-1)
+    assert (exact != expected).any(-1)[inner].sum() > 40  # there is something to do
+    np.testing.assert_array_equal(found[inner], expected[inner])
+    outer = found[~inner].astype(int) - clip(exact)[~inner]
+    assert not outer.any()  # these are left to the flags
+
+
+def test_every_pixel_that_stays_wrong_is_flagged(device):
+    """But for colours that lay far beyond black or white before they were clipped."""
+    code = resources.files("napari_wsigpu.codecs").joinpath("kernels.cu").read_text("utf-8")
+    beyond = int(re.search(r"#define BEYOND (\d+)", code)[1])
+    every = all_chroma(range(256)).reshape(-1, 3)
+    exact, expected = by_engine(every), by_libjpeg(every)
+    differs = (exact != expected).any(-1)
+    ycbcr, exact, expected = every[differs], exact[differs], expected[differs]
+    assert len(ycbcr) == 256 * len(rounding.differing_pairs())
+    tile = TileFormat(1, 1, 3, "uint8")
+    both = OnBoth(device, tile, clip(exact)[:, np.newaxis, np.newaxis])
+    flags = device.round_as_libjpeg(both.rows()[0], tile, both.stream)
+    both.stream.synchronize()
+    found = both.pixels()[0].reshape(-1, 3)
+    wrong = (found != clip(expected)).any(-1)
+    far = ((exact < -beyond) | (exact > 255 + beyond)).any(-1)
+    flagged = flags.get() != 0
+    assert (flagged | ~wrong | far).all()
+    assert abs(found.astype(int) - clip(expected)).max() <= 1
+    assert np.isin(clip(exact)[flagged], (0, 255)).any(-1).all()
+
+
+# Slides
+
+
+def jpeg_2000(tile):
+    return imagecodecs.jpeg2k_encode(tile.squeeze(), level=0, codecformat="J2K", mct=False)
+
+
+def ycbcr(subsampling):
+    return {
+        "compression": 7,
+        "photometric": 6,
+        "encode": lambda tile: slides.jpeg_ycbcr(tile, subsampling),
+    }
+
+
+KINDS = {
+    "4:2:0": ycbcr("420"),
+    "4:2:2": ycbcr("422"),
+    "4:4:4": ycbcr("444"),
+    "gray": {"channels": 1, "compression": 7, "photometric": 1, "encode": slides.jpeg},
+    "stored RGB": {"compression": 7, "encode": slides.jpeg},
+    "JPEG 2000": {"compression": 34712, "encode": jpeg_2000},
+    "JPEG 2000 YCbCr": {"compression": 33003, "encode": jpeg_2000},
+    "JPEG 2000 16 bit": {
+        **{"channels": 1, "dtype": "uint16", "photometric": 1},
+        **{"compression": 34712, "encode": jpeg_2000},
+    },
+    "uncompressed": {"compression": 1, "encode": bytes},
+}
+WITH_TABLES = [*itertools.product(["4:2:0", "4:4:4", "gray", "stored RGB"], [True])]
+
+
+def saturated(height, width):
+    """Blocks of pure colours, black and white, with steep edges."""
+    rng = np.random.default_rng(7)
+    shape = (-(-height // 20), -(-width // 20), 3)
+    blocks = rng.choice(np.array([0, 255], np.uint8), shape)
+    return blocks.repeat(20, 0).repeat(20, 1)[:height, :width]
+
+
+def write(path, kind, *, tables=False, pixels=None):
+    options = dict(KINDS[kind])
+    channels, dtype = options.pop("channels", 3), options.pop("dtype", "uint8")
+    encode = options.pop("encode")
+    pixels = slides.picture(HEIGHT, WIDTH, channels, dtype) if pixels is None else pixels
+    if tables:
+        whole = encode
+        shared = slides.split_tables(whole(np.ascontiguousarray(pixels[:128, :128])))[0]
+        options["more"] = {347: (UNDEFINED, shared)}
+
+        def encode(tile):
+            return slides.split_tables(whole(tile))[1]
+
+    page = tiffbytes.page(pixels, encode, tile=TILE, **options)
+    tiffbytes.write(path, [page])
+    with open_slide(path, device="cpu") as slide:
+        return slide.levels[0][...]
+
+
+def tolerance_of(kind, jpeg_path):
+    if kind == "uncompressed":
+        return 0
+    return TOLERANCES["GPU" if kind.startswith("JPEG 2000") else jpeg_path]
+
+
+def difference(found, expected):
+    assert found.shape == expected.shape
+    assert found.dtype == expected.dtype
+    return int(abs(found.astype(np.int64) - expected).max(initial=0))
+
+
+def window_of(pixels, x, y, width, height, background):
+    region = np.full((height, width, pixels.shape[2]), background, pixels.dtype)
+    rows, columns = np.mgrid[y : y + height, x : x + width]
+    inside = (rows >= 0) & (rows < pixels.shape[0]) & (columns >= 0) & (columns < pixels.shape[1])
+    region[inside] = pixels[rows[inside], columns[inside]]
+    return region
+
+
+@pytest.fixture
+def jpeg(tmp_path, device):
+    """A JPEG slide by the device, and its pixels by the CPU."""
+    path = tmp_path / "slide.tif"
+    pixels = write(path, "4:2:0")
+    with open_slide(path, device="cuda") as slide:
+        yield slide, pixels
+
+
+class TestPixels:
+    @pytest.mark.parametrize(("kind", "tables"), [*((kind, False) for kind in KINDS), *WITH_TABLES])
+    def test_they_are_those_of_the_cpu(self, tmp_path, jpeg_path, caplog, kind, tables):
+        path = tmp_path / "slide.tif"
+        pixels = write(path, kind, tables=tables)
+        most = tolerance_of(kind, jpeg_path)
+        rng = np.random.default_rng(1)
+        with open_slide(path, device="cuda") as slide:
+            found = slide.read_region((0, 0), (WIDTH, HEIGHT), device="cuda")
+            assert difference(found.get(), pixels) <= most
+            by_device = slide.stats()["decoded"].get("nvimagecodec", 0)
+            assert (by_device > 0) == (kind != "uncompressed")
+            for number in range(30):
+                if number % 10 == 0:
+                    slide.clear_cache()
+                x, y = rng.integers(-100, 900, 2).tolist()
+                size = rng.integers(1, 400, 2).tolist()
+                expected = window_of(pixels, x, y, *size, slide.layout.background)
+                to_device = slide.read_region((x, y), size, device="cuda")
+                assert difference(to_device.get(), expected) <= most
+                assert difference(slide.read_region((x, y), size), expected) <= most
+            channel = slide.level_array(0, pixels.shape[2] - 1)[3:-5, 7:]
+            assert difference(channel, pixels[3:-5, 7:, -1]) <= most
+        assert "is decoded on the CPU" not in caplog.text
+
+    @pytest.mark.parametrize("kind", ["4:2:0", "4:4:4", "stored RGB", "JPEG 2000"])
+    def test_saturated_colours(self, tmp_path, jpeg_path, kind):
+        """Where a colour was clipped, an engine's own rounding may be left: by one."""
+        path = tmp_path / "slide.tif"
+        pixels = write(path, kind, pixels=saturated(HEIGHT, WIDTH))
+        with open_slide(path, device="cuda") as slide:
+            found = slide.levels[0][...].astype(int)
+        clipped = np.isin(pixels, (0, 255)).any(-1)
+        most = tolerance_of(kind, jpeg_path)
+        assert abs(found - pixels)[~clipped].max(initial=0) <= most
+        assert abs(found - pixels).max() <= max(1, most)
+
+    def test_empty_and_far_regions(self, jpeg):
+        slide, _ = jpeg
+        for size in ((0, 0), (0, 5), (5, 0)):
+            found = slide.read_region((3, 3), size, device="cuda")
+            assert found.shape == (size[1], size[0], 3)
+        far = slide.read_region((2**40, -(2**40)), (8, 9), device="cuda")
+        assert (far.get() == slide.layout.background).all()
+
+    @pytest.mark.xfail(
+        reason="`paste` has a layer of its grid a tile, and there are 65 535 at most"
+    )
+    def test_more_tiles_than_a_grid_has_rows(self, tmp_path, device):
+        """A kernel's grid has 65 535 rows at most; here are 66 049 tiles, read in one region."""
+        path = tmp_path / "slide.tif"
+        pixels = slides.picture(257, 257, 1)[..., 0].repeat(16, 0).repeat(16, 1)
+        tifffile.imwrite(path, pixels, tile=(16, 16))
+        with open_slide(path, device="cuda") as slide:
+            for _ in ("cold", "warm"):
+                found = slide.read_region((0, 0), slide.dimensions, device="cuda")
+                np.testing.assert_array_equal(found.get()[..., 0], pixels)
+
+    def test_batches_of_regions(self, jpeg, cupy, jpeg_path):
+        slide, pixels = jpeg
+        where = [(x, y) for y in range(0, 400, 90) for x in range(0, 600, 90)]
+        options = {"device": "cuda", "num_workers": 3}
+        batches = list(slide.read_regions(where, (200, 150), 0, 8, **options))
+        assert all(isinstance(batch, cupy.ndarray) for batch in batches)
+        regions = [region for batch in batches for region in batch.get()]
+        for (x, y), region in zip(where, regions, strict=True):
+            expected = pixels[y : y + 150, x : x + 200]
+            assert difference(region, expected) <= TOLERANCES[jpeg_path]
+
+    def test_a_batch_is_whole_when_it_is_handed_out(self, jpeg, cupy, jpeg_path):
+        """On whichever stream its taker works on."""
+        slide, pixels = jpeg
+        side = cupy.cuda.Stream(non_blocking=True)
+        where = [(0, 0)] * 64
+        options = {"device": "cuda", "num_workers": 1, "prefetch_factor": 0}
+        for _ in range(5):
+            batch = next(slide.read_regions(where, (600, 600), 0, 64, **options))
+            found = batch.get(stream=side)
+            assert difference(found[-1], pixels[:600, :600]) <= TOLERANCES[jpeg_path]
+            del batch
+
+
+class TestStreams:
+    @pytest.mark.parametrize("given", ["CuPy's", "integer", "null", "zero"])
+    def test_of_the_caller(self, jpeg, cupy, jpeg_path, given):
+        slide, pixels = jpeg
+        own = cupy.cuda.Stream(non_blocking=True)
+        stream = {
+            "CuPy's": own,
+            "integer": own.ptr,
+            "null": cupy.cuda.Stream.null,
+            "zero": 0,
+        }[given]
+        for _ in ("cold", "warm"):
+            found = slide.read_region((50, 60), (500, 400), device="cuda", stream=stream)
+            # It is done: another stream sees all of it.
+            other = cupy.cuda.Stream(non_blocking=True)
+            expected = pixels[60:460, 50:550]
+            assert difference(found.get(stream=other), expected) <= TOLERANCES[jpeg_path]
+
+    def test_inside_a_stream_of_the_caller(self, jpeg, cupy, jpeg_path):
+        slide, pixels = jpeg
+        with cupy.cuda.Stream(non_blocking=True):
+            found = slide.read_region((50, 60), (500, 400), device="cuda")
+            expected = pixels[60:460, 50:550]
+            assert difference(found.get(), expected) <= TOLERANCES[jpeg_path]
+
+    @pytest.mark.parametrize("warm", [False, True])
+    def test_memory_that_the_caller_still_reads_is_not_written_to(self, jpeg, cupy, warm):
+        """CuPy gives freed memory out again while kernels before that still use it."""
+        slide, _ = jpeg
+        size = (70, 60)
+        if warm:
+            slide.read_region((0, 0), size, device="cuda")
+        kernel = cupy.RawKernel(LATE_COPY, "late_copy")
+        count = 60 * 70 * 3
+        kept = cupy.zeros(count, cupy.uint8)
+        kernel((1,), (256,), (kept, kept, np.int32(count), np.int64(1)))  # compiled now
+        first = cupy.full((60, 70, 3), 5, cupy.uint8)
+        kernel((1,), (256,), (first, kept, np.int32(count), np.int64(TICKS)))
+        del first
+        slide.read_region((0, 0), size, device="cuda")
+        assert (kept.get() == 5).all()
+
+
+class TestOut:
+    def test_it_is_filled_and_returned(self, jpeg, cupy, jpeg_path):
+        slide, pixels = jpeg
+        for _ in ("cold", "warm"):
+            out = cupy.full((300, 400, 3), 9, cupy.uint8)
+            found = slide.read_region((600, 500), (400, 300), device="cuda", out=out)
+            assert found is out
+            expected = window_of(pixels, 600, 500, 400, 300, slide.layout.background)
+            assert difference(out.get(), expected) <= TOLERANCES[jpeg_path]
+
+    def test_what_does_not_fit_is_refused(self, jpeg, cupy):
+        slide, _ = jpeg
+        for out in (
+            cupy.zeros((300, 401, 3), cupy.uint8),
+            cupy.zeros((300, 400, 3), cupy.uint16),
+            cupy.zeros((300, 800, 3), cupy.uint8)[:, ::2],
+        ):
+            with pytest.raises(RegionError, match="out has to be"):
+                slide.read_region((0, 0), (400, 300), device="cuda", out=out)
+
+    @pytest.mark.xfail(strict=True, reason="`_check_out` takes any C-contiguous array")
+    def test_host_memory_is_refused(self, jpeg):
+        slide, _ = jpeg
+        out = np.zeros((300, 400, 3), np.uint8)
+        with pytest.raises(RegionError, match="device array"):
+            slide.read_region((0, 0), (400, 300), device="cuda", out=out)
+
+
+# Memory
+
+
+class TestPinnedMemory:
+    def test_within_the_budget(self, cupy):
+        memory = PinnedMemory(cupy, 10 * MIB)
+        pixels = memory.take((1024, 1024, 4), np.dtype(np.uint8))
+        pixels[...] = 7
+        assert pixels.shape == (1024, 1024, 4)
+        attributes = cupy.cuda.runtime.pointerGetAttributes(pixels.ctypes.data)
+        assert attributes.type == PINNED
+
+    def test_beyond_it_memory_is_ordinary(self, cupy):
+        memory = PinnedMemory(cupy, 10 * MIB)
+        kept = [memory.take((4 * MIB,), np.dtype(np.uint8)) for _ in range(3)]
+        for pixels in kept:
+            pixels[...] = 7
+        ordinary = cupy.cuda.runtime.pointerGetAttributes(kept[2].ctypes.data)
+        assert ordinary.type != PINNED
+        assert memory.take((0, 3), np.dtype(np.uint16)).shape == (0, 3)
+
+    def test_it_is_given_back_with_the_last_view(self, cupy):
+        memory = PinnedMemory(cupy, 4 * MIB)
+        for _ in range(20):
+            view = memory.take((2 * MIB,), np.dtype(np.uint16))[5:9]
+            attributes = cupy.cuda.runtime.pointerGetAttributes(view.ctypes.data)
+            assert attributes.type == PINNED
+            view[...] = 3
+            del view
+            gc.collect()
+
+    def test_copies_are_right(self, device, stream):
+        pixels = slides.picture(300, 400, 3, "uint16")
+        on_device = device.empty(pixels.shape, pixels.dtype)
+        device.send(pixels[:, ::-1], on_device, stream)
+        found = device.download(on_device, stream)
+        stream.synchronize()
+        np.testing.assert_array_equal(found, pixels[:, ::-1])
+
+
+def free_memory(cupy):
+    gc.collect()
+    cupy.get_default_memory_pool().free_all_blocks()
+    cupy.cuda.runtime.deviceSynchronize()
+    return cupy.cuda.runtime.memGetInfo()[0]
+
+
+def test_more_than_the_device_has_is_a_memory_error(device, cupy):
+    before = free_memory(cupy)
+    with pytest.raises(MemoryError, match="cuda:0"):
+        device.allocate(1 << 50)
+    address, memory = device.allocate(64 * MIB)
+    assert address == memory.ptr
+    assert free_memory(cupy) <= before - 64 * MIB
+    del memory
+    assert free_memory(cupy) >= before - 2 * MIB
+
+
+def test_close_frees_device_memory(tmp_path, cupy):
+    path = tmp_path / "slide.tif"
+    write(path, "4:2:0")
+    live = []
+    for _ in range(4):
+        with open_slide(path, device="cuda") as slide:
+            slide.read_region((0, 0), slide.dimensions, device="cuda")
+        live.append(free_memory(cupy))
+    assert live[-1] >= live[0] - MIB
+
+
+class TestLoad:
+    """Failures and cancellations, by the thousand."""
+
+    @pytest.fixture
+    def flaky(self, device, monkeypatch):
+        """A device of its own whose decoder fails one time in ten; gives the number of calls."""
+        calls = itertools.count()
+        made = []
+
+        def decode(decoder, *args, **options):
+            number = made[0].calls = next(calls)
+            if number % 20 == 3:
+                raise RuntimeError("injected")
+            found = decoder.decode(*args, **options)
+            return [False] * len(found) if number % 20 == 13 else found
+
+        class Flaky(CudaDevice):
+            calls = 0
+
+            def __init__(self, index):
+                super().__init__(index)
+                made.append(self)
+
+            def decoder(self, kind):
+                decoder, path = super().decoder(kind)
+                return WrappedDecoder(decoder, decode), path
+
+        workers = {}
+        monkeypatch.setattr(choose, "CudaDevice", Flaky)
+        monkeypatch.setattr(choose, "_workers", workers)
+        monkeypatch.setattr(device_cache, "_caches", {})
+        monkeypatch.setattr(device_reader, "BATCH_TILES", 7)
+        yield choose.gpu_worker(0).device
+        for worker in workers.values():
+            worker.close()
+
+    def test_no_memory_is_lost_and_no_pixel_wrong(
+        self, tmp_path, flaky, cupy, jpeg_path, monkeypatch, caplog
+    ):
+        caplog.set_level(logging.ERROR)
+        path = tmp_path / "slide.tif"
+        pixels = write(path, "4:2:0")
+        most = TOLERANCES[jpeg_path]
+        wrong = []
+
+        def work(slide, seed, until):
+            rng = np.random.default_rng(seed)
+            while flaky.calls < until:
+                if rng.random() < 0.2:
+                    slide.clear_cache()
+                x, y = rng.integers(-100, 800, 2).tolist()
+                size = rng.integers(1, 600, 2).tolist()
+                how = rng.integers(3)
+                try:
+                    if how == 0:
+                        regions = slide.read_regions([(x, y)] * 6, size, device="cuda")
+                        found = next(regions).get()
+                        regions.close()
+                    elif how == 1:
+                        found = slide.read_region((x, y), size, device="cuda").get()
+                    else:
+                        found = slide.read_region((x, y), size)
+                except SlideReadError:
+                    continue  # as it was to be; the read's batches in flight were cancelled
+                except BaseException as error:
+                    wrong.append(error)
+                    return
+                expected = window_of(pixels, x, y, *size, slide.layout.background)
+                if difference(found, expected) > most:
+                    wrong.append((x, y, size))
+
+        def go_on(until):
+            """Read with four threads, until the decoder was called so often."""
+            with open_slide(path, device="cuda") as slide:
+                source, reads = slide._source, itertools.count()
+                read = source.read_joined
+
+                def sometimes(*ranges):
+                    if next(reads) % 15 == 7:
+                        raise SlideReadError("injected")
+                    return read(*ranges)
+
+                monkeypatch.setattr(source, "read_joined", sometimes)
+                threads = [
+                    threading.Thread(target=work, args=(slide, seed, until)) for seed in range(4)
+                ]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
+
+        go_on(100)
+        before = free_memory(cupy)
+        go_on(1100)
+        assert wrong == []
+        assert free_memory(cupy) >= before - 32 * MIB
+
+
+def test_eight_threads(jpeg, jpeg_path):
+    slide, pixels = jpeg
+    wrong = []
+
+    def work(seed):
+        rng = np.random.default_rng(seed)
+        try:
+            for _ in range(60):
+                x, y = rng.integers(-100, 800, 2).tolist()
+                size = rng.integers(1, 400, 2).tolist()
+                expected = window_of(pixels, x, y, *size, slide.layout.background)
+                to_host = rng.random() < 0.5
+                found = slide.read_region((x, y), size, device="cpu" if to_host else "cuda")
+                found = found if to_host else found.get()
+                if difference(found, expected) > TOLERANCES[jpeg_path]:
+                    wrong.append((x, y, size))
+                if rng.random() < 0.1:
+                    slide.clear_cache()
+                if rng.random() < 0.03:
+                    slide.release()
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+@pytest.mark.parametrize("engine", ["hardware", "hybrid"])
+def test_the_jpeg_engine_can_be_chosen(tmp_path, jpeg_path, engine):
+    if engine == "hardware" and jpeg_path != "hardware":
+        pytest.skip("this device has no JPEG engine")
+    path = tmp_path / "slide.tif"
+    write(path, "4:2:0")
+    done = subprocess.run(
+        [sys.executable, "-c", JPEG_SCRIPT, path],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env=os.environ | {"WSIGPU_JPEG_ENGINE": engine},
+    )
+    assert done.returncode == 0, done.stderr
+    used, most, by_device = json.loads(done.stdout.splitlines()[-1])
+    assert used == engine
+    assert most <= TOLERANCES[engine]
+    assert by_device > 0
