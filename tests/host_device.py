@@ -36,6 +36,18 @@ class HostStream:
             self._device.synchronised += 1
 
 
+class HostEvent:
+    """A place in a stream; once it is reached, to wait for it costs nothing."""
+
+    def __init__(self, stream):
+        self._stream = stream
+
+    def synchronize(self):
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.synchronize()
+
+
 class HostDevice:
     """Does what `CudaDevice` does with nvImageCodec's CPU backend.
 
@@ -84,7 +96,7 @@ class HostDevice:
         pass
 
     def record(self, stream):
-        return stream
+        return HostEvent(stream)
 
     def allocate(self, size):
         with self.lock:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -205,6 +205,24 @@ def test_a_callers_stream_object_stays_itself(with_devices):
     assert CudaDevice(0).as_stream(stream) is stream
 
 
+def test_a_stream_is_made_on_its_device(with_devices):
+    """Else it would be one of the thread's current device."""
+    with_devices(2)
+    device, current, made = CudaDevice(1), [], []
+
+    @contextmanager
+    def activate(index):
+        current.append(index)
+        yield
+        current.pop()
+
+    device._cupy.cuda.Device = activate
+    device._cupy.cuda.Stream = lambda **_: made.append(list(current))
+    device.new_stream()
+    assert made == [[1]]
+    assert current == []
+
+
 class TestPinnedMemory:
     @pytest.fixture
     def cupy(self):
@@ -253,7 +271,6 @@ class TestPinnedMemory:
     def test_nothing(self, cupy):
         assert PinnedMemory(cupy).take((0, 7), np.dtype(np.uint8)).shape == (0, 7)
 
-    @pytest.mark.xfail(strict=True, reason="bug in PinnedMemory.take")
     def test_the_system_has_no_more(self, cupy):
         memory = PinnedMemory(cupy, budget=1_000_000)
         cupy.pools[0].full = True

@@ -208,7 +208,6 @@ class TestWrongPixels:
         assert scheduled.pending.on_cpu == 2
         assert warnings(caplog) == []
 
-    @pytest.mark.xfail(strict=True, reason="bug in Verifier: what is not compared is counted")
     @pytest.mark.parametrize("way", ["cancelled", "unclear", "not decoded"])
     def test_tiles_that_were_not_compared_prove_nothing(self, on_with, way):
         on = on_with("hardware")

@@ -384,11 +384,7 @@ class TestGivingUp:
         assert device.live == 0
 
 
-KNOWN = pytest.mark.xfail(strict=True, reason="LevelPlaces keeps a shelf that was given up alive")
-
-
 class TestMemoryOfEvictedFormats:
-    @KNOWN
     def test_it_is_freed_for_another_format(self, device):
         cache = DeviceTiles(device, 2 * 192)
         put(cache, 0, 1, tile=WIDE, slide=2)
@@ -396,7 +392,6 @@ class TestMemoryOfEvictedFormats:
         assert cache.used <= cache.budget
         assert device.live == cache.used
 
-    @KNOWN
     def test_it_is_freed_before_more_is_taken(self):
         device = HostDevice(free=2 * 192)
         cache = DeviceTiles(device, 2 * 192)
@@ -404,7 +399,6 @@ class TestMemoryOfEvictedFormats:
         put(cache, *range(12), slide=1)
         assert held(cache, 1) == list(range(12))
 
-    @pytest.mark.xfail(strict=True, reason="only the budget makes other formats give up memory")
     def test_a_full_device_gives_up_other_formats(self):
         """The device has less than the budget says: others' memory is all there is."""
         device = HostDevice(free=2 * 192)
@@ -413,7 +407,6 @@ class TestMemoryOfEvictedFormats:
         put(cache, 0, slide=1)
         assert held(cache, 1) == [0]
 
-    @KNOWN
     def test_it_is_freed_when_the_other_slide_closes(self, device):
         cache = DeviceTiles(device, 2 * 32)
         put(cache, 0, 1, slide=1)

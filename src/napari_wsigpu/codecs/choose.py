@@ -100,8 +100,9 @@ class BackgroundStart:
 
     def _start(self, kind: str) -> None:
         def warm(worker: DecodeWorker) -> None:
-            if worker.engine(kind) is not None:
-                self._ready.add(kind)
+            with worker.device.active():
+                if worker.engine(kind) is not None:
+                    self._ready.add(kind)
 
         try:
             gpu_worker(0).run(warm)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 JPEG, APERIO_YCBCR = 7, 33003
 JPEG2000 = (33003, 33004, 33005, 34712)
 END_OF_IMAGE = b"\xff\xd9"
+FORGOTTEN = (b"\xff\xdd", b"\xff\xee")
 SHORTEST, MOST_PADDING = 4, 64
 START_OF_SCAN, ADOBE = 0xDA, 0xEE
 FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
@@ -69,6 +70,9 @@ def recipe(level: LevelLayout) -> Recipe | str:
             return "its tiles are parts of one large JPEG"
         if encoding.jpeg_color not in JPEG_RECIPES:
             return f"JPEG of these colours ({encoding.jpeg_color}) is decoded on the CPU only"
+        tables = encoding.jpeg_tables[0] or b""
+        if any(marker in tables for marker in FORGOTTEN):
+            return "its JPEG tables hold what a decoder forgets before each tile"
         found = JPEG_RECIPES[encoding.jpeg_color]
         if (level.channels == 1) != (found.sample_format == "I_Y"):
             return "its JPEG colours contradict its channels"
@@ -169,8 +173,12 @@ class CodeStreams:
             length = int.from_bytes(segment[place + 2 : place + 4], "big")
             if marker == START_OF_SCAN:
                 return place + 2 + length if found else 0
-            if marker == ADOBE and self._colors != "gray":
-                return 0  # nvImageCodec does not heed Adobe's colour transform.
+            if (
+                marker == ADOBE
+                and self._colors == "ycbcr"
+                and segment[place + 15 : place + 16] != b"\1"
+            ):
+                return 0  # Adobe's "no transform", which nvImageCodec does not heed
             if marker in FRAMES:
                 if found or not self._frame_fits(segment[place + 4 : place + 2 + length]):
                     return 0

@@ -68,7 +68,7 @@ def _jpeg(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) -> None:
 def _jpeg2000(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) -> None:
     subsampled = _check_codestream(data, out.shape)
     imagecodecs.jpeg2k_decode(data, out=out)
-    if encoding.compression == APERIO_YCBCR and not subsampled:
+    if encoding.compression == APERIO_YCBCR and out.shape[2] == 3 and not subsampled:
         _ycbcr_to_rgb(out)
 
 
@@ -354,3 +354,10 @@ class CpuBatch:
         for helper in self.helpers:
             if not helper.cancel():
                 helper.result()
+        # Who delivers may hold this batch: nothing is to live on for a circle's sake.
+        self.helpers, self._batch, self._memory = [], (), ()
+        self._deliver = _ignore
+
+
+def _ignore(index: int, pixels: NDArray[Any]) -> None:
+    """Take the place of who wanted tiles."""

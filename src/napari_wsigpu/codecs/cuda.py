@@ -102,9 +102,13 @@ class PinnedMemory:
         with self._lock:
             fits = 0 < size <= max(self._budget - self._used, ALWAYS_PINNED)
             self._used += size if fits else 0
-        if not fits:
+        try:
+            memory = self._pool.malloc(size) if fits else None
+        except RuntimeError:  # the system has no more
+            memory = None
+            self._give_back(size)
+        if memory is None:
             return np.empty(shape, dtype)
-        memory = self._pool.malloc(size)
         pixels = np.frombuffer(memory, dtype, count)
         weakref.finalize(pixels, self._give_back, size).atexit = False
         return pixels.reshape(shape)
@@ -161,11 +165,16 @@ class CudaDevice:
 
     def new_stream(self) -> Stream:
         """Make a stream that does not wait for others."""
-        stream: Stream = self._cupy.cuda.Stream(non_blocking=True)
+        with self.active():
+            stream: Stream = self._cupy.cuda.Stream(non_blocking=True)
         return stream
 
     def as_stream(self, stream: Any) -> Stream:
         """Wrap a caller's stream: an integer handle or an object with ``ptr``."""
+        if not isinstance(stream, int) and not hasattr(stream, "ptr"):
+            raise DeviceError(
+                f"{stream!r} is no CUDA stream; give a CuPy stream or a handle, a whole number."
+            )
         if hasattr(stream, "ptr"):
             wrapped: Stream = stream
         elif hasattr(self._cupy.cuda.Stream, "from_external"):

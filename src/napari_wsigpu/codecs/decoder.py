@@ -61,6 +61,10 @@ class EncodedBatch(Sequence["EncodedTile"]):
         self._background = background
         self._bytes = np.frombuffer(buffer, np.uint8) if buffer else np.zeros(0, np.uint8)
 
+    def release(self) -> None:
+        """Let go of the bytes."""
+        self.buffer, self._bytes = bytearray(), np.zeros(0, np.uint8)
+
     @property
     def address(self) -> int:
         """Address of the buffer."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import traceback
+from contextlib import suppress
 from itertools import compress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -71,7 +73,8 @@ class DecodeWorker:
         self._lock = threading.Lock()
         self._turn = threading.RLock()
         self._thread: threading.Thread | None = None
-        self.stream = device.new_stream()
+        with device.active():
+            self.stream = device.new_stream()
         self._decoders: dict[str, tuple[LibraryDecoder, str] | None] = {}
         self._streams: list[LibraryStreams] = []
         self._warned: set[str] = set()
@@ -86,7 +89,7 @@ class DecodeWorker:
 
     def run(self, job: Job) -> None:
         """Call a job in this thread, once the worker does nothing else."""
-        with self._turn, self.device.active():
+        with self._turn:
             job(self)
 
     def close(self) -> None:
@@ -165,7 +168,10 @@ class DecodeWorker:
 
     def _work(self) -> None:
         while (job := self._queue.get()) is not None:
-            self.run(job)
+            try:
+                self.run(job)
+            except Exception:  # or no later job would ever run
+                logger.exception("A job on '%s' failed", self.device.name)
             del job
 
 
@@ -188,7 +194,7 @@ class NvImageCodecDecoder:
         self.worker = worker
         self.cpu = cpu
         self.verifier = verifier
-        self._makers: dict[int, tuple[Recipe, CodeStreams] | str] = {}
+        self._makers: dict[LevelLayout, tuple[Recipe, CodeStreams] | str] = {}
 
     def schedule(
         self,
@@ -230,11 +236,11 @@ class NvImageCodecDecoder:
         """Return recipe and code streams of a level, or why the CPU decodes it."""
         if self.verifier.reason is not None:
             return self.verifier.reason
-        made = self._makers.get(id(level))
+        made = self._makers.get(level)
         if made is None:
             how = recipe(level)
             made = how if isinstance(how, str) else (how, CodeStreams(level, how))
-            self._makers[id(level)] = made
+            self._makers[level] = made
         return made
 
 
@@ -257,9 +263,12 @@ class GpuBatch:
         self._done = threading.Event()
         self._claim = threading.Lock()
         self._cancelled = False
+        self._begun = False
+        self._engine = ""
         self._failures: dict[int, str] = {}
         self._error: Exception | None = None
         self._decoded_on_cpu = 0
+        self._proven = 0
         self._how: Recipe | None = None
         self._on_gpu: list[int] = []
         self._decoded: list[int] = []
@@ -298,7 +307,8 @@ class GpuBatch:
             return
         try:
             if not self._cancelled:
-                self._begin(worker.device)
+                with worker.device.active():
+                    self._begin(worker.device)
         except Exception as error:  # every kind is handed to the thread that waits
             self._error = error
         finally:
@@ -322,9 +332,12 @@ class GpuBatch:
         except Exception as error:  # said below, as what went wrong before
             self._error = error
         finally:
+            self._quiesce()
             self._let_go()
         if self._error is None:
             return self._failures
+        # Who keeps the exception shall not keep the bytes and pixels of the batch.
+        traceback.clear_frames(self._error.__traceback__)
         if isinstance(self._error, DeviceError):
             raise self._error
         raise DeviceError(
@@ -340,27 +353,35 @@ class GpuBatch:
         if self._claim.acquire(blocking=False):
             self._done.set()
         self._done.wait()
-        if self._ready is not None:
-            self._ready.synchronize()
+        self._quiesce()
         self._let_go()
+
+    def _quiesce(self) -> None:
+        """Wait until the device uses nothing of the batch, whatever happened."""
+        if self._begun:
+            self._begun = False
+            with suppress(Exception):  # a device that failed has said so before
+                (self._stream or self._decoder.worker.stream).synchronize()
 
     def _begin(self, device: Device) -> None:
         """Decode, and give the stream all that follows; nothing waits for the stream."""
+        self._begun = True
         worker, tile = self._decoder.worker, self._slots.tile
         stream = self._stream or worker.stream
         rows = None
-        if self._how is not None and self._streams is not None:
+        if self._how is not None and self._streams is not None and self._on_gpu:
             images = self._slots.images
             if self._stream is not None:
                 addresses = self._slots.addresses.tolist()
                 self._images = device.images(addresses, tile, self._stream)
                 images = self._images.handles
+            self._engine = worker.engine(self._how.kind) or ""
             worked = worker.decode(self._how.kind, self._streams.used, images[self._on_gpu])
             self._decoded = list(compress(self._on_gpu, worked))
             rows = self._rows(self._decoded, stream)
             if self._decoded and self._how.convert:
                 device.ycbcr_to_rgb(rows, tile, stream)
-            exact = self._how.engine_rgb and worker.engine(self._how.kind) == "hardware"
+            exact = self._how.engine_rgb and self._engine == "hardware"
             if self._decoded and exact:
                 self._unclear = device.round_as_libjpeg(rows, tile, stream)
         from_cpu = self._take_cpu_parts(stream)
@@ -374,17 +395,20 @@ class GpuBatch:
         """Wait for the stream, and have the CPU decode what did not work."""
         assert self._ready is not None
         self._ready.synchronize()
+        self._begun = False
         again = sorted(set(self._on_gpu) - set(self._decoded))
         if self._unclear is not None and self._unclear.any():
             again += compress(self._decoded, self._unclear)
-        if not self._verified(worker, set(again)):
+        if not self._verified(set(again)):
             again = self._on_gpu
         if again:
             self._cpu_parts.append(_CpuPart(self._decoder, self._batch, again))
             stream = self._stream or worker.stream
+            self._begun = True
             with worker.device.active():
                 self._then(self._rows(self._take_cpu_parts(stream), stream))
                 worker.device.record(stream).synchronize()
+            self._begun = False
 
     def _take_cpu_parts(self, stream: Stream) -> list[int]:
         """Upload what the CPU decoded; return the indices of these tiles."""
@@ -412,16 +436,14 @@ class GpuBatch:
                 pixels = device.download_tile(address, tile, stream)
                 self._compared.append((index, pixels, expected))
 
-    def _verified(self, worker: DecodeWorker, doubtful: set[int]) -> bool:
-        engine = None if self._how is None else worker.engine(self._how.kind)
-        if engine is None:
-            return True
-        agree = self._decoder.verifier.agree
-        return all(
-            agree(engine, pixels, expected.view(pixels.dtype).reshape(pixels.shape))
-            for index, pixels, expected in self._compared
-            if index not in doubtful
-        )
+    def _verified(self, doubtful: set[int]) -> bool:
+        for index, pixels, expected in self._compared:
+            if index not in doubtful:
+                self._proven += 1
+                whole = expected.view(pixels.dtype).reshape(pixels.shape)
+                if not self._decoder.verifier.agree(self._engine, pixels, whole):
+                    return False
+        return True
 
     def _rows(self, indices: list[int], stream: Stream) -> Any:
         chosen = np.asarray(indices, np.int64)
@@ -432,12 +454,16 @@ class GpuBatch:
         for part in (self._samples, *self._cpu_parts):
             if part is not None:
                 part.cancel()
+        if self._samples is not None and self._how is not None:
+            unproven = len(self._samples.indices) - self._proven
+            self._decoder.verifier.give_back(self._how.kind, unproven)
         if self._streams is not None:
             self._decoder.worker.give_streams(self._streams)
         self._streams = self._images = self._samples = self._unclear = self._ready = None
         self._cpu_parts.clear()
         self._uploaded.clear()
         self._compared.clear()
+        self._batch.release()
         self._then = _nothing
 
 

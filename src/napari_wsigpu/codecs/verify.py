@@ -49,6 +49,11 @@ class Verifier:
             self._left[kind] = left - len(chosen)
         return chosen
 
+    def give_back(self, kind: str, count: int) -> None:
+        """Say that this many of the chosen tiles were not compared after all."""
+        with self._lock:
+            self._left[kind] = self._left.get(kind, TILES_A_SLIDE) + count
+
     def agree(self, engine: str, pixels: NDArray[Any], expected: NDArray[Any]) -> bool:
         """Compare one tile, and warn the first time that it is beyond the tolerance.
 
@@ -66,10 +71,8 @@ class Verifier:
         if difference <= TOLERANCES[engine]:
             return True
         with self._lock:
-            first, self.reason = (
-                self.reason is None,
-                (f"the {engine} decoder's pixels differ by {difference} from the CPU's"),
-            )
+            first = self.reason is None
+            self.reason = f"the {engine} decoder's pixels differ by {difference} from the CPU's"
         if first:
             logger.warning(
                 "'%s' is decoded on the CPU from now on, because %s", self._path, self.reason

@@ -111,7 +111,7 @@ class DeviceTiles:
     def used(self) -> int:
         """Bytes of device memory that are taken now."""
         with self._lock:
-            return sum(shelf.size for shelf in self._shelves.values())
+            return self._taken()
 
     def find(
         self, slide: int, level: int, rows: slice, columns: slice
@@ -241,7 +241,7 @@ class DeviceTiles:
         with self._lock:
             for tile, shelf in list(self._shelves.items()):
                 if not shelf.pins.any() and (shelf.owners[:, 0] == NOBODY).all():
-                    del self._shelves[tile]
+                    self._drop(tile)
 
     def _evict(self, shelf: Shelf, places: NDArray[np.int64]) -> None:
         owned = places[shelf.owners[places, 0] != NOBODY]
@@ -251,26 +251,40 @@ class DeviceTiles:
 
     def _grow(self, shelf: Shelf, missing: int, wrap: Wrap) -> None:
         """Take more memory, as far as budget and device have it: half and half again."""
-        taken = sum(each.size for each in self._shelves.values())
-        for tile, other in list(self._shelves.items()):
-            if taken + missing * shelf.tile_bytes <= self._budget:
+        while self._taken() + missing * shelf.tile_bytes > self._budget:
+            if not self._give_up_another(shelf):
                 break
-            if other is not shelf and not other.pins.any():
-                self._evict(other, np.arange(len(other.addresses)))
-                taken -= other.size
-                del self._shelves[tile]
+        room = (self._budget - self._taken()) // shelf.tile_bytes
         wanted = max(missing, SLAB_BYTES // shelf.tile_bytes)
-        room = (self._budget - taken) // shelf.tile_bytes
         count = min(wanted, max(room, 0 if shelf.size else 1))
-        while count:
+        while count > 0:
             try:
                 address, slab = self._device.allocate(count * shelf.tile_bytes)
             except MemoryError:
-                count //= 2
+                if count > missing:
+                    count = missing
+                elif not self._give_up_another(shelf):
+                    count //= 2
                 continue
             addresses = range(address, address + count * shelf.tile_bytes, shelf.tile_bytes)
             shelf.add(address, slab, count, wrap(addresses, shelf.tile))
             return
+
+    def _taken(self) -> int:
+        return sum(shelf.size for shelf in self._shelves.values())
+
+    def _give_up_another(self, shelf: Shelf) -> bool:
+        """Free the memory of another format that nobody uses now, if there is one."""
+        for tile, other in self._shelves.items():
+            if other is not shelf and not other.pins.any():
+                self._drop(tile)
+                return True
+        return False
+
+    def _drop(self, tile: TileFormat) -> None:
+        shelf = self._shelves.pop(tile)
+        for key in [key for key, places in self._levels.items() if places.shelf is shelf]:
+            del self._levels[key]
 
 
 _lock = threading.Lock()

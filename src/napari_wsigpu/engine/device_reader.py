@@ -17,6 +17,7 @@ from napari_wsigpu.codecs.decoder import EncodedBatch
 from napari_wsigpu.codecs.device import TileFormat
 from napari_wsigpu.engine.cache import TileKey
 from napari_wsigpu.engine.switching import prompt_switching
+from napari_wsigpu.errors import DeviceError, RegionError, SlideClosedError, SlideError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,12 +46,15 @@ class _Reading:
     image: LevelLayout
     tile: TileFormat
     window: Window
-    pixels: Any
-    stream: Stream
-    given: Stream | None
+    shape: tuple[int, ...]
+    blank: bool
     to_host: bool
     share: float
+    pixels: Any
+    given: Stream | None = None
+    stream: Any = None
     host: NDArray[Any] | None = None
+    hits: int = 0
     failures: dict[TileKey, str] = field(default_factory=dict)
 
 
@@ -102,6 +106,7 @@ class DeviceReader:
         self._log = log
         self._timed = timed
         self._lock = threading.Lock()
+        self._released = False
         self._idle_streams: list[Stream] = []
         self._idle_rooms: deque[bytearray] = deque(maxlen=2 * IN_FLIGHT)
 
@@ -159,54 +164,107 @@ class DeviceReader:
         stored = np.any(grid.byte_counts[:, rows, columns] > 0, axis=0, keepdims=False)
         if image.missing == "finer" and not stored.all():
             return None
-        blank = not stored.all() or not _within(window, image)
         samples = () if window.channel is not None else (image.channels,)
-        shape = (window.height, window.width, *samples)
-        found, here = self._tiles.find(self._slide, level, rows, columns)
-        corner = np.array([rows.start, columns.start])
-        wanted = np.argwhere(stored & ~here) + corner
-        with self.device.active(), self._stream(stream, decodes=len(wanted) > 0) as used:
-            try:
-                pixels = self.device.empty(shape, image.dtype) if out is None else out
-                given = None if stream is None else used
-                reading = _Reading(
-                    level, image, tile_format(image), window, pixels, used, given, to_host, share
-                )
-                self.device.follow(used)
-                if blank or tolerant:
-                    self.device.fill(pixels, self._background, used)
-                if found is not None:
-                    addresses = found.shelf.addresses[found.places]
-                    tiles_here = np.column_stack([addresses, np.argwhere(here) + corner])
-                    self._paste(reading, self.device.rows(tiles_here, used))
-                if len(wanted):
-                    with prompt_switching():
-                        self._decode(reading, wanted)
-                elif to_host:
-                    reading.host = self.device.download(pixels, used)
-            except MemoryError:
+        reading = _Reading(
+            level=level,
+            image=image,
+            tile=tile_format(image),
+            window=window,
+            shape=(window.height, window.width, *samples),
+            blank=tolerant or not stored.all() or not _within(window, image),
+            to_host=to_host,
+            share=share,
+            pixels=out,
+        )
+        try:
+            with self.device.active():
+                reading.given = None if stream is None else self.device.as_stream(stream)
+                self._read(reading, stored, rows, columns)
+        except (MemoryError, DeviceError, SlideClosedError) as error:
+            if isinstance(error, MemoryError):
                 return None
-            finally:
-                if found is not None or not len(wanted):
-                    used.synchronize()
-                if found is not None:
-                    self._tiles.unpin(found)
-        hits = 0 if found is None else len(found.places)
-        missing = stored.size - int(stored.sum())
-        self._log.count(tiles_asked=stored.size, cache_hits=hits, background=missing)
+            raise
+        except SlideError:
+            if tolerant:
+                return None
+            raise
+        except Exception as error:  # what CUDA and CuPy raise has no common base
+            raise DeviceError(
+                f"'{self.device.name}' failed ({error}); use device='cpu', or start again."
+            ) from error
+        finally:
+            if self._released:
+                self.release()
+        self._log.count(
+            tiles_asked=stored.size,
+            cache_hits=reading.hits,
+            background=stored.size - int(stored.sum()),
+        )
         self._log.note(reading.failures, report=tolerant)
         if reading.failures and not tolerant:
             raise self._log.error(reading.failures)
-        return reading.host if to_host else pixels
+        return reading.host if to_host else reading.pixels
+
+    def _read(
+        self, reading: _Reading, stored: NDArray[np.bool_], rows: slice, columns: slice
+    ) -> None:
+        found, here = self._tiles.find(self._slide, reading.level, rows, columns)
+        corner = np.array([rows.start, columns.start])
+        wanted = np.argwhere(stored & ~here) + corner
+        try:
+            with self._stream(reading.given, decodes=len(wanted) > 0) as stream:
+                reading.stream = stream
+                if reading.pixels is None:
+                    reading.pixels = self._empty(reading.shape, reading.image.dtype)
+                try:
+                    self.device.follow(stream)
+                    if reading.blank:
+                        self.device.fill(reading.pixels, self._background, stream)
+                    if found is not None:
+                        reading.hits = len(found.places)
+                        addresses = found.shelf.addresses[found.places]
+                        tiles = np.column_stack([addresses, np.argwhere(here) + corner])
+                        self._paste(reading, self.device.rows(tiles, stream))
+                    if len(wanted):
+                        with prompt_switching():
+                            self._decode(reading, wanted)
+                    elif reading.to_host:
+                        reading.host = self.device.download(reading.pixels, stream)
+                finally:
+                    if found is not None or not len(wanted):
+                        stream.synchronize()
+        finally:
+            if found is not None:
+                self._tiles.unpin(found)
 
     def send(self, pixels: NDArray[Any], out: Any = None, stream: Any = None) -> Any:
-        """Copy host pixels to a device array."""
-        with self.device.active(), self._stream(stream, decodes=False) as used:
-            target = self.device.empty(pixels.shape, pixels.dtype) if out is None else out
-            self.device.follow(used)
-            self.device.send(pixels, target, used)
-            used.synchronize()
+        """Copy host pixels to a device array.
+
+        Raises
+        ------
+        RegionError
+            If the device has no memory for them.
+        """
+        try:
+            with self.device.active():
+                given = None if stream is None else self.device.as_stream(stream)
+                with self._stream(given, decodes=False) as used:
+                    target = self._empty(pixels.shape, pixels.dtype) if out is None else out
+                    self.device.follow(used)
+                    self.device.send(pixels, target, used)
+                    used.synchronize()
+        except MemoryError:
+            raise RegionError(
+                f"A region of {pixels.nbytes >> 20} MiB doesn't fit into the memory of "
+                f"'{self.device.name}'; read it in parts."
+            ) from None
         return target
+
+    def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        try:
+            return self.device.empty(shape, dtype)
+        except ValueError:  # more bytes than a number can count
+            raise MemoryError from None
 
     def forget_tiles(self) -> None:
         """Drop the slide's tiles on the device."""
@@ -214,6 +272,7 @@ class DeviceReader:
 
     def release(self) -> None:
         """Let go of streams and of the slide's tiles, and of memory that only these used."""
+        self._released = True
         self.forget_tiles()
         self._tiles.trim()
         with self._lock:
@@ -314,7 +373,11 @@ class DeviceReader:
 
     def _finish(self, reading: _Reading, batch: _InFlight) -> None:
         try:
-            failed = batch.pending.wait()
+            try:
+                failed = batch.pending.wait()
+            except BaseException:
+                batch.pending.cancel()
+                raise
             good = np.delete(np.arange(len(batch.tiles)), list(failed))
             grid = reading.image.grid
             self._tiles.keep(
@@ -335,10 +398,10 @@ class DeviceReader:
             reading.failures[TileKey(self._slide, reading.level, row, column)] = reason
 
     @contextmanager
-    def _stream(self, given: Any, *, decodes: bool) -> Iterator[Stream]:
+    def _stream(self, given: Stream | None, *, decodes: bool) -> Iterator[Stream]:
         """Give out the caller's stream, the worker's, or one that is idle."""
         if given is not None:
-            yield self.device.as_stream(given)
+            yield given
         elif decodes:
             yield self._decoder.worker.stream
         else:
@@ -353,7 +416,7 @@ class DeviceReader:
 def _tiles(start: int, length: int, extent: int, tile: int) -> slice:
     """Return the tiles of one axis that a range of pixels needs."""
     first, last = max(0, start), min(start + length, extent)
-    return slice(first // tile, max(first // tile, -(-last // tile)))
+    return slice(first // tile, -(-last // tile)) if first < last else slice(0, 0)
 
 
 def _within(window: Window, image: LevelLayout) -> bool:

@@ -236,8 +236,10 @@ class RegionReader:
                 level, window, to_host=True, tolerant=tolerant, share=share
             )
         except DeviceError as error:
-            self._gpu_failed = True
-            logger.warning("'%s' is decoded on the CPU from now on: %s", self._path, error)
+            with self._lock:
+                first, self._gpu_failed = not self._gpu_failed, True
+            if first:
+                logger.warning("'%s' is decoded on the CPU from now on: %s", self._path, error)
             return None
 
     def _reader(self, worker: DecodeWorker) -> DeviceReader:
