@@ -59,6 +59,7 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", choices=[[], *parts], default=list(parts))
     parser.add_argument("--slides", type=Path, default=SLIDES, help="folder for large slides")
     parser.add_argument("--samples", type=Path, default=None, help="folder of slides to compare")
+    parser.add_argument("--alone", action="store_true", help="leave the peers out")
     parser.add_argument("--json", type=Path, default=None)
     given = parser.parse_args()
     figures = {"gpu": gpu(), **{part: parts[part](given) for part in given.parts}}
@@ -137,7 +138,7 @@ def viewport(given: argparse.Namespace) -> list[dict[str, Any]]:
         path = ensure_slide(given.slides, SIDE, "jpeg", tile)
         with open_slide(path, device="cuda") as slide, open_slide(path) as auto:
             settle_auto(auto)
-            readers = {**own_readers(slide, auto), **peers(path)}
+            readers = {**own_readers(slide, auto), **({} if given.alone else peers(path))}
             for size in SIZES:
                 found += time_regions(readers, tile, size)
     return found

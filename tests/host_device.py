@@ -92,6 +92,9 @@ class HostDevice:
             self.behind[handle] = at(address, shape, tile.dtype)
         return made
 
+    def is_own(self, pixels):
+        return isinstance(pixels, np.ndarray)
+
     def follow(self, stream):
         pass
 

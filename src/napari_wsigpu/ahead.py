@@ -99,4 +99,7 @@ def _stacked(regions: list[Any]) -> Any:
         return np.stack(regions)
     import cupy
 
-    return cupy.stack(regions)
+    with regions[0].device:
+        stacked = cupy.stack(regions)
+        cupy.cuda.get_current_stream().synchronize()
+    return stacked

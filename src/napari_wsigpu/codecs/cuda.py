@@ -95,8 +95,16 @@ class PinnedMemory:
         self._lock = threading.Lock()
         self._used = 0
 
-    def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Return an array, page-locked within the budget."""
+    def take(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], *, surely: bool = False
+    ) -> NDArray[Any]:
+        """Return an array, page-locked within the budget.
+
+        Raises
+        ------
+        MemoryError
+            If it has to be page-locked `surely`, and can't be.
+        """
         count = int(np.prod(shape))
         size = count * dtype.itemsize
         with self._lock:
@@ -107,6 +115,8 @@ class PinnedMemory:
         except RuntimeError:  # the system has no more
             memory = None
             self._give_back(size)
+        if memory is None and surely:
+            raise MemoryError("the system has no more page-locked memory")
         if memory is None:
             return np.empty(shape, dtype)
         pixels = np.frombuffer(memory, dtype, count)
@@ -241,6 +251,10 @@ class CudaDevice:
         with self.active():
             return self._cupy.empty(shape, dtype)
 
+    def is_own(self, pixels: Any) -> bool:
+        """Whether this is a CuPy array on this device."""
+        return isinstance(pixels, self._cupy.ndarray) and pixels.device.id == self._index
+
     def staging(self, count: int, size: int) -> NDArray[Any]:
         """Return host memory of shape (count, size) in bytes, fast to upload."""
         return self.pinned.take((count, size), np.dtype(np.uint8))
@@ -331,7 +345,7 @@ class CudaDevice:
             pixels,
         )
         across = -(-tile.width * pixel // THREADS)
-        self._launch("paste", (across, tile.height, len(rows)), (rows, *arguments), stream)
+        self._launch("paste", (len(rows), tile.height, across), (rows, *arguments), stream)
 
     def ycbcr_to_rgb(self, rows: Any, tile: TileFormat, stream: Stream) -> None:
         """Convert full-range YCbCr tiles to RGB in place, rounded as libjpeg does."""
@@ -349,7 +363,7 @@ class CudaDevice:
             hides how it has to be rounded.
         """
         pairs, table = self._rounding
-        unclear = self.pinned.take((len(rows),), np.dtype(np.int32))
+        unclear = self.pinned.take((len(rows),), np.dtype(np.int32), surely=True)
         unclear[:] = 0
         pixels = tile.height * tile.width
         arguments = (

@@ -111,6 +111,9 @@ class Device(Protocol):
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> Any:
         """Return a new device array."""
 
+    def is_own(self, pixels: Any) -> bool:
+        """Whether this is an array in the device's memory."""
+
     def follow(self, stream: Stream) -> None:
         """Have a stream wait for what the thread's current stream holds.
 

@@ -1,18 +1,18 @@
 // Bytes of tiles to their place in a region, without what pads them beyond their level. One
-// block row is one row of one tile. tiles: (address, tile row, tile column) each.
+// block is a part of one row of one tile. tiles: (address, tile row, tile column) each.
 extern "C" __global__ void paste(const long long *tiles, int tile_height, int tile_width,
                                  int tile_pixel, int skip, int pixel, long long top,
                                  long long left, long long height, long long width,
                                  long long level_height, long long level_width,
                                  unsigned char *out) {
-    const long long *tile = tiles + 3 * blockIdx.z;
+    const long long *tile = tiles + 3 * (size_t)blockIdx.x;
     const long long y = tile[1] * tile_height + blockIdx.y - top;
     if (y < 0 || y >= height || y + top >= level_height) return;
     const long long first = tile[2] * tile_width - left;
     const unsigned char *row =
         (const unsigned char *)tile[0] + (size_t)blockIdx.y * tile_width * tile_pixel;
-    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < tile_width * pixel;
-         i += gridDim.x * blockDim.x) {
+    for (int i = blockIdx.z * blockDim.x + threadIdx.x; i < tile_width * pixel;
+         i += gridDim.z * blockDim.x) {
         const long long x = first + i / pixel;
         if (x < 0 || x >= width || x + left >= level_width) continue;
         out[(size_t)(y * width + x) * pixel + i % pixel] =

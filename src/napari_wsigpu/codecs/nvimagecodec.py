@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     Job = Callable[["DecodeWorker"], None]
     Then = Callable[[Any], None]
 
-STREAMS = 160
+STREAMS = 320
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Wrap = Callable[[Sequence[int], TileFormat], LibraryImages | None]
 
-SLAB_BYTES = 128 << 20
+SLAB_BYTES, SLAB_TILES = 128 << 20, 4096
 LARGEST_BUDGET = 2 << 30
 PART_OF_DEVICE = 8
 NOBODY = -1
@@ -255,7 +255,7 @@ class DeviceTiles:
             if not self._give_up_another(shelf):
                 break
         room = (self._budget - self._taken()) // shelf.tile_bytes
-        wanted = max(missing, SLAB_BYTES // shelf.tile_bytes)
+        wanted = max(missing, min(SLAB_TILES, SLAB_BYTES // shelf.tile_bytes))
         count = min(wanted, max(room, 0 if shelf.size else 1))
         while count > 0:
             try:

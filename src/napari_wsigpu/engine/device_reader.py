@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.formats.layout import LevelLayout
     from napari_wsigpu.storage.source import ByteSource
 
-BATCH_TILES = 160
+BATCH_TILES = 320
 BATCH_PIXEL_BYTES = 256 << 20
 IN_FLIGHT = 2
 NO_FORMAT = ""
@@ -107,6 +107,7 @@ class DeviceReader:
         self._timed = timed
         self._lock = threading.Lock()
         self._released = False
+        self._doubted = False
         self._idle_streams: list[Stream] = []
         self._idle_rooms: deque[bytearray] = deque(maxlen=2 * IN_FLIGHT)
 
@@ -152,11 +153,14 @@ class DeviceReader:
 
         Raises
         ------
+        RegionError
+            If `out` is not in the device's memory.
         TileError
             If tiles can't be decoded, with their names.
         SlideError
             If the file can't be read, or the device fails.
         """
+        self._check(out)
         image = self._images[level]
         grid = image.grid
         rows = _tiles(window.top, window.height, image.height, grid.tile_height)
@@ -245,6 +249,7 @@ class DeviceReader:
         RegionError
             If the device has no memory for them.
         """
+        self._check(out)
         try:
             with self.device.active():
                 given = None if stream is None else self.device.as_stream(stream)
@@ -259,6 +264,10 @@ class DeviceReader:
                 f"'{self.device.name}'; read it in parts."
             ) from None
         return target
+
+    def _check(self, out: Any) -> None:
+        if out is not None and not self.device.is_own(out):
+            raise RegionError(f"out has to be an array in the memory of '{self.device.name}'.")
 
     def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         try:
@@ -378,6 +387,9 @@ class DeviceReader:
             except BaseException:
                 batch.pending.cancel()
                 raise
+            if self._decoder.verifier.reason is not None and not self._doubted:
+                self._doubted = True
+                self.forget_tiles()
             good = np.delete(np.arange(len(batch.tiles)), list(failed))
             grid = reading.image.grid
             self._tiles.keep(
