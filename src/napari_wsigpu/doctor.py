@@ -23,6 +23,9 @@ import imagecodecs
 import numpy as np
 
 from napari_wsigpu import __version__
+from napari_wsigpu.codecs.codestream import JPEG, recipe
+from napari_wsigpu.codecs.codestream import JPEG2000 as JPEG2000_CODES
+from napari_wsigpu.codecs.cuda import CONNECTIONS, JPEG_ENGINE
 from napari_wsigpu.errors import SlideError
 from napari_wsigpu.formats.compression import compression_name
 from napari_wsigpu.slide import open_slide
@@ -36,7 +39,6 @@ if TYPE_CHECKING:
 
 PROBE_SECONDS = 120
 OLDEST_CUDA = 12000
-CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 HARDWARE, HYBRID, JPEG2000 = "hardware JPEG", "hybrid JPEG", "JPEG 2000"
 BACKENDS = {HARDWARE: "HW_GPU_ONLY", HYBRID: "HYBRID_CPU_GPU", JPEG2000: "GPU_ONLY"}
 ADD_ONE = 'extern "C" __global__ void add_one(int* number) { *number += 1; }'
@@ -46,8 +48,6 @@ WHEELS = {  # for CUDA 12, for CUDA 13, what it does through nvImageCodec
     "nvTIFF": ("nvidia-nvtiff-cu12", "nvidia-nvtiff-cu13", set()),
     "nvCOMP": ("nvidia-libnvcomp-cu12", "nvidia-libnvcomp-cu13", set()),
 }
-JPEG_CODE, JPEG2000_CODES = 7, (33003, 33004, 33005, 34712)
-JPEG_DTYPES, JPEG2000_DTYPES = ("uint8",), ("uint8", "uint16")
 JPEG_COLORS = {"gray": "gray", "stored": "RGB", "ycbcr": "YCbCr"}
 
 
@@ -218,7 +218,7 @@ def find_routes(driver: Driver, cupy: Finding, codec: Finding) -> tuple[Route, R
     jpeg = Route("JPEG (RGB, YCbCr, gray; 8 bit)", "CPU", against or nothing.format("nvJPEG"))
     if HYBRID in works:
         jpeg = Route(jpeg.encoding, "hybrid, NVIDIA GPU and CPU")
-    if HARDWARE in works:
+    if HARDWARE in works and os.environ.get(JPEG_ENGINE) != "hybrid":
         jpeg = Route(jpeg.encoding, "NVIDIA hardware engine")
     jpeg2000 = Route("JPEG 2000 (8, 16 bit)", "CPU", against or nothing.format("nvJPEG2000"))
     if JPEG2000 in works:
@@ -237,22 +237,16 @@ def find_slide_routes(path: str, found: Report) -> SlideRoutes:
 
 
 def _level_route(level: LevelLayout, found: Report) -> Route:
-    encoding, jpeg = level.encoding, level.encoding.compression == JPEG_CODE
-    color = JPEG_COLORS.get(encoding.jpeg_color, encoding.jpeg_color)
-    color, dtypes = (f", {color}", JPEG_DTYPES) if jpeg else ("", JPEG2000_DTYPES)
-    name = f"{compression_name(encoding.compression)}{color}, {level.channels} x {level.dtype}"
-    if not jpeg and encoding.compression not in JPEG2000_CODES:
+    encoding = level.encoding
+    colors = JPEG_COLORS.get(encoding.jpeg_color, encoding.jpeg_color)
+    colors = f", {colors}" if encoding.compression == JPEG else ""
+    name = f"{compression_name(encoding.compression)}{colors}, {level.channels} x {level.dtype}"
+    how = recipe(level)
+    if encoding.compression not in (JPEG, *JPEG2000_CODES):
         return Route(name, "CPU", "imagecodecs")
-    reasons = {
-        "its planes are stored apart": level.grid.planes > 1,
-        f"a GPU decodes no {encoding.dtype} of it": encoding.dtype not in dtypes,
-        "its tiles are parts of one large JPEG": jpeg and encoding.jpeg_header is not None,
-        "a GPU does not decode its colours": jpeg and encoding.jpeg_color not in JPEG_COLORS,
-    }
-    for reason, applies in reasons.items():
-        if applies:
-            return Route(name, "CPU", reason)
-    return replace(found.routes[0 if jpeg else 1], encoding=name)
+    if isinstance(how, str):
+        return Route(name, "CPU", how)
+    return replace(found.routes[0 if how.kind == "jpeg" else 1], encoding=name)
 
 
 # How it is found
