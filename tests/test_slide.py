@@ -197,6 +197,11 @@ class TestReadRegions:
         assert [len(batch) for batch in batches] == [3, 3]
         assert len(list(opened[0].read_regions(places, (5, 4), drop_last=True))) == 7
 
+    def test_a_batch_that_fits_into_no_memory(self, opened):
+        batches = opened[0].read_regions([(0, 0)] * 10**6, (10**5, 10**5), 0, 10**6)
+        with pytest.raises(RegionError, match="batch_size"):
+            next(batches)
+
     def test_shuffled_by_a_seed(self, opened):
         slide, levels = opened
         places = [(x, 7) for x in range(40)]

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     Location = tuple[int, int]
 
+MOST_THREADS = 64
+
 
 def read_ahead(
     read: Callable[[Location], Any],
@@ -27,6 +29,7 @@ def read_ahead(
     shuffle: bool,
     seed: int,
     drop_last: bool,
+    room: Callable[[int], Any] | None = None,
 ) -> Iterator[Any]:
     """Read regions in order, or in shuffled order, ahead of the caller.
 
@@ -36,6 +39,8 @@ def read_ahead(
         Reads the region at a location.
     locations, batch_size, num_workers, prefetch_factor, shuffle, seed, drop_last
         As in `Slide.read_regions`.
+    room : callable, optional
+        Gives an array for a batch of so many regions; by default they are stacked.
 
     Yields
     ------
@@ -60,8 +65,14 @@ def read_ahead(
     batches = _batches(locations, size, drop_last=drop_last and batch_size is not None)
 
     def read_batch(batch: list[Location]) -> Any:
-        regions = [read(location) for location in batch]
-        return regions[0] if batch_size is None else _stacked(regions)
+        if batch_size is None:
+            return read(batch[0])
+        if room is None:
+            return _stacked([read(location) for location in batch])
+        stack = room(len(batch))
+        for place, location in enumerate(batch):
+            stack[place] = read(location)
+        return stack
 
     return _ahead(read_batch, batches, num_workers, 1 + num_workers * prefetch_factor)
 
@@ -72,7 +83,7 @@ def _ahead(
     workers: int,
     window: int,
 ) -> Iterator[Any]:
-    with ThreadPoolExecutor(workers, "wsigpu-ahead") as pool:
+    with ThreadPoolExecutor(min(workers, MOST_THREADS), "wsigpu-ahead") as pool:
         waiting: list[Future[Any]] = []
         try:
             waiting += [pool.submit(read, batch) for batch in islice(batches, window)]
@@ -95,6 +106,7 @@ def _batches(
 
 
 def _stacked(regions: list[Any]) -> Any:
+    """Stack CuPy arrays; the batch is whole when it is handed out."""
     if isinstance(regions[0], np.ndarray):
         return np.stack(regions)
     import cupy

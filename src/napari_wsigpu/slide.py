@@ -254,7 +254,7 @@ class Slide:
         device : str
             Where the pixels shall be, as in `read_region`.
         num_workers : int
-            How many regions or batches are read at the same time.
+            How many regions or batches are read at the same time, at most 64.
         prefetch_factor : int
             How many regions or batches each worker reads ahead of the one that is handed out.
         shuffle : bool
@@ -278,6 +278,7 @@ class Slide:
         return read_ahead(
             partial(self.read_region, size=size, level=level, device=device),
             locations,
+            room=partial(self._batch_room, size, level) if device == "cpu" else None,
             batch_size=batch_size,
             num_workers=num_workers,
             prefetch_factor=prefetch_factor,
@@ -391,6 +392,18 @@ class Slide:
         x, y = (math.floor(value / downsample + 0.5) for value in _integers("location", location))
         return Window(y, x, height, width)
 
+    def _batch_room(self, size: tuple[int, int], level: int, count: int) -> NDArray[Any]:
+        """Return an array for a batch of regions on the host."""
+        window = self._window((0, 0), size, level)
+        image = self._images[level]
+        try:
+            return np.empty((count, window.height, window.width, image.channels), image.dtype)
+        except (MemoryError, ValueError):
+            raise RegionError(
+                f"A batch of {count} regions of {window.width} x {window.height} pixels doesn't "
+                "fit into memory; use a smaller batch_size."
+            ) from None
+
     def _guarded(self, read: Callable[[], Any]) -> Any:
         """Read while the slide is open, and keep it open meanwhile."""
         with self._idle:
@@ -399,6 +412,11 @@ class Slide:
             self._reading += 1
         try:
             return read()
+        except MemoryError:
+            raise RegionError(
+                f"There is no memory left to read this region of '{self.path}'; read it in parts, "
+                "or let go of others."
+            ) from None
         finally:
             with self._idle:
                 self._reading -= 1

@@ -56,7 +56,7 @@ def import_cuda(package: str, device: str) -> Any:
     if not driver_is_there():
         raise DeviceError(
             f"'{device}' can't be used, because this machine has no NVIDIA driver; "
-            "use device='auto' or device='cpu'."
+            "use device='cpu'."
         )
     # Both are read when CUDA or nvImageCodec starts. JPEG 2000 tiles are decoded side by side
     # by up to 32 queues instead of 8; what can't be decoded is said by our own errors.

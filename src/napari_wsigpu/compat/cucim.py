@@ -17,13 +17,14 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from functools import cached_property
-from importlib import import_module
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tifffile
 
+from napari_wsigpu.codecs.choose import device_index
+from napari_wsigpu.codecs.cuda import import_cuda
 from napari_wsigpu.engine.cache import tile_cache
 from napari_wsigpu.errors import DeviceError, RegionError, SlideError, SlideReadError, file_error
 from napari_wsigpu.slide import open_slide
@@ -561,12 +562,9 @@ def _pairs(location: Locations) -> list[tuple[int, int]]:
 def _to_device(pixels: Any, device: str) -> Any:
     if device == "cpu":
         return pixels.get() if hasattr(pixels, "__cuda_array_interface__") else pixels
-    try:
-        cupy = import_module("cupy")
-        with cupy.cuda.Device(int(device.removeprefix("cuda").lstrip(":") or 0)):
-            return cupy.asarray(pixels)
-    except (ImportError, ValueError) as error:
-        raise DeviceError(
-            f"Pixels can't be put on device '{device}' ({error}); install "
-            "napari-wsigpu[cuda12], or use device='cpu'."
-        ) from error
+    index = device_index(device)
+    if index is None:
+        raise DeviceError(f"Pixels can't be put on device '{device}'; use 'cpu' or 'cuda'.")
+    cupy = import_cuda("cupy", device)
+    with cupy.cuda.Device(index):
+        return cupy.asarray(pixels)

@@ -180,10 +180,16 @@ class RegionReader:
         SlideError
             As in `read`.
         """
-        index = self._index if device == "cuda" and self._index is not None else None
-        index = device_index(device) if index is None else index
+        try:
+            index = device_index(device)
+        except DeviceError:
+            index = None
         if index is None:
-            raise DeviceError(f"'{device}' names no CUDA device; use 'cuda' or 'cuda:0'.")
+            raise DeviceError(
+                f"Pixels can't be put on device {device!r}; use device='cpu', 'cuda' or 'cuda:1'."
+            )
+        if device == "cuda" and self._index is not None:
+            index = self._index
         reader = self._reader(gpu_worker(index))
         image = self._images[level]
         way = "gpu" if self._index is not None else "cpu"
