@@ -1,4 +1,4 @@
-"""The face of every tile decoder."""
+"""Encoded tiles, and the face of a decoder to host memory."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class PendingBatch(Protocol):
 
 
 class TileDecoder(Protocol):
-    """Decodes batches of tiles."""
+    """Decodes batches of tiles to host memory."""
 
     name: str
 
