@@ -83,6 +83,11 @@ class TileError(SlideError, ValueError):
         return type(self), (self.path, self.failures)
 
 
+def device_error(device: str, error: Exception) -> DeviceError:
+    """Say in one sentence that a device failed while it was used."""
+    return DeviceError(f"'{device}' failed ({error}); use device='cpu', or start again.")
+
+
 def file_error(path: str, error: OSError) -> SlideError:
     """Say in one sentence why the operating system refuses a slide's file."""
     if isinstance(error, FileNotFoundError):

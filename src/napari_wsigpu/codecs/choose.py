@@ -6,6 +6,7 @@ import logging
 import re
 import threading
 from collections import defaultdict, deque
+from contextlib import suppress
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -59,6 +60,23 @@ def device_index(device: str) -> int | None:
     if found is None:
         raise DeviceError(f"'{device}' is no device; use device='auto', 'cpu', 'cuda' or 'cuda:1'.")
     return int(found[1] or 0)
+
+
+def cuda_index(device: str) -> int:
+    """Return the number of the CUDA device that pixels shall be put on.
+
+    Raises
+    ------
+    DeviceError
+        If it is no CUDA device's name.
+    """
+    with suppress(DeviceError):
+        index = device_index(device)
+        if index is not None:
+            return index
+    raise DeviceError(
+        f"Pixels can't be put on device {device!r}; use device='cpu', 'cuda' or 'cuda:1'."
+    )
 
 
 _lock = threading.Lock()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
+from napari_wsigpu.codecs.cpu import APERIO_YCBCR, END_OF_IMAGE
 from napari_wsigpu.formats.compression import compression_name
 
 if TYPE_CHECKING:
@@ -12,9 +13,8 @@ if TYPE_CHECKING:
     from napari_wsigpu.codecs.library import LibraryStreams
     from napari_wsigpu.formats.layout import LevelLayout
 
-JPEG, APERIO_YCBCR = 7, 33003
+JPEG = 7
 JPEG2000 = (33003, 33004, 33005, 34712)
-END_OF_IMAGE = b"\xff\xd9"
 FORGOTTEN = (b"\xff\xdd", b"\xff\xee")
 SHORTEST, MOST_PADDING = 4, 64
 START_OF_SCAN, ADOBE = 0xDA, 0xEE

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from napari_wsigpu.codecs.codestream import CodeStreams, recipe
-from napari_wsigpu.errors import DeviceError
+from napari_wsigpu.errors import DeviceError, device_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -262,7 +262,6 @@ class GpuBatch:
         self._stream = stream
         self._done = threading.Event()
         self._claim = threading.Lock()
-        self._cancelled = False
         self._begun = False
         self._engine = ""
         self._failures: dict[int, str] = {}
@@ -306,9 +305,8 @@ class GpuBatch:
         if not self._claim.acquire(blocking=False):
             return
         try:
-            if not self._cancelled:
-                with worker.device.active():
-                    self._begin(worker.device)
+            with worker.device.active():
+                self._begin(worker.device)
         except Exception as error:  # every kind is handed to the thread that waits
             self._error = error
         finally:
@@ -340,13 +338,10 @@ class GpuBatch:
         traceback.clear_frames(self._error.__traceback__)
         if isinstance(self._error, DeviceError):
             raise self._error
-        raise DeviceError(
-            f"'{worker.device.name}' failed ({self._error}); use device='cpu', or start again."
-        ) from self._error
+        raise device_error(worker.device.name, self._error) from self._error
 
     def cancel(self) -> None:
         """Drop the batch if it is not begun, and return when the device is done with it."""
-        self._cancelled = True
         for part in (self._samples, *self._cpu_parts):
             if part is not None:
                 part.cancel()

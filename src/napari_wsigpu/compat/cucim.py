@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tifffile
 
-from napari_wsigpu.codecs.choose import device_index
+from napari_wsigpu.codecs.choose import cuda_index
 from napari_wsigpu.codecs.cuda import import_cuda
 from napari_wsigpu.engine.cache import tile_cache
-from napari_wsigpu.errors import DeviceError, RegionError, SlideError, SlideReadError, file_error
+from napari_wsigpu.errors import RegionError, SlideError, SlideReadError, file_error
 from napari_wsigpu.slide import open_slide
 
 if TYPE_CHECKING:
@@ -562,9 +562,7 @@ def _pairs(location: Locations) -> list[tuple[int, int]]:
 def _to_device(pixels: Any, device: str) -> Any:
     if device == "cpu":
         return pixels.get() if hasattr(pixels, "__cuda_array_interface__") else pixels
-    index = device_index(device)
-    if index is None:
-        raise DeviceError(f"Pixels can't be put on device '{device}'; use 'cpu' or 'cuda'.")
+    index = cuda_index(device)
     cupy = import_cuda("cupy", device)
     with cupy.cuda.Device(index):
         return cupy.asarray(pixels)

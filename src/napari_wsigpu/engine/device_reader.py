@@ -17,7 +17,13 @@ from napari_wsigpu.codecs.decoder import EncodedBatch
 from napari_wsigpu.codecs.device import TileFormat
 from napari_wsigpu.engine.cache import TileKey
 from napari_wsigpu.engine.switching import prompt_switching
-from napari_wsigpu.errors import DeviceError, RegionError, SlideClosedError, SlideError
+from napari_wsigpu.errors import (
+    DeviceError,
+    RegionError,
+    SlideClosedError,
+    SlideError,
+    device_error,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -184,18 +190,16 @@ class DeviceReader:
             with self.device.active():
                 reading.given = None if stream is None else self.device.as_stream(stream)
                 self._read(reading, stored, rows, columns)
-        except (MemoryError, DeviceError, SlideClosedError) as error:
-            if isinstance(error, MemoryError):
-                return None
+        except MemoryError:
+            return None
+        except (DeviceError, SlideClosedError):
             raise
         except SlideError:
             if tolerant:
                 return None
             raise
         except Exception as error:  # what CUDA and CuPy raise has no common base
-            raise DeviceError(
-                f"'{self.device.name}' failed ({error}); use device='cpu', or start again."
-            ) from error
+            raise device_error(self.device.name, error) from error
         finally:
             if self._released:
                 self.release()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from napari_wsigpu.codecs.choose import background_start, device_index, gpu_worker, pace
+from napari_wsigpu.codecs.choose import background_start, cuda_index, device_index, gpu_worker, pace
 from napari_wsigpu.codecs.codestream import recipe
 from napari_wsigpu.codecs.device import Window
 from napari_wsigpu.codecs.nvimagecodec import NvImageCodecDecoder
@@ -180,14 +180,7 @@ class RegionReader:
         SlideError
             As in `read`.
         """
-        try:
-            index = device_index(device)
-        except DeviceError:
-            index = None
-        if index is None:
-            raise DeviceError(
-                f"Pixels can't be put on device {device!r}; use device='cpu', 'cuda' or 'cuda:1'."
-            )
+        index = cuda_index(device)
         if device == "cuda" and self._index is not None:
             index = self._index
         reader = self._reader(gpu_worker(index))
@@ -195,9 +188,7 @@ class RegionReader:
         way = "gpu" if self._index is not None else "cpu"
         if self._device == "auto" and not isinstance(recipe(image), str):
             way = pace.choose(_key(image))
-        share = {"gpu": 1.0, "cpu": 0.0}.get(way)
-        if share is None:
-            share = pace.share(_key(image))
+        share = _share(image, way)
         pixels = reader.read(level, window, to_host=False, share=share, out=out, stream=stream)
         if pixels is None:
             pixels = reader.send(self.read_window(level, window), out, stream)
@@ -236,10 +227,9 @@ class RegionReader:
         way = "cpu" if worker is None else pace.choose(_key(image))
         if worker is None or way == "cpu":
             return None
-        share = pace.share(_key(image)) if way == "both" else 1.0
         try:
             return self._reader(worker).read(
-                level, window, to_host=True, tolerant=tolerant, share=share
+                level, window, to_host=True, tolerant=tolerant, share=_share(image, way)
             )
         except DeviceError as error:
             with self._lock:
@@ -268,6 +258,11 @@ class RegionReader:
 
 def _note(image: LevelLayout, tiles: int, seconds: float, share: float) -> None:
     pace.note(_key(image), "gpu" if share == 1 else "both", tiles, seconds)
+
+
+def _share(image: LevelLayout, way: str) -> float:
+    """Return the part of the tiles that the device decodes."""
+    return pace.share(_key(image)) if way == "both" else float(way == "gpu")
 
 
 def _key(image: LevelLayout) -> Hashable:
