@@ -43,12 +43,14 @@ class TileLog:
     def count(self, **numbers: int) -> None:
         """Add to counters: tiles_asked, cache_hits, computed, background, bytes_read."""
         with self._lock:
-            self._counts.update(numbers)
+            for name, number in numbers.items():
+                self._counts[name] += number
 
     def count_decoded(self, **numbers: int) -> None:
         """Add to the number of tiles that each decoder decoded, by its name."""
         with self._lock:
-            self._decoded.update(numbers)
+            for name, number in numbers.items():
+                self._decoded[name] += number
 
     def stats(self) -> dict[str, Any]:
         """Return the counters as a JSON-serialisable dict."""

@@ -6,6 +6,7 @@ import os
 import threading
 from contextlib import contextmanager
 from io import FileIO
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -104,23 +105,29 @@ class FileSource:
         room: Callable[[int], bytearray] = bytearray,
     ) -> tuple[bytearray, NDArray[np.int64], NDArray[np.int64]]:
         """Read many ranges into one buffer; see `ByteSource.read_joined`."""
-        lengths = np.where(offsets < 0, 0, np.clip(self._size - offsets, 0, lengths))
-        order = np.argsort(offsets, kind="stable")
+        lengths = np.maximum(np.minimum(lengths, self._size - offsets), 0)
+        lengths[offsets < 0] = 0
+        order: slice | NDArray[np.int64] = slice(None)
+        if (offsets[1:] < offsets[:-1]).any():
+            order = np.argsort(offsets, kind="stable")
         first = offsets[order]
         reached = np.maximum.accumulate(first + lengths[order])
-        begins = np.append(True, first[1:] > reached[:-1] + MERGE_GAP)
-        heads = np.flatnonzero(begins)
-        tails = np.append(heads[1:], len(first)) - 1
-        sizes = np.maximum(reached[tails] - first[heads], 0)
-        places = np.append(0, np.cumsum(sizes))
-        starts = np.empty_like(offsets)
-        run = np.cumsum(begins) - 1
-        starts[order] = first - first[heads][run] + places[run]
-        buffer = room(int(places[-1]))
+        breaks = np.flatnonzero(first[1:] > reached[:-1] + MERGE_GAP) + 1
+        shifts, runs, place = np.empty_like(first), [], 0
+        for head, past in pairwise((0, *breaks.tolist(), len(first))):
+            if head == past:
+                continue
+            offset = int(first[head])
+            size = max(0, int(reached[past - 1]) - offset)
+            shifts[head:past] = place - offset
+            runs.append((offset, place, size))
+            place += size
+        starts = np.empty_like(first)
+        starts[order] = first + shifts
+        buffer = room(place)
         view = memoryview(buffer)
         with self._handle() as file:
             self._check_unchanged(file)
-            runs = zip(first[heads].tolist(), places.tolist(), sizes.tolist(), strict=False)
             for offset, place, size in runs:
                 try:
                     self._read_into(file, view[place : place + size], offset)
