@@ -1,6 +1,6 @@
 """Compare regions decoded on the GPU with the CPU, with peers, and with the engine alone.
 
-Usage: ``python benchmarks/gpu.py [fidelity viewport sweep jpeg2000] [--json OUT]``
+Usage: ``python benchmarks/gpu.py [fidelity viewport proof sweep jpeg2000] [--json OUT]``
 
 Needs a CUDA device. cuCIM and OpenSlide are measured in the same run where they are installed;
 every reader reads the same random, unaligned regions in turn, and our caches are cleared before
@@ -28,6 +28,7 @@ import numpy as np
 
 from common import SLIDES, ensure_slide, print_table, write_json
 from napari_wsigpu import open_slide
+from napari_wsigpu.codecs import verify
 from napari_wsigpu.codecs.choose import gpu_worker, pace
 from napari_wsigpu.engine.device_cache import device_tiles
 from napari_wsigpu.engine.device_reader import BATCH_TILES, DeviceReader, tile_format
@@ -44,6 +45,7 @@ SIZES = (512, 1024, 2048, 4096)
 ROUNDS = 15
 WARM_UP = 4
 SLOW_ROUNDS = 5
+PROOFS = 60
 CUDA_PACKAGES = ("cucim-cu13", "cucim-cu12", "cupy-cuda13x", "cupy-cuda12x")
 
 
@@ -53,6 +55,7 @@ def main() -> None:
     parts: dict[str, Callable[[argparse.Namespace], Any]] = {
         "fidelity": fidelity,
         "viewport": viewport,
+        "proof": proof,
         "sweep": sweep,
         "jpeg2000": jpeg2000,
     }
@@ -190,7 +193,7 @@ def decode_alone(slide: Slide, x: int, y: int, size: int) -> tuple[float, None]:
     cache, format_ = device_tiles(reader.device), tile_format(image)
     count = -(-len(tiles) // BATCH_TILES)
     parts = [reader._encoded(image, part) for part in np.array_split(tiles, count)]
-    places = [cache.reserve(format_, image.tile_bytes, len(part), reader._wrap) for part in parts]
+    places = [cache.reserve(format_, image.tile_bytes, len(part)) for part in parts]
     begin = time.perf_counter()
     flying: list[GpuBatch] = []
     for part, reserved in zip(parts, places, strict=True):
@@ -269,6 +272,37 @@ def time_regions(
     print_table(
         f"{size} x {size}, {tile} x {tile} JPEG tiles", ("reader", "median ms", "best"), rows
     )
+    return found
+
+
+def proof(given: argparse.Namespace) -> dict[str, Any]:
+    """Time the first viewport of a slide with and without the proof of its pixels."""
+    path = ensure_slide(given.slides, SIDE, "jpeg", 256)
+    random_place = random.Random(0)
+    ways = {"with": verify.TILES_A_SLIDE, "without": 0}
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    gc.collect()
+    gc.disable()
+    for number in range(WARM_UP + PROOFS):
+        x, y = (random_place.randrange(SIDE - 2048) for _ in range(2))
+        for way in sorted(ways, reverse=number % 2 > 0):
+            verify.TILES_A_SLIDE = ways[way]
+            with open_slide(path, device="cuda") as slide:
+                taken, _ = timed(partial(slide.read_region, (x, y), (2048, 2048)))
+            if number >= WARM_UP:
+                seconds[way].append(taken)
+    gc.enable()
+    verify.TILES_A_SLIDE = ways["with"]
+    medians = {way: statistics.median(taken) for way, taken in seconds.items()}
+    pairs = zip(seconds["with"], seconds["without"], strict=True)
+    found = {
+        "with_ms": round(medians["with"] * 1e3, 3),
+        "without_ms": round(medians["without"] * 1e3, 3),
+        "median_difference_ms": round(statistics.median(a - b for a, b in pairs) * 1e3, 3),
+        "cost": round(medians["with"] / medians["without"] - 1, 4),
+    }
+    rows = [(name, f"{value:.3f}") for name, value in found.items()]
+    print_table("First 2048 x 2048 of a slide, to host, pixels proven", ("", ""), rows)
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import threading
 from contextlib import nullcontext
 from functools import cache
@@ -12,10 +13,11 @@ import numpy as np
 
 from napari_wsigpu.codecs.cpu import CpuDecoder, _ycbcr_to_rgb
 from napari_wsigpu.codecs.decoder import EncodedBatch
-from napari_wsigpu.codecs.library import CPU_ONLY, NO_DEVICE, Library
+from napari_wsigpu.codecs.jpeg import FRAMES, segments
+from napari_wsigpu.codecs.library import CPU_ONLY, NO_DEVICE, ImageFormat, Library
 from napari_wsigpu.codecs.nvimagecodec import DecodeWorker, NvImageCodecDecoder, Slots
 from napari_wsigpu.codecs.verify import Verifier
-from napari_wsigpu.engine.device_reader import NO_FORMAT, tile_format
+from napari_wsigpu.engine.device_reader import tile_format
 from napari_wsigpu.formats.layout import Encoding, LevelLayout, TileGrid
 
 
@@ -52,18 +54,20 @@ class HostDevice:
     """Does what `CudaDevice` does with nvImageCodec's CPU backend.
 
     `free` is how many bytes it still gives out; `live` how many are taken. `behind` are the
-    pixels behind each of nvImageCodec's images.
+    planes behind each of nvImageCodec's images.
     """
 
     def __init__(self, free: int = 1 << 40, engine: str = "GPU"):
         self.name = "cuda:0"
+        self.jpegs_at_once = 14
         self.lock = threading.Lock()
         self.free = free
         self.live = 0
         self.synchronised = 0
         self.engine = engine
         self.wrap_decoder = lambda decoder: decoder
-        self.behind: dict[int, Any] = {}
+        self.behind: dict[int, list[Any]] = {}
+        self.interleaved: dict[int, Any] = {}
 
     @property
     def memory(self):
@@ -80,17 +84,15 @@ class HostDevice:
         return HostStream(self)
 
     def decoder(self, kind):
-        return self.wrap_decoder(library().decoder(NO_DEVICE, CPU_ONLY)), self.engine
+        options = "libjpeg_turbo_decoder:fancy_upsampling=0"
+        made = library().decoder(NO_DEVICE, CPU_ONLY, options)
+        return self.wrap_decoder(PlanarDecoder(made, self)), self.engine
 
-    def code_streams(self, count):
-        return library().streams(count)
+    def code_streams(self):
+        return HostStreams()
 
-    def images(self, addresses, tile, stream):
-        made = library().images(addresses, tile, on_device=False, stream=0)
-        shape = (tile.height, tile.width, tile.channels)
-        for handle, address in zip(made.handles.tolist(), addresses, strict=True):
-            self.behind[handle] = at(address, shape, tile.dtype)
-        return made
+    def images(self):
+        return HostImages(self)
 
     def is_own(self, pixels):
         return isinstance(pixels, np.ndarray)
@@ -115,12 +117,12 @@ class HostDevice:
     def fill(self, pixels, value, stream):
         pixels[...] = value
 
-    def rows(self, tiles, stream):
-        return np.array(tiles)
+    def rows(self, table, stream):
+        return np.array(table)
 
     def paste(self, tiles, tile, level, pixels, window, stream):
         shape = (tile.height, tile.width, tile.channels)
-        for address, row, column in np.asarray(tiles).tolist():
+        for address, row, column in tiles[:, :3].tolist():
             source = at(address, shape, tile.dtype)
             if window.channel is not None:
                 source = source[..., window.channel]
@@ -137,8 +139,28 @@ class HostDevice:
         for address in tiles[:, 0].tolist():
             _ycbcr_to_rgb(at(address, (tile.height, tile.width, tile.channels), tile.dtype))
 
-    def round_as_libjpeg(self, tiles, tile, stream):
-        return np.zeros(len(tiles), np.int32)
+    def merge_planes(self, rows, tile, sampling, doubts, stream, *, to_rgb):
+        across, down = sampling
+        small = (-(-tile.height // down), -(-tile.width // across))
+        shapes = [(tile.height, tile.width), small, small][: tile.channels]
+        shade = np.arange(tile.width) // 8 % 2
+        for number, (target, _, _, *rest) in enumerate(rows.tolist()):
+            addresses, strip, shades = rest[:3], rest[3], np.array(rest[6:8])
+            if strip:
+                row = at(strip, (tile.width,), "uint8").astype(int)
+                doubts[number] = (np.abs(row - shades[shade]) > 3).any()
+            scan = ctypes.string_at(rest[4], rest[5] + 1)
+            if re.search(rb"\xff[^\0]", scan, re.DOTALL):
+                doubts[number] = True
+            found = [at(*place, "uint8") for place in zip(addresses, shapes, strict=False)]
+            smoothed = [found[0], *(smooth(plane, across, down) for plane in found[1:])]
+            pixels = at(target, (tile.height, tile.width, tile.channels), "uint8")
+            pixels[...] = np.stack([plane[: tile.height, : tile.width] for plane in smoothed], -1)
+            if to_rgb:
+                _ycbcr_to_rgb(pixels)
+
+    def shared(self, count, dtype):
+        return np.zeros(count, dtype)
 
     def upload(self, address, pixels, stream):
         at(address, (pixels.nbytes,), "uint8")[:] = pixels.view(np.uint8).ravel()
@@ -154,6 +176,116 @@ class HostDevice:
 
     def staging(self, count, size):
         return np.empty((count, size), np.uint8)
+
+
+class HostStreams:
+    """Code streams, of which JPEGs say that their components are to be left as they are stored.
+
+    nvImageCodec's CPU backend knows no planes of less resolution. So it decodes JPEGs as RGB,
+    each sample of chroma repeated, and `PlanarDecoder` takes them apart.
+    """
+
+    def __init__(self):
+        self._streams = library().streams()
+        self._kept = []
+
+    @property
+    def used(self):
+        return self._streams.used
+
+    def add(self, address, length):
+        data = ctypes.string_at(address, length)
+        if data.startswith(b"\xff\xd8"):
+            data = as_stored(data)
+        self._kept.append(data)
+        return self._streams.add(np.frombuffer(data, np.uint8).ctypes.data, len(data))
+
+    def clear(self):
+        self._streams.clear()
+        self._kept.clear()
+
+
+def as_stored(data):
+    """Have a JPEG of three components say that it is RGB."""
+    parts, place = [data[:2], b"\xff\xee\x00\x0eAdobe\x00\x64" + bytes(5)], 2
+    for marker, start, end in segments(data):
+        if marker not in (0xE0, 0xEE):  # JFIF would say YCbCr
+            parts.append(data[start:end])
+        if marker in FRAMES and data[start + 9] != 3:
+            return data
+        place = end
+    return b"".join([*parts, data[place:]])
+
+
+class HostImages:
+    """Places to decode to, and what is behind each."""
+
+    def __init__(self, device):
+        self._device = device
+        self._images = library().images(on_device=False)
+
+    @property
+    def used(self):
+        return self._images.used
+
+    def add(self, address, image, stream):
+        if image.sample_format != "P_YUV":
+            self._images.add(address, image, 0)
+            interleaved = None
+        else:
+            height, width, _ = image.planes[0]
+            interleaved = np.empty((height, width, 3), np.uint8)
+            whole = ImageFormat(((height, width, 3),), "uint8", "I_RGB", "SRGB")
+            self._images.add(interleaved.ctypes.data, whole, 0)
+        planes = []
+        for shape in image.planes:
+            planes.append(at(address, shape, image.dtype))
+            address += planes[-1].nbytes
+        handle = int(self.used[-1])
+        self._device.behind[handle], self._device.interleaved[handle] = planes, interleaved
+
+    def clear(self):
+        self._images.clear()
+
+
+class PlanarDecoder:
+    """nvImageCodec's CPU backend, which also decodes to planes."""
+
+    def __init__(self, decoder, device):
+        self._decoder, self._device = decoder, device
+
+    def decode(self, streams, images):
+        worked = self._decoder.decode(streams, images)
+        for handle, good in zip(images.tolist(), worked, strict=True):
+            interleaved = self._device.interleaved[handle]
+            if good and interleaved is not None:
+                height, width = interleaved.shape[:2]
+                for channel, plane in enumerate(self._device.behind[handle]):
+                    down, across = -(-height // plane.shape[0]), -(-width // plane.shape[1])
+                    plane[..., 0] = interleaved[::down, ::across, channel]
+        return worked
+
+    def close(self):
+        self._decoder.close()
+
+
+def smooth(plane, across, down):
+    """Enlarge a plane of chroma as libjpeg does, by what its source says."""
+    wide = plane.astype(np.int32)
+    if across == 1:
+        return wide
+    if down == 1:
+        left, right = np.hstack([wide[:, :1], wide[:, :-1]]), np.hstack([wide[:, 1:], wide[:, -1:]])
+        both = [(3 * wide + left + 1) >> 2, (3 * wide + right + 2) >> 2]
+        return np.stack(both, -1).reshape(len(wide), -1)
+    above, below = np.vstack([wide[:1], wide[:-1]]), np.vstack([wide[1:], wide[-1:]])
+    rows = []
+    for other in (above, below):
+        sums = 3 * wide + other
+        left, right = np.hstack([sums[:, :1], sums[:, :-1]]), np.hstack([sums[:, 1:], sums[:, -1:]])
+        both = [(3 * sums + left + 8) >> 4, (3 * sums + right + 7) >> 4]
+        rows.append(np.stack(both, -1).reshape(len(wide), -1))
+    return np.stack(rows, 1).reshape(2 * len(wide), -1)
 
 
 class _Memory:
@@ -268,12 +400,7 @@ class Scheduled:
         start, self._memory = on.device.allocate(len(batch) * level.tile_bytes)
         at(start, (len(batch) * level.tile_bytes,), "uint8")[:] = 77
         self._addresses = start + level.tile_bytes * np.arange(len(batch))
-        handles = np.zeros(len(batch), np.uint64)
-        if self.tile.sample_format != NO_FORMAT:
-            stream = on.worker.stream
-            self._images = on.device.images(self._addresses.tolist(), self.tile, stream)
-            handles = self._images.handles
-        self.slots = Slots(self.tile, self._addresses, handles)
+        self.slots = Slots(self.tile, self._addresses)
         self._device = on.device
         self.calls = []
         on.latest = self
@@ -281,7 +408,7 @@ class Scheduled:
         def count(rows):
             places = self._addresses.tolist()
             indices = [places.index(address) for address in rows[:, 0].tolist()]
-            assert rows[:, 1:].tolist() == batch.tiles[indices].tolist()
+            assert rows[:, 1:3].tolist() == batch.tiles[indices].tolist()
             self.calls.append(indices)
             if then is not None:
                 then(indices)
@@ -291,11 +418,6 @@ class Scheduled:
     def wait(self):
         """Wait, and return the failures."""
         return self.pending.wait()
-
-    def index_of(self, image):
-        """Return which tile an image of nvImageCodec is the place of."""
-        place = self._device.behind[int(image)].ctypes.data
-        return int(np.flatnonzero(self._addresses == place)[0])
 
     def pixels(self, index):
         """Return the pixels of a tile, copied."""

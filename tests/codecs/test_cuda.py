@@ -171,7 +171,7 @@ class TestEngines:
     def device(self, with_devices):
         with_devices(1)
         device = CudaDevice(0)
-        device._library.decoder = lambda index, backend: (index, backend)
+        device._library.decoder = lambda index, backend, options="": (index, backend, options)
         return device
 
     def works(self, device, *backends):
@@ -179,16 +179,16 @@ class TestEngines:
 
     def test_the_engine_is_preferred(self, device):
         self.works(device, cuda.HARDWARE, cuda.HYBRID)
-        assert device.decoder("jpeg") == ((0, cuda.HARDWARE), "hardware")
+        assert device.decoder("jpeg") == ((0, cuda.HARDWARE, cuda.ALL_ON_GPU), "hardware")
 
     def test_without_an_engine(self, device):
         self.works(device, cuda.HYBRID)
-        assert device.decoder("jpeg") == ((0, cuda.HYBRID), "hybrid")
+        assert device.decoder("jpeg") == ((0, cuda.HYBRID, cuda.ALL_ON_GPU), "hybrid")
 
     def test_the_engine_is_not_wanted(self, device, monkeypatch):
         monkeypatch.setenv(cuda.JPEG_ENGINE, "hybrid")
         self.works(device, cuda.HARDWARE, cuda.HYBRID)
-        assert device.decoder("jpeg") == ((0, cuda.HYBRID), "hybrid")
+        assert device.decoder("jpeg") == ((0, cuda.HYBRID, cuda.ALL_ON_GPU), "hybrid")
 
     def test_nothing_decodes(self, device):
         self.works(device)
@@ -196,7 +196,17 @@ class TestEngines:
             device.decoder("jpeg")
 
     def test_jpeg_2000(self, device):
-        assert device.decoder("jpeg2000") == ((0, cuda.GPU_ONLY), "GPU")
+        assert device.decoder("jpeg2000") == ((0, cuda.GPU_ONLY, ""), "GPU")
+
+
+def test_flags_are_zeros_of_which_the_device_has_to_have_the_page(with_devices, monkeypatch):
+    with_devices(1)
+    device = CudaDevice(0)
+    flags = device.shared(320, np.int32)
+    assert (flags.dtype, flags.tolist()) == (np.int32, [0] * 320)
+    device.pinned._pool.full = True
+    with pytest.raises(MemoryError):
+        device.shared(320, np.int32)
 
 
 def test_a_callers_stream_object_stays_itself(with_devices):
@@ -278,6 +288,19 @@ class TestPinnedMemory:
         cupy.pools[0].full = False
         pixels = memory.take((600_000,), np.dtype(np.uint8))
         assert cupy.pools[0].live == pixels.nbytes
+
+    def test_what_has_to_be_page_locked(self, cupy):
+        """The budget is for what callers keep."""
+        memory = PinnedMemory(cupy, budget=1_000_000)
+        whole = memory.take((1_000_000,), np.dtype(np.uint8))
+        more = memory.take((250_001,), np.dtype(np.int32), surely=True)
+        assert cupy.pools[0].live == whole.nbytes + more.nbytes
+        cupy.pools[0].full = True
+        with pytest.raises(MemoryError, match="page-locked"):
+            memory.take((300,), np.dtype(np.int32), surely=True)
+        cupy.pools[0].full = False
+        del more
+        assert cupy.pools[0].live == whole.nbytes
 
     def test_many_threads(self, cupy):
         memory = PinnedMemory(cupy, budget=1_000_000)

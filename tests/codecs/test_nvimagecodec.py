@@ -9,6 +9,7 @@ import random
 import threading
 import time
 import weakref
+from contextlib import suppress
 
 import imagecodecs
 import numpy as np
@@ -16,11 +17,13 @@ import pytest
 
 from napari_wsigpu.codecs.cpu import decode_tile
 from napari_wsigpu.codecs.decoder import EncodedTile
+from napari_wsigpu.codecs.nvimagecodec import MOST_IDLE
+from napari_wsigpu.codecs.workspace import SMALLEST
 from napari_wsigpu.errors import DeviceError
 from tests import slides, tiffbytes
 from tests.codecs.test_codestream import with_ids, without_adobe
 from tests.codecs.test_cpu import jpeg_2000_ycbcr
-from tests.host_device import HostDevice, HostStream, OnDevice, joined, level_of
+from tests.host_device import HostImages, HostStream, OnDevice, joined, level_of
 
 pytest.importorskip("nvidia.nvimgcodec")
 
@@ -43,6 +46,8 @@ ENCODINGS = {
     "gray JPEG": (1, {"jpeg_color": "gray"}, slides.jpeg),
     "stored JPEG": (3, {"jpeg_color": "stored"}, stored),
     "JPEG 4:2:0": (3, {}, slides.jpeg_ycbcr),
+    "stored JPEG 4:2:0": (3, {"jpeg_color": "stored"}, slides.jpeg_ycbcr),
+    "JPEG 4:2:2": (3, {}, lambda tile: slides.jpeg_ycbcr(tile, "422")),
     "JPEG 4:4:4": (3, {}, lambda tile: slides.jpeg_ycbcr(tile, "444")),
     "JPEG 2000": (3, {"compression": 33005}, jpeg_2000),
     "gray JPEG 2000": (1, {"compression": 34712}, jpeg_2000),
@@ -52,11 +57,11 @@ ENCODINGS = {
 }
 
 
-def batch_of(kind="JPEG 4:2:0", *, cut=False):
+def batch_of(kind="JPEG 4:2:0", *, cut=False, size=SIZE):
     """Encode all tiles of a level."""
     channels, encoding, encode = ENCODINGS[kind]
-    level = level_of(channels, tile=TILE, size=SIZE, **encoding)
-    pixels = slides.picture(*SIZE, channels, level.encoding.dtype)
+    level = level_of(channels, tile=TILE, size=size, **encoding)
+    pixels = slides.picture(*size, channels, level.encoding.dtype)
     segments = [memoryview(encode(tile)) for tile in tiffbytes.tiles(pixels, TILE, cut=cut)]
     columns = level.grid.columns
     return [
@@ -105,7 +110,19 @@ def given(decoder, streams, images):
 
 
 def spoil(on, image):
-    on.device.behind[int(image)][...] = 13
+    for plane in on.device.behind[int(image)]:
+        plane[...] = 13
+
+
+def doubted(on, places):
+    """Have the device miss the strips below the tiles of these rows."""
+    merge_planes = on.device.merge_planes
+
+    def merge(rows, tile, sampling, doubts, *others, **options):
+        merge_planes(rows, tile, sampling, doubts, *others, **options)
+        doubts[: len(rows)][places] = 1
+
+    on.device.merge_planes = merge
 
 
 class TestPixels:
@@ -143,8 +160,10 @@ class TestPixels:
         np.testing.assert_array_equal(scheduled.pixels(0), pixels)
         assert scheduled.pending.on_cpu == 1
 
-    @pytest.mark.parametrize(("share", "on_cpu"), [(0, 16), (0.25, 12), (0.5, 8), (1, 0)])
-    def test_the_device_decodes_its_share(self, on, share, on_cpu):
+    @pytest.mark.parametrize(
+        ("share", "on_cpu", "images"), [(0, 16, 0), (0.25, 12, 4), (0.5, 8, 8), (1, 0, 8)]
+    )
+    def test_the_device_decodes_its_share(self, on, share, on_cpu, images):
         batch = batch_of()
         sizes = []
 
@@ -157,7 +176,7 @@ class TestPixels:
         assert scheduled.wait() == {}
         check(scheduled, batch)
         assert scheduled.pending.on_cpu == on_cpu
-        assert sum(sizes) == 16 - on_cpu
+        assert sum(sizes) == images
         assert [sorted(call) for call in scheduled.calls] == [list(range(16))]
 
     def test_an_empty_batch(self, on):
@@ -217,7 +236,7 @@ class TestFailures:
 
         def small(decoder, streams, images):
             sizes.append(len(streams))
-            if len(streams) > 4:
+            if len(streams) > 2:
                 raise RuntimeError("out of memory")
             return given(decoder, streams, images)
 
@@ -227,7 +246,7 @@ class TestFailures:
         assert scheduled.wait() == {}
         check(scheduled, batch)
         assert scheduled.pending.on_cpu == 0
-        assert sizes == [16, 8, 4, 4, 8, 4, 4]
+        assert sizes == [8, 4, 2, 2, 4, 2, 2]
         assert warnings(caplog) == []
 
     def test_a_batch_in_which_nothing_worked_is_tried_in_parts(self, on, caplog):
@@ -235,7 +254,7 @@ class TestFailures:
 
         def small(decoder, streams, images):
             sizes.append(len(streams))
-            return given(decoder, streams, images) if len(streams) < 5 else [False] * len(streams)
+            return given(decoder, streams, images) if len(streams) < 3 else [False] * len(streams)
 
         on.decode_by(small)
         batch = batch_of()
@@ -243,7 +262,7 @@ class TestFailures:
         assert scheduled.wait() == {}
         check(scheduled, batch)
         assert scheduled.pending.on_cpu == 0
-        assert sizes == [16, 8, 4, 4, 8, 4, 4]
+        assert sizes == [8, 4, 2, 2, 4, 2, 2]
 
     @pytest.mark.parametrize("size", [1, 3, 16])
     def test_a_decoder_that_always_raises(self, on, size, caplog):
@@ -261,9 +280,12 @@ class TestFailures:
         assert "broken decoder" in warnings(caplog)[0]
         assert "cuda:0" in warnings(caplog)[0]
 
-    def test_a_decoder_that_raises_for_one_tile(self, on, caplog):
+    def test_a_decoder_that_raises_for_one_image(self, on, caplog):
+        bad = []
+
         def picky(decoder, streams, images):
-            if any(on.latest.index_of(image) == 6 for image in images):
+            bad.append(bad[0] if bad else images[3])
+            if bad[0] in images:
                 raise RuntimeError("not this one")
             return given(decoder, streams, images)
 
@@ -272,24 +294,25 @@ class TestFailures:
         scheduled = on.schedule(batch)
         assert scheduled.wait() == {}
         check(scheduled, batch)
-        assert scheduled.pending.on_cpu == 1
-        assert scheduled.calls == [[i for i in range(16) if i != 6], [6]]
+        assert scheduled.pending.on_cpu == 2
+        assert scheduled.calls == [[i for i in range(16) if i not in (6, 7)], [6, 7]]
         assert len(warnings(caplog)) == 1
 
-    def test_tiles_that_did_not_work_are_decoded_by_the_cpu(self, on, caplog):
+    def test_images_that_did_not_work_are_decoded_by_the_cpu(self, on, caplog):
         def decode(decoder, streams, images):
             found = given(decoder, streams, images)
-            for place in (2, 9):
+            for place in (1, 4):
                 spoil(on, images[place])
-            return [good and place not in (2, 9) for place, good in enumerate(found)]
+            return [good and place not in (1, 4) for place, good in enumerate(found)]
 
         on.decode_by(decode)
         batch = batch_of()
         scheduled = on.schedule(batch)
         assert scheduled.wait() == {}
         check(scheduled, batch)
-        assert scheduled.pending.on_cpu == 2
-        assert scheduled.calls == [[i for i in range(16) if i not in (2, 9)], [2, 9]]
+        again = [2, 3, 8, 9]
+        assert scheduled.pending.on_cpu == 4
+        assert scheduled.calls == [[i for i in range(16) if i not in again], again]
 
     @pytest.mark.parametrize("kind", ["JPEG 4:2:0", "Aperio's YCbCr"])
     def test_no_engine(self, on, kind, caplog):
@@ -326,62 +349,281 @@ class TestFailures:
             assert scheduled.pending.on_cpu == on_cpu
         assert len(warnings(caplog)) == 1
 
-    def test_unclear_tiles_are_decoded_by_the_cpu(self):
-        device = HostDevice(engine="hardware")
-        asked = []
+    def test_all_tiles_of_a_stack_in_doubt_are_decoded_by_the_cpu(self, on):
+        def decode(decoder, streams, images):
+            found = given(decoder, streams, images)
+            for place in (1, 4):
+                spoil(on, images[place])
+            return found
 
-        def unclear(tiles, tile, stream):
-            asked.extend(tiles[:, 0].tolist())
-            return np.isin(np.arange(len(tiles)), (3, 8)).astype(np.int32)
-
-        device.round_as_libjpeg = unclear
-        on = OnDevice(device)
+        on.decode_by(decode)
         batch = batch_of()
         scheduled = on.schedule(batch)
         assert scheduled.wait() == {}
         check(scheduled, batch)
-        on.close()
-        assert asked == scheduled.slots.addresses.tolist()
-        assert scheduled.pending.on_cpu == 2
-        assert scheduled.calls == [list(range(16)), [3, 8]]
+        assert scheduled.pending.on_cpu == 4
+        assert scheduled.calls == [list(range(16)), [2, 3, 8, 9]]
 
-    def test_unclear_tiles_are_counted_among_those_that_worked(self):
+    def test_doubts_are_those_of_the_images_that_worked(self, on):
         """The flags are those of the decoded tiles, not of the whole batch."""
-        device = HostDevice(engine="hardware")
-        device.round_as_libjpeg = lambda tiles, *_: (np.arange(len(tiles)) == 3).astype(np.int32)
-        on = OnDevice(device)
 
         def decode(decoder, streams, images):
             found = given(decoder, streams, images)
             return [good and place != 1 for place, good in enumerate(found)]
 
         on.decode_by(decode)
-        batch = spoiled(batch_of(), 2)
+        doubted(on, [3])
+        batch = spoiled(spoiled(batch_of(), 2), 11)
         scheduled = on.schedule(batch)
-        assert list(scheduled.wait()) == [2]
-        check(scheduled, batch, but=[2])
-        on.close()
-        assert scheduled.calls[1:] == [[1, 5]]
+        assert sorted(scheduled.wait()) == [2, 11]
+        check(scheduled, batch, but=[2, 11])
+        assert scheduled.calls[1:] == [[3, 4, 5, 6]]
+        assert scheduled.pending.on_cpu == 6
+
+    def test_doubts_of_one_batch_are_none_of_the_next(self, on):
+        doubted(on, slice(None))
+        batch = batch_of()
+        on.schedule(batch).wait()
+        del on.device.merge_planes
+        scheduled = on.schedule(batch)
+        assert scheduled.wait() == {}
+        assert scheduled.pending.on_cpu == 0
 
     @pytest.mark.parametrize(
-        ("engine", "kind", "times"),
+        ("kind", "done"),
         [
-            ("hardware", "JPEG 4:2:0", 1),
-            ("hybrid", "JPEG 4:2:0", 0),
-            ("hardware", "stored JPEG", 0),
-            ("hardware", "gray JPEG", 0),
-            ("GPU", "Aperio's YCbCr", 0),
+            ("JPEG 4:2:0", [("merge", True)]),
+            ("stored JPEG", [("merge", False)]),
+            ("stored JPEG 4:2:0", [("merge", False)]),
+            ("gray JPEG", [("merge", False)]),
+            ("Aperio's YCbCr", [("convert", True)]),
+            ("JPEG 2000", []),
         ],
     )
-    def test_only_a_jpeg_engines_rgb_is_rounded_again(self, engine, kind, times):
-        device = HostDevice(engine=engine)
-        calls = []
-        real = device.round_as_libjpeg
-        device.round_as_libjpeg = lambda *given: calls.append(1) or real(*given)
-        on = OnDevice(device)
+    def test_only_what_is_ycbcr_is_converted(self, on, kind, done):
+        found = []
+        merge, convert = on.device.merge_planes, on.device.ycbcr_to_rgb
+
+        def merged(*args, to_rgb):
+            found.append(("merge", to_rgb))
+            merge(*args, to_rgb=to_rgb)
+
+        def converted(*args):
+            found.append(("convert", True))
+            convert(*args)
+
+        on.device.merge_planes, on.device.ycbcr_to_rgb = merged, converted
         assert on.schedule(batch_of(kind)).wait() == {}
-        on.close()
-        assert len(calls) == times
+        assert found == done
+
+
+LARGE = (10 * TILE[0], 6 * TILE[1])
+LARGE_TILES, STACKS = 60, 12
+
+
+def large_batch(kind="JPEG 4:2:0"):
+    return batch_of(kind, size=LARGE)
+
+
+def stack_of(index):
+    """Return the tiles on top of each other with one, in a batch of `LARGE_TILES`."""
+    size = LARGE_TILES // STACKS
+    return list(range(index // size * size, index // size * size + size))
+
+
+def scan_start(data):
+    place = data.index(b"\xff\xda")
+    return place + 2 + int.from_bytes(data[place + 2 : place + 4], "big")
+
+
+def cut(scan, rng):
+    return scan[: rng.randrange(len(scan))]
+
+
+def zeros(scan, rng):
+    begin = rng.randrange(len(scan))
+    count = min(rng.randrange(1, len(scan)), len(scan) - begin)
+    return scan[:begin] + bytes(count) + scan[begin + count :]
+
+
+def ones(scan, rng):
+    begin = rng.randrange(len(scan))
+    return scan[:begin] + b"\xff\0" * rng.randrange(1, 200) + scan[begin:]
+
+
+def too_much(scan, rng):
+    return scan * rng.randrange(2, 4) + scan[: rng.randrange(len(scan))]
+
+
+def noise(scan, rng):
+    place = rng.randrange(len(scan))
+    return scan[:place] + rng.randbytes(rng.randrange(1, 9)) + scan[place + 8 :]
+
+
+def with_marker(scan, rng, markers):
+    for _ in range(rng.randrange(1, 4)):
+        place = rng.randrange(len(scan))
+        scan = scan[:place] + bytes((0xFF, rng.choice(markers))) + scan[place:]
+    return scan
+
+
+def restarts(scan, rng):
+    return with_marker(scan, rng, range(0xD0, 0xD8))
+
+
+def ends(scan, rng):
+    return with_marker(scan, rng, (0xD9,))
+
+
+def markers(scan, rng):
+    return with_marker(scan, rng, [*range(1, 0xD0), *range(0xD8, 0xFF)])
+
+
+DAMAGED_SCANS = [cut, zeros, ones, too_much, noise, restarts, ends, markers]
+
+
+def damaged(tile, damage, rng):
+    """Harm the scan of a tile, which begins and ends as it should."""
+    data = bytes(tile.segments[0])
+    start = scan_start(data)
+    harmed = data[:start] + damage(data[start:-2], rng) + b"\xff\xd9"
+    return tile._replace(segments=(memoryview(harmed),))
+
+
+class TestStacks:
+    @pytest.mark.parametrize(
+        "kind", [kind for kind in ENCODINGS if "JPEG" in kind and "2000" not in kind]
+    )
+    @pytest.mark.parametrize("count", [15, 16, 29, 43, LARGE_TILES])
+    def test_batches_of_any_size(self, on, kind, count):
+        batch = large_batch(kind)[:count]
+        images = []
+
+        def decode(decoder, streams, given_images):
+            images.extend(given_images.tolist())
+            return given(decoder, streams, given_images)
+
+        on.decode_by(decode)
+        scheduled = on.schedule(batch)
+        assert scheduled.wait() == {}
+        check(scheduled, batch)
+        assert scheduled.pending.on_cpu == 0
+        most = -(-count // 14)
+        assert len(images) == -(-count // most) <= 14
+
+    @pytest.mark.parametrize("damage", DAMAGED_SCANS)
+    def test_damaged_scans_cost_no_other_tile_a_wrong_pixel(self, on, damage):
+        rng = random.Random(damage.__name__)
+        batch = large_batch()
+        truth = [expected(tile) for tile in batch]
+        on.schedule(batch).wait()
+        doubts = 0
+        for turn in range(40):
+            bad = rng.sample(range(LARGE_TILES), rng.choice([1, 1, 2, 3, 6]))
+            tiles = list(batch)
+            for index in bad:
+                tiles[index] = damaged(tiles[index], damage, rng)
+            scheduled = on.schedule(tiles)
+            assert set(scheduled.wait()) <= set(bad)
+            for index in sorted({*range(LARGE_TILES)} - {*bad}):
+                np.testing.assert_array_equal(
+                    scheduled.pixels(index), truth[index], f"turn {turn}, tile {index}, bad {bad}"
+                )
+            assert on.verifier.reason is None
+            touched = {other for index in bad for other in stack_of(index)}
+            assert scheduled.pending.on_cpu <= len(touched)
+            doubts += scheduled.pending.on_cpu > 0
+        assert doubts or damage is not ends
+
+    def test_a_scan_that_ends_the_image_costs_its_stack(self, on):
+        batch = large_batch()
+        data = bytes(batch[32].segments[0])
+        place = (scan_start(data) + len(data)) // 2
+        batch = spoiled(batch, 32, data[:place] + b"\xff\xd9" + data[place:])
+        scheduled = on.schedule(batch)
+        assert set(scheduled.wait()) <= {32}
+        check(scheduled, batch, but=[32])
+        assert scheduled.pending.on_cpu == 5
+        assert scheduled.calls[0] == list(range(LARGE_TILES))
+        assert set(scheduled.calls[1]) | {32} == set(stack_of(32))
+
+    @pytest.mark.parametrize("kind", ["JPEG 4:2:0", "JPEG 4:4:4", "gray JPEG"])
+    @pytest.mark.parametrize("steps", [-1, 1, 2])
+    def test_stacks_that_are_shown_shifted(self, on, kind, steps):
+        """The tiles of the fourth image are shown in other tiles' places."""
+
+        def decode(decoder, streams, images):
+            found = given(decoder, streams, images)
+            for plane in on.device.behind[int(images[3])]:
+                tile = len(plane) * TILE[0] // (5 * TILE[0] + strip_rows)
+                plane[...] = np.roll(plane, steps * tile, axis=0)
+            return found
+
+        strip_rows = 16 if kind == "JPEG 4:2:0" else 8
+        on.decode_by(decode)
+        batch = large_batch(kind)
+        scheduled = on.schedule(batch)
+        assert scheduled.wait() == {}
+        check(scheduled, batch)
+        assert scheduled.pending.on_cpu == 5
+        assert scheduled.calls == [list(range(LARGE_TILES)), stack_of(15)]
+
+    def test_all_stacks_shifted(self, on):
+        def decode(decoder, streams, images):
+            found = given(decoder, streams, images)
+            for image in images.tolist():
+                luma = on.device.behind[image][0]
+                luma[TILE[0] :] = luma[: -TILE[0]].copy()
+            return found
+
+        on.decode_by(decode)
+        batch = large_batch()
+        scheduled = on.schedule(batch)
+        assert scheduled.wait() == {}
+        check(scheduled, batch)
+        assert scheduled.pending.on_cpu == LARGE_TILES
+        assert on.verifier.reason is None
+
+    def test_a_device_that_never_keeps_tiles_apart_is_given_up(self, on, caplog):
+        def decode(decoder, streams, images):
+            found = given(decoder, streams, images)
+            for image in images.tolist():
+                on.device.behind[image][0][...] = 7
+            return found
+
+        on.decode_by(decode)
+        batch = large_batch()
+        for _ in range(5):
+            scheduled = on.schedule(batch)
+            assert scheduled.wait() == {}
+            check(scheduled, batch)
+        assert "does not keep tiles apart" in on.verifier.reason
+        assert len(warnings(caplog)) == 1
+
+    def test_tiles_of_several_headers(self, on):
+        """Tiles of one quality are stacked with their like."""
+        level = batch_of(size=LARGE)[0].level
+        pixels = slides.picture(*LARGE)
+        batch = [
+            EncodedTile(
+                level,
+                *divmod(index, 6),
+                (
+                    memoryview(
+                        slides.jpeg(
+                            tile, outcolorspace="YCBCR", subsampling="420", level=60 + index % 3
+                        )
+                    ),
+                ),
+                BACKGROUND,
+            )
+            for index, tile in enumerate(tiffbytes.tiles(pixels, TILE))
+        ]
+        scheduled = on.schedule(batch)
+        assert scheduled.wait() == {}
+        check(scheduled, batch)
+        assert scheduled.pending.on_cpu == 0
+        assert [index % 3 for index in scheduled.calls[0]] == [0] * 20 + [1] * 20 + [2] * 20
 
 
 class TestThen:
@@ -449,44 +691,41 @@ class TestThen:
         assert len(events) == 16
         assert on.device.synchronised > max(events)
 
-    def test_a_callers_stream_is_used_for_everything(self, on):
+    @pytest.mark.parametrize(
+        ("kind", "work"), [("JPEG 4:2:0", "merge_planes"), ("Aperio's YCbCr", "ycbcr_to_rgb")]
+    )
+    def test_a_callers_stream_is_used_for_everything(self, on, monkeypatch, kind, work):
         class Given(HostStream):
-            times = 0
+            ptr, times = 7, 0
 
             def synchronize(self):
                 self.times += 1
 
-        stream, streams = Given(on.device), []
-        names = ("images", "upload", "ycbcr_to_rgb", "download_tile")
-        batch = batch_of("Aperio's YCbCr")
-        decoded = []
+        stream, streams, described = Given(on.device), [], []
+        names = {"rows", "upload", "download_tile", "record", work}
+        batch = batch_of(kind)
 
-        def decode(decoder, streams, images):
-            decoded.extend(images.tolist())
-            return given(decoder, streams, images)
-
-        on.decode_by(decode)
-
-        def watch(name, real):
-            def called(*given):
+        def watched(name, real):
+            def called(*given, **options):
                 streams.append((name, given[-1]))
-                return real(*given)
+                return real(*given, **options)
 
-            setattr(on.device, name, called)
+            return called
 
-        with pytest.MonkeyPatch.context() as patch:
-            for name in names:
-                patch.setattr(on.device, name, getattr(on.device, name))
-                watch(name, getattr(on.device, name))
-            scheduled = on.schedule(
-                batch, lambda indices: streams.append(("then", None)), stream=stream, share=0.5
-            )
-            assert scheduled.wait() == {}
+        for name in names:
+            monkeypatch.setattr(on.device, name, watched(name, getattr(on.device, name)))
+        add = HostImages.add
+        monkeypatch.setattr(
+            HostImages, "add", lambda *given: described.append(given[-1]) or add(*given)
+        )
+        scheduled = on.schedule(
+            batch, lambda indices: streams.append(("then", stream)), stream=stream, share=0.5
+        )
+        assert scheduled.wait() == {}
         check(scheduled, batch)
-        assert streams.pop(0) == ("images", on.worker.stream)  # those that all batches share
         assert {name for name, _ in streams} == {*names, "then"}
-        assert all(used is stream for name, used in streams if name != "then")
-        assert not set(decoded) & set(scheduled.slots.images.tolist())
+        assert all(used is stream for _, used in streams)
+        assert described == [7] * 8
         assert stream.times == 1
         assert on.device.synchronised == 0
 
@@ -663,14 +902,16 @@ class TestMemory:
     def watched(self, on):
         """Weak references to each piece of staging memory; garbage is not collected."""
         found = []
-        real = on.device.staging
 
-        def staging(count, size):
-            memory = real(count, size)
-            found.append(weakref.ref(memory))
-            return memory
+        def watch(real):
+            def take(*given):
+                memory = real(*given)
+                found.append(weakref.ref(memory))
+                return memory
 
-        on.device.staging = staging
+            return take
+
+        on.device.staging, on.device.shared = watch(on.device.staging), watch(on.device.shared)
         gc.collect()
         gc.disable()
         yield found
@@ -694,6 +935,7 @@ class TestMemory:
         else:
             scheduled.wait()
         del encoded, scheduled, on.latest
+        on.worker.trim()
         if way in ("failed", "spoiled"):
             gc.collect()  # an exception and its traceback are a cycle
         until = time.monotonic() + 0.5
@@ -708,9 +950,69 @@ class TestMemory:
         batch = batch_of()
         scheduled = on.schedule(batch, share=0.5)
         scheduled.wait()
-        assert watched
+        assert len(watched) > 2
+        assert len([memory for memory in watched if memory() is not None]) == 2  # a workspace's
+        on.worker.trim()
         assert [memory for memory in watched if memory() is not None] == []
         check(scheduled, batch)
+
+    def test_one_workspace_serves_one_batch_after_the_other(self, on, watched):
+        for _ in range(5):
+            on.schedule(batch_of()).wait()
+        del on.latest
+        assert len({id(memory()) for memory in watched if memory() is not None}) == 2
+
+    def test_batches_in_flight_share_no_workspace(self, on):
+        batches = [batch_of(kind) for kind in ("JPEG 4:2:0", "gray JPEG", "JPEG 4:4:4")]
+        flying = [on.schedule(batch, at_once=False) for batch in batches]
+        for batch, scheduled in reversed(list(zip(batches, flying, strict=True))):
+            assert scheduled.wait() == {}
+            check(scheduled, batch)
+            assert scheduled.pending.on_cpu == 0
+
+    @pytest.mark.parametrize("way", ["waited", "cancelled", "failed"])
+    def test_trim_frees_what_no_batch_uses(self, on, way):
+        def then(indices):
+            if way == "failed":
+                raise KeyError("no room")
+
+        before = on.device.live
+        for _ in range(MOST_IDLE + 2):
+            scheduled = on.schedule(batch_of(), then, at_once=False)
+            if way == "cancelled":
+                scheduled.pending.cancel()
+            else:
+                with suppress(DeviceError):
+                    scheduled.wait()
+        assert on.device.live > before
+        del scheduled, on.latest
+        gc.collect()
+        on.worker.trim()
+        assert on.device.live == before
+
+    def test_few_idle_workspaces_are_kept(self, on):
+        flying = [on.schedule(batch_of(), at_once=False) for _ in range(MOST_IDLE + 3)]
+        for scheduled in flying:
+            scheduled.wait()
+        del flying, scheduled, on.latest
+        gc.collect()
+        assert on.device.live == MOST_IDLE * SMALLEST
+
+    def test_no_room_to_work_in(self, on):
+        batch = batch_of()
+        scheduled = on.schedule(batch)
+        scheduled.wait()
+        on.worker.trim()
+        nothing_kept = on.device.live
+        on.device.free = on.device.live
+        for _ in range(2):
+            with pytest.raises(MemoryError):
+                on.decoder.schedule(joined(batch), scheduled.slots, lambda rows: None)
+        assert on.device.live == nothing_kept
+        on.device.free = 1 << 40
+        again = on.schedule(batch)
+        assert again.wait() == {}
+        check(again, batch)
 
 
 def test_stress():
@@ -766,7 +1068,7 @@ def test_stress():
         flying = []
         for _ in range(60):
             kind = own.choice(list(batches))
-            tiles = own.sample(range(16), own.randint(1, 8))
+            tiles = own.sample(range(16), own.randint(1, 16))
             raises, cancels = own.random() < 0.03, own.random() < 0.2
             scheduled = on.schedule(
                 [batches[kind][tile] for tile in tiles],

@@ -1,6 +1,5 @@
 import threading
 from collections import Counter
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,13 +19,8 @@ GRID = (4, 5)
 WHOLE = slice(0, GRID[0]), slice(0, GRID[1])
 
 
-def images(addresses, tile):
-    """What stands for nvImageCodec's images here: a handle that tells the place."""
-    return SimpleNamespace(handles=np.array(addresses, np.uint64) + np.uint64(1))
-
-
 def reserve(cache, count, tile=TILE):
-    return cache.reserve(tile, SIZE[tile], count, images)
+    return cache.reserve(tile, SIZE[tile], count)
 
 
 def places_of(numbers):
@@ -96,14 +90,15 @@ class TestOrder:
         assert values == [100, 102, 106, 111]
         cache.unpin(reserved)
 
-    def test_a_place_carries_its_own_image(self, device):
-        cache = DeviceTiles(device, 8 * 32)
-        put(cache, 3, 1)
-        reserved, _ = cache.find(1, 0, *WHOLE)
-        slots = reserved.slots
-        assert slots.tile == TILE
-        assert slots.images.tolist() == [address + 1 for address in slots.addresses.tolist()]
-        cache.unpin(reserved)
+    def test_places_say_what_they_hold(self, device):
+        cache = DeviceTiles(device, 8 * 192)
+        for tile in (TILE, WIDE):
+            reserved = reserve(cache, 3, tile)
+            assert reserved.slots.tile == tile
+            addresses = reserved.slots.addresses
+            assert addresses.tolist() == reserved.shelf.addresses[reserved.places].tolist()
+            assert np.diff(np.sort(addresses)).min() >= SIZE[tile]
+            cache.unpin(reserved)
 
     def test_nothing_is_found_where_nothing_was_kept(self, device):
         cache = DeviceTiles(device, 8 * 32)
@@ -260,9 +255,8 @@ class TestShortMemory:
         monkeypatch.setattr(device, "allocate", lambda size: asked.append(size) or allocate(size))
         cache = DeviceTiles(device, 1 << 30)
         reserved = reserve(cache, 100)
-        assert (
-            len(reserved.places) == len(reserved.slots.images) == (100 if free == 100 else places)
-        )
+        expected = 100 if free == 100 else places
+        assert len(reserved.places) == len(reserved.slots.addresses) == expected
         assert asked == [n * 32 for n in (100, 50, 25, 12, 6, 3, 1) if n >= len(reserved.places)]
 
     def test_not_one_place(self):

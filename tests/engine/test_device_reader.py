@@ -15,6 +15,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from napari_wsigpu import open_slide
+from napari_wsigpu.codecs import workspace
+from napari_wsigpu.codecs.workspace import Workspace
 from napari_wsigpu.engine import device_cache, device_reader
 from napari_wsigpu.engine.device_cache import device_tiles
 from napari_wsigpu.errors import (
@@ -585,13 +587,17 @@ class TestMemory:
         path, levels = files[kind]
         with open_slide(path, device="cuda") as slide:
             size = slide.layout.levels[0].tile_bytes
-            device_tiles(host_gpu).budget = tiles * size
+            cache = device_tiles(host_gpu)
+            cache.budget = tiles * size
             for index in (0, 1, 0, 2):
                 expected = levels[index]
                 shape = expected.shape[1::-1]
                 found = slide.read_region((0, 0), shape, index, "cuda")
                 np.testing.assert_array_equal(found, expected)
-                assert host_gpu.live <= tiles * size
+                assert cache.used <= tiles * size
+                (reader,) = slide._reader._readers.values()
+                reader._decoder.worker.trim()
+                assert host_gpu.live == cache.used
                 np.testing.assert_array_equal(slide.levels[index][...], expected)
             assert (decoded(slide)["nvimagecodec"] > 0) == (kind in BY_DEVICE)
         assert pinned_places() == 0
@@ -616,6 +622,77 @@ class TestMemory:
         np.testing.assert_array_equal(whole(slide), level)
         np.testing.assert_array_equal(slide.levels[0][...], level)
         assert pinned_places() == 0
+
+    @staticmethod
+    def short_of(host_gpu, monkeypatch, most):
+        """Let a workspace have no more than so many bytes; return what was asked for."""
+        asked = []
+        allocate = host_gpu.allocate
+
+        def short(size):
+            asked.append(size)
+            if size > most:
+                raise MemoryError("no memory to work in")
+            return allocate(size)
+
+        make_room = Workspace.make_room
+
+        def make_short_room(work, *sizes):
+            with monkeypatch.context() as context:
+                context.setattr(host_gpu, "allocate", short)
+                make_room(work, *sizes)
+
+        monkeypatch.setattr(Workspace, "make_room", make_short_room)
+        return asked
+
+    def test_no_room_to_work_in_makes_smaller_batches(self, jpeg, host_gpu, monkeypatch):
+        monkeypatch.setattr(workspace, "SMALLEST", 1)
+        sizes = []
+
+        def decode(decoder, streams, images):
+            sizes.append(len(streams))
+            return decoder.decode(streams, images)
+
+        host_gpu.wrap_decoder = lambda decoder: WrappedDecoder(decoder, decode)
+        slide, (level, *_) = jpeg
+        asked = self.short_of(host_gpu, monkeypatch, 30_000)
+        np.testing.assert_array_equal(whole(slide), level)
+        assert decoded(slide) == {"cpu": 0, "nvimagecodec": TILES}
+        assert max(asked) > 30_000
+        assert sizes == [6, 6, 6, 6, 1]
+        assert pinned_places() == 0
+        np.testing.assert_array_equal(slide.levels[0][...], level)
+        assert slide.stats()["cache_hits"] == TILES
+
+    def test_no_room_to_work_in_at_all(self, jpeg, host_gpu, monkeypatch):
+        slide, (level, *_) = jpeg
+        asked = self.short_of(host_gpu, monkeypatch, 0)
+        for _ in range(2):
+            np.testing.assert_array_equal(whole(slide), level)
+            np.testing.assert_array_equal(slide.levels[0][...], level)
+        assert asked
+        assert decoded(slide).get("nvimagecodec", 0) == 0
+        assert pinned_places() == 0
+        assert slide.stats()["failed"] == 0
+
+    def test_room_to_work_in_that_runs_out_in_mid_read(self, jpeg, host_gpu, monkeypatch):
+        monkeypatch.setattr(device_reader, "BATCH_TILES", 5)
+        slide, (level, *_) = jpeg
+        make_room, calls = Workspace.make_room, []
+
+        def make_less(work, *sizes):
+            calls.append(sizes)
+            if len(calls) > 2:
+                raise MemoryError("no memory to work in")
+            make_room(work, *sizes)
+
+        with monkeypatch.context() as context:
+            context.setattr(Workspace, "make_room", make_less)
+            np.testing.assert_array_equal(whole(slide), level)
+        assert len(calls) > 3
+        assert pinned_places() == 0
+        slide.clear_cache()
+        np.testing.assert_array_equal(whole(slide), level)
 
     def test_no_room_for_the_region_itself(self, jpeg, host_gpu, monkeypatch):
         """CuPy raises a MemoryError of its own kind."""

@@ -1,25 +1,30 @@
-"""Tiles as code streams of their own, for nvImageCodec: which it can take, and how."""
+"""Tiles as code streams for nvImageCodec: which it can take, how, and where their pixels go."""
 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from napari_wsigpu.codecs.cpu import APERIO_YCBCR, END_OF_IMAGE
+import numpy as np
+
+from napari_wsigpu.codecs.cpu import APERIO_YCBCR
+from napari_wsigpu.codecs.library import ImageFormat
 from napari_wsigpu.formats.compression import compression_name
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
     from napari_wsigpu.codecs.decoder import EncodedBatch
-    from napari_wsigpu.codecs.library import LibraryStreams
+    from napari_wsigpu.codecs.device import Device, Stream, TileFormat
+    from napari_wsigpu.codecs.workspace import Workspace
     from napari_wsigpu.formats.layout import LevelLayout
 
 JPEG = 7
 JPEG2000 = (33003, 33004, 33005, 34712)
 FORGOTTEN = (b"\xff\xdd", b"\xff\xee")
-SHORTEST, MOST_PADDING = 4, 64
-START_OF_SCAN, ADOBE = 0xDA, 0xEE
-FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
-RGB_IDS = b"RGB"
+SIZE_HEADER, MOST_COMPONENTS = 42, 3
 
 
 class Recipe(NamedTuple):
@@ -33,22 +38,19 @@ class Recipe(NamedTuple):
         Names of what to ask for, so that stored samples come out as they are meant.
     convert : bool
         Whether the samples are YCbCr afterwards.
-    engine_rgb : bool
-        Whether a JPEG engine makes RGB of YCbCr, with a rounding of its own.
     """
 
     kind: str
     sample_format: str
     color_spec: str
     convert: bool = False
-    engine_rgb: bool = False
 
 
+# Asked for YCbCr, nvImageCodec leaves the stored components alone, whatever they are.
 JPEG_RECIPES = {
     "gray": Recipe("jpeg", "I_Y", "GRAY"),
-    # Asked for YCbCr, nvImageCodec leaves the stored components alone: they are RGB.
-    "stored": Recipe("jpeg", "I_YUV", "SYCC"),
-    "ycbcr": Recipe("jpeg", "I_RGB", "SRGB", engine_rgb=True),
+    "stored": Recipe("jpeg", "P_YUV", "SYCC"),
+    "ycbcr": Recipe("jpeg", "P_YUV", "SYCC", convert=True),
 }
 
 
@@ -86,8 +88,50 @@ def recipe(level: LevelLayout) -> Recipe | str:
     return Recipe("jpeg2000", *colors, convert=ycbcr)
 
 
-class CodeStreams:
-    """Makes code streams of a level's tiles.
+class Prepared(Protocol):
+    """Code streams of a batch's tiles, and the way of their pixels to the tiles' places.
+
+    Attributes
+    ----------
+    groups : list of list of int
+        Indices of the tiles in each code stream. Tiles that are in none are for the CPU.
+    """
+
+    groups: list[list[int]]
+
+    def describe(self, addresses: Sequence[int], stream: Stream) -> None:
+        """Describe to nvImageCodec where it has to decode each stream to.
+
+        Parameters
+        ----------
+        addresses : sequence of int
+            Places of the batch's tiles.
+        stream : Stream
+            Which has the pixels.
+        """
+
+    def rows(
+        self, worked: list[bool], addresses: NDArray[np.int64], tiles: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Return (place, tile row, tile column, ...) of the tiles in streams that were decoded.
+
+        Parameters
+        ----------
+        worked : list of bool
+            Whether each code stream was decoded.
+        addresses, tiles
+            Place, and row and column, of all tiles of the batch.
+        """
+
+    def finish(self, rows: Any, tile: TileFormat, device: Device, stream: Stream) -> None:
+        """Give the stream what makes decoded samples the tiles' pixels, by their rows."""
+
+    def doubtful(self, decoded: Sequence[int]) -> list[int]:
+        """Return tiles that may be wrong, of those that have rows; after `finish` is done."""
+
+
+class Jpeg2000Streams:
+    """Makes a code stream of each JPEG 2000 tile, which decodes to the tile's place.
 
     A stream's header is compared with the level before a decoder sees it: nvImageCodec would
     refuse a whole batch for one tile that is too large, and fill in a smaller one in part.
@@ -104,111 +148,63 @@ class CodeStreams:
         grid = level.grid
         self._shape = (grid.tile_height, grid.tile_width, level.channels)
         self._bits = 8 * level.dtype.itemsize
-        self._kind = how.kind
-        self._colors = level.encoding.jpeg_color
-        tables = level.encoding.jpeg_tables[0]
-        jpeg = how.kind == "jpeg" and tables is not None
-        self._tables = tables[: tables.rfind(END_OF_IMAGE)] if jpeg and tables else None
-        self._usual = b"?"
-
-    def fill(self, batch: EncodedBatch, count: int, streams: LibraryStreams) -> list[int]:
-        """Make code streams of the first tiles of a batch.
-
-        Parameters
-        ----------
-        batch : EncodedBatch
-            The tiles; the streams use its buffer.
-        count : int
-            How many may be taken.
-        streams : LibraryStreams
-            Where the streams are added.
-
-        Returns
-        -------
-        list of int
-            Indices of the tiles whose streams these are; the others are for the CPU.
-        """
-        buffer, base = batch.buffer, batch.address
-        taken = []
-        places = zip(
-            batch.starts[0, :count].tolist(), batch.lengths[0, :count].tolist(), strict=True
+        self._image = ImageFormat(
+            (self._shape,), level.encoding.dtype, how.sample_format, how.color_spec
         )
-        for index, (start, length) in enumerate(places):
-            end = start + length
-            if not self._ends(buffer, start, end):
-                continue
-            if buffer[start : start + len(self._usual)] != self._usual and not self._check(
-                bytes(buffer[start:end])
-            ):
-                continue
-            if self._tables is None:
-                added = streams.add(base + start, length)
-            else:
-                spliced = self._tables + buffer[start + 2 : end]
-                added = streams.add(bytes(spliced), len(spliced))
-            if added:
+        self._convert = how.convert
+
+    def prepare(self, batch: EncodedBatch, count: int, work: Workspace) -> Prepared:
+        """Make code streams of the first `count` tiles of a batch, in its buffer."""
+        taken = []
+        places = zip(batch.starts[0].tolist(), batch.lengths[0].tolist(), strict=True)
+        for index, (start, length) in zip(range(count), places, strict=False):
+            head = bytes(
+                batch.buffer[start : start + min(length, SIZE_HEADER + 3 * MOST_COMPONENTS)]
+            )
+            if self._fits(head) and work.streams.add(batch.address + start, length):
                 taken.append(index)
-        return taken
+        return _SingleTiles(taken, self._image, work, convert=self._convert)
 
-    def _ends(self, buffer: bytearray, start: int, end: int) -> bool:
-        """Whether a stream is there to its end, but for zeros that pad it."""
-        if end - start < SHORTEST:
+    def _fits(self, head: bytes) -> bool:
+        """Whether the size header is as the level says."""
+        if not head.startswith(b"\xff\x4f\xff\x51") or len(head) < SIZE_HEADER:
             return False
-        if self._kind != "jpeg" or buffer[end - 2 : end] == END_OF_IMAGE:
-            return True
-        return buffer[max(start, end - MOST_PADDING) : end].rstrip(b"\0").endswith(END_OF_IMAGE)
-
-    def _check(self, data: bytes) -> bool:
-        """Whether a header that is not the usual one is as the level says."""
-        length = self._check_jpeg(data) if self._kind == "jpeg" else self._check_2000(data)
-        if length:
-            self._usual = data[:length]
-        return length > 0
-
-    def _check_jpeg(self, segment: bytes) -> int:
-        """Return where the scan's header ends if all headers are as the level says, else 0."""
-        place, found = 2, False
-        while place + 4 <= len(segment) and segment[place] == 0xFF:
-            marker = segment[place + 1]
-            length = int.from_bytes(segment[place + 2 : place + 4], "big")
-            if marker == START_OF_SCAN:
-                return place + 2 + length if found else 0
-            if (
-                marker == ADOBE
-                and self._colors == "ycbcr"
-                and segment[place + 15 : place + 16] != b"\1"
-            ):
-                return 0  # Adobe's "no transform", which nvImageCodec does not heed
-            if marker in FRAMES:
-                if found or not self._frame_fits(segment[place + 4 : place + 2 + length]):
-                    return 0
-                found = True
-            place += 2 + length
-        return 0
-
-    def _frame_fits(self, frame: bytes) -> bool:
-        if len(frame) < 6 or len(frame) != 6 + 3 * frame[5] or frame[0] != 8:
-            return False
-        height, width = int.from_bytes(frame[1:3], "big"), int.from_bytes(frame[3:5], "big")
-        if (height, width, frame[5]) != self._shape:
-            return False
-        if self._colors == "stored":
-            return set(frame[7::3]) == {0x11}
-        return self._colors != "ycbcr" or frame[6::3] != RGB_IDS
-
-    def _check_2000(self, segment: bytes) -> int:
-        """Return where the size header ends if it is as the level says, else 0."""
-        head = segment[:64]
-        if not head.startswith(b"\xff\x4f\xff\x51") or len(head) < 42:
-            return 0
-        right, lower, left, upper = (
-            int.from_bytes(head[place : place + 4], "big") for place in (8, 12, 16, 20)
+        right, lower, left, upper, tile_width, tile_height = (
+            int.from_bytes(head[place : place + 4], "big") for place in (8, 12, 16, 20, 24, 28)
         )
         components = int.from_bytes(head[40:42], "big")
-        if 0 in (int.from_bytes(head[place : place + 4], "big") for place in (24, 28)):
-            return 0  # tiles without extent, which nvImageCodec divides by
-        end = 42 + 3 * components
-        depths = {head[place : place + 3] for place in range(42, end, 3)}
-        if (lower - upper, right - left, components) != self._shape or len(head) < end:
-            return 0
-        return end if depths == {bytes((self._bits - 1, 1, 1))} else 0
+        end = SIZE_HEADER + 3 * components
+        depths = {head[place : place + 3] for place in range(SIZE_HEADER, end, 3)}
+        return (
+            # nvImageCodec divides by the extent of the stream's own tiles.
+            tile_width > 0
+            and tile_height > 0
+            and (lower - upper, right - left, components) == self._shape
+            and len(head) >= end
+            and depths == {bytes((self._bits - 1, 1, 1))}
+        )
+
+
+class _SingleTiles:
+    def __init__(
+        self, tiles: list[int], image: ImageFormat, work: Workspace, *, convert: bool
+    ) -> None:
+        self.groups = [[index] for index in tiles]
+        self._image, self._work, self._convert = image, work, convert
+
+    def describe(self, addresses: Sequence[int], stream: Stream) -> None:
+        for (index,) in self.groups:
+            self._work.images.add(addresses[index], self._image, stream.ptr)
+
+    def rows(
+        self, worked: list[bool], addresses: NDArray[np.int64], tiles: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        indices = [index for (index,), good in zip(self.groups, worked, strict=True) if good]
+        return np.column_stack([addresses[indices], tiles[indices]])
+
+    def finish(self, rows: Any, tile: TileFormat, device: Device, stream: Stream) -> None:
+        if self._convert:
+            device.ycbcr_to_rgb(rows, tile, stream)
+
+    def doubtful(self, decoded: Sequence[int]) -> list[int]:
+        return []

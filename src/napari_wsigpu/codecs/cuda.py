@@ -14,25 +14,30 @@ from typing import TYPE_CHECKING, Any
 import imagecodecs
 import numpy as np
 
-from napari_wsigpu.codecs.device import TileFormat
-from napari_wsigpu.codecs.library import GPU_ONLY, HARDWARE, HYBRID, Library
-from napari_wsigpu.codecs.rounding import correction_table, differing_pairs
+from napari_wsigpu.codecs.library import GPU_ONLY, HARDWARE, HYBRID, ImageFormat, Library
 from napari_wsigpu.errors import DeviceError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
     from numpy.typing import DTypeLike, NDArray
 
-    from napari_wsigpu.codecs.device import Event, Stream, Window
+    from napari_wsigpu.codecs.device import Event, Stream, TileFormat, Window
     from napari_wsigpu.codecs.library import LibraryDecoder, LibraryImages, LibraryStreams
 
 DRIVERS = {"win32": "nvcuda.dll"}
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 JPEG_ENGINE = "WSIGPU_JPEG_ENGINE"
-PINNED_BUDGET, ALWAYS_PINNED = 1 << 30, 1 << 16
+# A GPU has up to 7 JPEG engines, and each image keeps the processor busy for 40 us. The kernels
+# of the other path are kept busy by more images.
+ENGINES, IMAGES = 7, 20
+JPEG_ENGINES = {"hardware": (HARDWARE, ENGINES), "hybrid": (HYBRID, IMAGES)}
+# Without it, images of less than a million pixels keep the processor busy instead.
+ALL_ON_GPU = "nvjpeg_cuda_decoder:hybrid_huffman_threshold=0"
+PINNED_BUDGET = 1 << 30
 THREADS = 256
+WORD = 4
+KERNELS = ("paste", "ycbcr_to_rgb", "merge_planes")
 TO_DEVICE, TO_HOST = 1, 2
 
 
@@ -103,12 +108,12 @@ class PinnedMemory:
         Raises
         ------
         MemoryError
-            If it has to be page-locked `surely`, and can't be.
+            If it has to be page-locked `surely`, whatever the budget, and can't be.
         """
         count = int(np.prod(shape))
         size = count * dtype.itemsize
         with self._lock:
-            fits = 0 < size <= max(self._budget - self._used, ALWAYS_PINNED)
+            fits = size > 0 and (surely or size <= self._budget - self._used)
             self._used += size if fits else 0
         try:
             memory = self._pool.malloc(size) if fits else None
@@ -144,6 +149,7 @@ class CudaDevice:
 
     def __init__(self, index: int) -> None:
         self.name = f"cuda:{index}"
+        self.jpegs_at_once = ENGINES
         self._index = index
         self._cupy = import_cuda("cupy", self.name)
         self._library = Library()
@@ -202,30 +208,30 @@ class CudaDevice:
         """
         if kind == "jpeg2000":
             return self._library.decoder(self._index, GPU_ONLY), "GPU"
-        engines = {"hardware": HARDWARE, "hybrid": HYBRID}
-        for name, backend in engines.items():
+        for name, (backend, at_once) in JPEG_ENGINES.items():
             if os.environ.get(JPEG_ENGINE, name) == name:
-                decoder = self._library.decoder(self._index, backend)
+                decoder = self._library.decoder(self._index, backend, ALL_ON_GPU)
                 if self._decodes(decoder):
+                    self.jpegs_at_once = at_once
                     return decoder, name
         raise DeviceError(f"nvImageCodec can't decode JPEG on '{self.name}'; is nvJPEG installed?")
 
-    def code_streams(self, count: int) -> LibraryStreams:
+    def code_streams(self) -> LibraryStreams:
         """Make room for the code streams of a batch."""
-        return self._library.streams(count)
+        return self._library.streams()
 
-    def images(self, addresses: Sequence[int], tile: TileFormat, stream: Stream) -> LibraryImages:
-        """Describe places in memory to nvImageCodec; a stream has the pixels."""
-        return self._library.images(addresses, tile, on_device=True, stream=stream.ptr)
+    def images(self) -> LibraryImages:
+        """Make room for descriptions of memory that nvImageCodec decodes a batch to."""
+        return self._library.images(on_device=True)
 
     def _decodes(self, decoder: LibraryDecoder) -> bool:
-        picture = imagecodecs.jpeg8_encode(np.zeros((64, 64, 3), np.uint8))
-        tile = TileFormat(64, 64, 3, "uint8")
-        address, _memory = self.allocate(64 * 64 * 3)
+        picture = np.frombuffer(imagecodecs.jpeg8_encode(np.zeros((64, 64), np.uint8)), np.uint8)
+        address, _memory = self.allocate(64 * 64)
         stream = self.new_stream()
-        streams, images = self.code_streams(1), self.images([address], tile, stream)
-        streams.add(bytes(picture), len(picture))
-        worked = decoder.decode(streams.used, images.handles)
+        streams, images = self.code_streams(), self.images()
+        streams.add(picture.ctypes.data, picture.nbytes)
+        images.add(address, ImageFormat(((64, 64, 1),), "uint8", "I_Y", "GRAY"), stream.ptr)
+        worked = decoder.decode(streams.used, images.used)
         stream.synchronize()
         return worked == [True]
 
@@ -311,11 +317,11 @@ class CudaDevice:
         with stream:
             pixels.fill(value)
 
-    def rows(self, tiles: NDArray[np.int64], stream: Stream) -> Any:
-        """Copy rows of (address, tile row, tile column) to the device."""
+    def rows(self, table: NDArray[np.int64], stream: Stream) -> Any:
+        """Copy a table to the device."""
         with stream:
-            rows = self._cupy.empty(tiles.shape, np.int64)
-        self.upload(int(rows.data.ptr), np.ascontiguousarray(tiles), stream)
+            rows = self._cupy.empty(table.shape, np.int64)
+        self.upload(int(rows.data.ptr), np.ascontiguousarray(table), stream)
         return rows
 
     def paste(
@@ -331,6 +337,7 @@ class CudaDevice:
         sample = np.dtype(tile.dtype).itemsize
         pixel = sample if window.channel is not None else sample * tile.channels
         arguments = (
+            np.int32(rows.shape[1]),
             np.int32(tile.height),
             np.int32(tile.width),
             np.int32(sample * tile.channels),
@@ -344,52 +351,49 @@ class CudaDevice:
             np.int64(level[1]),
             pixels,
         )
-        across = -(-tile.width * pixel // THREADS)
+        words = tile.width * pixel // WORD + 2
+        across = -(-words // THREADS)
         self._launch("paste", (len(rows), tile.height, across), (rows, *arguments), stream)
 
     def ycbcr_to_rgb(self, rows: Any, tile: TileFormat, stream: Stream) -> None:
         """Convert full-range YCbCr tiles to RGB in place, rounded as libjpeg does."""
         pixels = tile.height * tile.width
         grid = (-(-pixels // THREADS), len(rows))
-        self._launch("ycbcr_to_rgb", grid, (rows, np.int32(pixels)), stream)
-
-    def round_as_libjpeg(self, rows: Any, tile: TileFormat, stream: Stream) -> NDArray[np.int32]:
-        """Give RGB that a JPEG engine made of YCbCr the rounding of libjpeg, in place.
-
-        Returns
-        -------
-        ndarray of int32
-            Valid once the stream is synchronised, one flag a tile: not 0 where a clipped pixel
-            hides how it has to be rounded.
-        """
-        pairs, table = self._rounding
-        unclear = self.pinned.take((len(rows),), np.dtype(np.int32), surely=True)
-        unclear[:] = 0
-        pixels = tile.height * tile.width
-        arguments = (
-            rows,
-            np.int32(pixels),
-            pairs,
-            np.int32(len(pairs)),
-            table,
-            np.uint64(unclear.ctypes.data),
+        self._launch(
+            "ycbcr_to_rgb", grid, (rows, np.int32(rows.shape[1]), np.int32(pixels)), stream
         )
-        self._launch("round_as_libjpeg", (-(-pixels // THREADS), len(rows)), arguments, stream)
-        return unclear
+
+    def merge_planes(
+        self,
+        rows: Any,
+        tile: TileFormat,
+        sampling: tuple[int, int],
+        doubts: NDArray[np.int32],
+        stream: Stream,
+        *,
+        to_rgb: bool,
+    ) -> None:
+        """Put the planes of JPEG tiles together to pixels, as libjpeg does."""
+        size = (tile.height, tile.width, tile.channels, *sampling, int(to_rgb))
+        arguments = (rows, *map(np.int32, size), np.uint64(doubts.ctypes.data))
+        grid = (-(-tile.height * tile.width // THREADS), len(rows))
+        self._launch("merge_planes", grid, arguments, stream)
+
+    def shared(self, count: int, dtype: DTypeLike) -> NDArray[Any]:
+        """Return zeros in page-locked memory, which kernels can use."""
+        memory = self.pinned.take((count,), np.dtype(dtype), surely=True)
+        memory[:] = 0
+        return memory
 
     @cached_property
-    def _rounding(self) -> tuple[Any, Any]:
-        with self.active():
-            return self._cupy.asarray(differing_pairs()), self._cupy.asarray(correction_table())
-
-    @cached_property
-    def _kernels(self) -> Any:
+    def _kernels(self) -> dict[str, Any]:
         code = resources.files("napari_wsigpu.codecs").joinpath("kernels.cu").read_text("utf-8")
-        return self._cupy.RawModule(code=code)
+        module = self._cupy.RawModule(code=code)
+        return {name: module.get_function(name) for name in KERNELS}
 
     def _launch(
         self, kernel: str, grid: tuple[int, ...], arguments: tuple[Any, ...], stream: Stream
     ) -> None:
         if 0 not in grid:
             with stream:
-                self._kernels.get_function(kernel)(grid, (THREADS,), arguments)
+                self._kernels[kernel](grid, (THREADS,), arguments)

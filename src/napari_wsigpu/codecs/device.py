@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
     import numpy as np
@@ -19,22 +18,12 @@ if TYPE_CHECKING:
 
 
 class TileFormat(NamedTuple):
-    """Decoded tiles that can lie in one block of memory.
-
-    Attributes
-    ----------
-    height, width, channels, dtype
-        Shape and type of the interleaved samples.
-    sample_format, color_spec : str
-        What nvImageCodec calls samples that are meant like these.
-    """
+    """Decoded tiles that can lie in one block of memory: shape and type of their samples."""
 
     height: int
     width: int
     channels: int
     dtype: str
-    sample_format: str = "I_RGB"
-    color_spec: str = "SRGB"
 
 
 class Window(NamedTuple):
@@ -73,9 +62,18 @@ class Event(Protocol):
 
 
 class Device(Protocol):
-    """Memory, streams and kernels of one device."""
+    """Memory, streams and kernels of one device.
+
+    Attributes
+    ----------
+    name : str
+        As users name it.
+    jpegs_at_once : int
+        How many JPEGs it decodes best side by side.
+    """
 
     name: str
+    jpegs_at_once: int
 
     @property
     def memory(self) -> tuple[int, int]:
@@ -93,11 +91,11 @@ class Device(Protocol):
     def decoder(self, kind: str) -> tuple[LibraryDecoder, str]:
         """Make an nvImageCodec decoder for "jpeg" or "jpeg2000"; return it and its path's name."""
 
-    def code_streams(self, count: int) -> LibraryStreams:
+    def code_streams(self) -> LibraryStreams:
         """Make room for the code streams of a batch."""
 
-    def images(self, addresses: Sequence[int], tile: TileFormat, stream: Stream) -> LibraryImages:
-        """Describe places in memory to nvImageCodec; a stream has the pixels."""
+    def images(self) -> LibraryImages:
+        """Make room for descriptions of memory that nvImageCodec decodes a batch to."""
 
     def allocate(self, size: int) -> tuple[int, Any]:
         """Take memory: its address, and what has to be kept while it is used.
@@ -126,8 +124,8 @@ class Device(Protocol):
     def fill(self, pixels: Any, value: float, stream: Stream) -> None:
         """Set all of a device array to one value."""
 
-    def rows(self, tiles: NDArray[np.int64], stream: Stream) -> Any:
-        """Copy rows of (address, tile row, tile column) to the device, for what follows."""
+    def rows(self, table: NDArray[np.int64], stream: Stream) -> Any:
+        """Copy a table to the device: (address, tile row, tile column) of tiles, or others."""
 
     def paste(
         self,
@@ -146,14 +144,44 @@ class Device(Protocol):
     def ycbcr_to_rgb(self, rows: Any, tile: TileFormat, stream: Stream) -> None:
         """Convert full-range YCbCr tiles to RGB in place, rounded as libjpeg does."""
 
-    def round_as_libjpeg(self, rows: Any, tile: TileFormat, stream: Stream) -> NDArray[np.int32]:
-        """Give RGB that a JPEG engine made of YCbCr the rounding of libjpeg, in place.
+    def merge_planes(
+        self,
+        rows: Any,
+        tile: TileFormat,
+        sampling: tuple[int, int],
+        doubts: NDArray[np.int32],
+        stream: Stream,
+        *,
+        to_rgb: bool,
+    ) -> None:
+        """Put the planes of JPEG tiles together to pixels, as libjpeg does.
 
-        Returns
-        -------
-        ndarray of int32
-            Valid once the stream is synchronised, one flag a tile: not 0 where a clipped pixel
-            hides how it has to be rounded.
+        Parameters
+        ----------
+        rows : array, shape (tiles, 16)
+            Of the tiles, each with the addresses of its planes, the address of the strip below
+            it or 0, the address of its scan in host memory by `shared`, the scan's length or 0
+            if it is alone, and the marks of its `Stacking`.
+        tile : TileFormat
+            The tiles.
+        sampling : tuple of (int, int)
+            Luma samples for one of chroma, across and down.
+        doubts : ndarray of int32
+            By `shared`: is set for tiles whose strip is not there, whose scan has a marker, or
+            whose first block is of another brightness than the scan's first code says.
+        stream : Stream
+            Which does it.
+        to_rgb : bool
+            Convert from YCbCr.
+        """
+
+    def shared(self, count: int, dtype: DTypeLike) -> NDArray[Any]:
+        """Return zeros in host memory that the device can read and set.
+
+        Raises
+        ------
+        MemoryError
+            If there is not enough.
         """
 
     def upload(self, address: int, pixels: NDArray[Any], stream: Stream) -> None:

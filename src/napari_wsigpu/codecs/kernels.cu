@@ -1,67 +1,163 @@
 // Bytes of tiles to their place in a region, without what pads them beyond their level. One
-// block is a part of one row of one tile. tiles: (address, tile row, tile column) each.
-extern "C" __global__ void paste(const long long *tiles, int tile_height, int tile_width,
-                                 int tile_pixel, int skip, int pixel, long long top,
-                                 long long left, long long height, long long width,
-                                 long long level_height, long long level_width,
-                                 unsigned char *out) {
-    const long long *tile = tiles + 3 * (size_t)blockIdx.x;
+// block is a part of one row of one tile, a thread of it four bytes that are aligned in the
+// region. tiles: (address, tile row, tile column, ...) each. pixel: bytes to copy of each pixel
+// of `tile_pixel` bytes, after `skip`.
+extern "C" __global__ void paste(const long long *tiles, int columns, int tile_height,
+                                 int tile_width, int tile_pixel, int skip, int pixel,
+                                 long long top, long long left, long long height,
+                                 long long width, long long level_height,
+                                 long long level_width, unsigned char *out) {
+    const long long *tile = tiles + columns * (size_t)blockIdx.x;
     const long long y = tile[1] * tile_height + blockIdx.y - top;
     if (y < 0 || y >= height || y + top >= level_height) return;
     const long long first = tile[2] * tile_width - left;
+    const long long end = min(min(first + tile_width, width), level_width - left);
     const unsigned char *row =
-        (const unsigned char *)tile[0] + (size_t)blockIdx.y * tile_width * tile_pixel;
-    for (int i = blockIdx.z * blockDim.x + threadIdx.x; i < tile_width * pixel;
-         i += gridDim.z * blockDim.x) {
-        const long long x = first + i / pixel;
-        if (x < 0 || x >= width || x + left >= level_width) continue;
-        out[(size_t)(y * width + x) * pixel + i % pixel] =
-            row[(size_t)(i / pixel) * tile_pixel + skip + i % pixel];
+        (const unsigned char *)tile[0] + (size_t)blockIdx.y * tile_width * tile_pixel + skip;
+    unsigned char *target = out + (size_t)y * width * pixel;
+    const long long begin = max(first, 0LL) * pixel, past = end * pixel;
+    const long long word = begin - ((size_t)(target + begin) & 3) +
+                           4 * ((long long)blockIdx.z * blockDim.x + threadIdx.x);
+    unsigned char bytes[4];
+    for (int k = 0; k < 4; ++k) {
+        const long long place = word + k;
+        if (place < begin || place >= past) continue;
+        const int i = place - first * pixel;
+        bytes[k] = row[pixel == tile_pixel ? i : i / pixel * tile_pixel + i % pixel];
+    }
+    if (word >= begin && word + 4 <= past) {
+        *(uchar4 *)(target + word) = make_uchar4(bytes[0], bytes[1], bytes[2], bytes[3]);
+    } else {
+        for (int k = 0; k < 4; ++k)
+            if (word + k >= begin && word + k < past) target[word + k] = bytes[k];
     }
 }
 
 __device__ unsigned char clipped(int value) { return value < 0 ? 0 : value > 255 ? 255 : value; }
 
 // Full-range BT.601 with the fixed-point factors and rounding of libjpeg.
-extern "C" __global__ void ycbcr_to_rgb(const long long *tiles, int pixels) {
-    unsigned char *tile = (unsigned char *)tiles[3 * blockIdx.y];
+__device__ void write_rgb(unsigned char *p, int y, int cb, int cr) {
+    const int half = 1 << 15;
+    cb -= 128;
+    cr -= 128;
+    p[0] = clipped(y + ((91881 * cr + half) >> 16));
+    p[1] = clipped(y + ((-22554 * cb - 46802 * cr + half) >> 16));
+    p[2] = clipped(y + ((116130 * cb + half) >> 16));
+}
+
+extern "C" __global__ void ycbcr_to_rgb(const long long *tiles, int columns, int pixels) {
+    unsigned char *tile = (unsigned char *)tiles[(size_t)columns * blockIdx.y];
     for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < pixels; i += gridDim.x * blockDim.x) {
         unsigned char *p = tile + 3 * (size_t)i;
-        const int y = p[0], cb = p[1] - 128, cr = p[2] - 128, half = 1 << 15;
-        p[0] = clipped(y + ((91881 * cr + half) >> 16));
-        p[1] = clipped(y + ((-22554 * cb - 46802 * cr + half) >> 16));
-        p[2] = clipped(y + ((116130 * cb + half) >> 16));
+        write_rgb(p, p[0], p[1], p[2]);
     }
 }
 
-// How far beyond black or white a colour may lie before it was clipped.
-#define BEYOND 8
-
-__device__ bool clips_to(int value, int shown) {
-    return clipped(value) == shown && value >= -BEYOND && value <= 255 + BEYOND;
+// One sample of a plane of half the width, and perhaps half the height: between the nearest
+// one and that beyond it, 3 to 1 each way, rounded up and down in turn, as libjpeg does.
+__device__ int smooth(const unsigned char *plane, int x, int y, int width, int height, int down) {
+    const int near = x >> 1, far = min(max(near + (x & 1 ? 1 : -1), 0), width - 1);
+    if (down == 1) {
+        const unsigned char *row = plane + (size_t)y * width;
+        return (3 * row[near] + row[far] + (x & 1 ? 2 : 1)) >> 2;
+    }
+    const int other = min(max((y >> 1) + (y & 1 ? 1 : -1), 0), height - 1);
+    const unsigned char *row = plane + (size_t)(y >> 1) * width;
+    const unsigned char *beyond = plane + (size_t)other * width;
+    return (3 * (3 * row[near] + beyond[near]) + 3 * row[far] + beyond[far] + (x & 1 ? 7 : 8)) >> 4;
 }
 
-// differing: (red - y, blue - y, exact green - y, libjpeg's green - y) of every chroma pair
-// whose green the two round differently. correction: what to add to green, by (red - green,
-// blue - green) of exact RGB; no two chroma pairs share one.
-extern "C" __global__ void round_as_libjpeg(const long long *tiles, int pixels,
-                                            const int *differing, int count,
-                                            const signed char *correction, int *unclear) {
-    unsigned char *tile = (unsigned char *)tiles[3 * blockIdx.y];
-    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < pixels; i += gridDim.x * blockDim.x) {
-        unsigned char *p = tile + 3 * (size_t)i;
-        const int r = p[0], g = p[1], b = p[2];
-        if (r % 255 && g % 255 && b % 255) {
-            const int add = correction[(r - g + 256) * 512 + b - g + 256];
-            if (add) p[1] = g + add;
-        } else {
-            for (int k = 0; k < count; ++k) {
-                const int *d = differing + 4 * k;
-                const int y = r % 255 ? r - d[0] : b % 255 ? b - d[1] : g - d[2];
-                if (y >= 0 && y <= 255 && clips_to(y + d[0], r) && clips_to(y + d[1], b) &&
-                    clips_to(y + d[2], g) && clipped(y + d[3]) != g)
-                    unclear[blockIdx.y] = 1;
-            }
+// How far an engine may be from the shades of a strip.
+#define TOLERANCE 3
+
+// Whether this thread finds a marker in its part of a scan, which lies in host memory.
+__device__ bool finds_marker(const unsigned char *scan, long long length, int thread, int threads) {
+    const uint4 *chunks = (const uint4 *)((size_t)scan & ~(size_t)15);
+    for (const uint4 *at = chunks + thread; (const unsigned char *)at < scan + length;
+         at += threads) {
+        const uint4 chunk = *at;
+        const unsigned int words[5] = {chunk.x, chunk.y, chunk.z, chunk.w, 0};
+        const long long place = (const unsigned char *)at - scan;
+        for (int k = 0; k < 16; ++k) {
+            if ((words[k / 4] >> 8 * (k % 4) & 255) != 255) continue;
+            if (place + k < 0 || place + k >= length) continue;
+            const int j = k + 1;
+            if (j < 16 ? words[j / 4] >> 8 * (j % 4) & 255 : ((const unsigned char *)at)[16])
+                return true;
         }
+    }
+    return false;
+}
+
+// How far the mean of a block may be from what its code says.
+#define FAR 2
+
+// Whether the first block of a tile is of another brightness than the first code of its scan
+// says. Blocks that reach black or white tell nothing. codes: how many have 1 bit, 2 bits, ...;
+// what they stand for, the bits of the value that follows.
+__device__ bool is_other_block(const unsigned char *scan, long long length, int quantum,
+                               const unsigned char *codes, const unsigned char *luma, int width) {
+    unsigned int bits = 0;
+    for (int taken = 0, i = 0; taken < 4; ++taken, ++i) {
+        bits = bits << 8 | (i < length ? scan[i] : 255);
+        if (i < length && scan[i] == 255) ++i;
+    }
+    const unsigned char *symbols = codes + 16;
+    int code = 0, first = 0, size = -1, used = 0;
+    while (size < 0 && used < 16) {
+        code = code << 1 | (bits >> (31 - used) & 1);
+        const int count = codes[used++];
+        if (code - first < count) size = symbols[code - first];
+        symbols += count;
+        first = first + count << 1;
+    }
+    if (size < 0 || size > 15) return true;
+    int value = size ? (bits << used) >> (32 - size) : 0;
+    if (size && value < 1 << (size - 1)) value -= (1 << size) - 1;
+    int sum = 0;
+    for (int i = 0; i < 64; ++i) {
+        const int shade = luma[i / 8 * width + i % 8];
+        if (shade == 0 || shade == 255) return false;
+        sum += shade;
+    }
+    return abs(sum - 8 * (8 * 128 + value * quantum)) > 64 * FAR;
+}
+
+// tiles: (address, tile row, tile column, 3 planes, strip, scan, its length, 2 shades, quantum,
+// codes) each, in words of 8 bytes. across, down: luma samples for one of chroma. The blocks
+// of a strip, 8 pixels wide, have the shades in turn.
+extern "C" __global__ void merge_planes(const long long *tiles, int height, int width,
+                                        int channels, int across, int down, int to_rgb,
+                                        int *doubts) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    const long long *tile = tiles + 16 * (size_t)blockIdx.y;
+    const unsigned char *strip = (const unsigned char *)tile[6];
+    const unsigned char *scan = (const unsigned char *)tile[7];
+    const long long length = tile[8];
+    if (strip && i < width && abs(strip[i] - (int)tile[9 + i / 8 % 2]) > TOLERANCE)
+        doubts[blockIdx.y] = 1;
+    if (finds_marker(scan, length, i, gridDim.x * blockDim.x)) doubts[blockIdx.y] = 1;
+    if (length && i == 0 &&
+        is_other_block(scan, length, tile[11], (const unsigned char *)(tile + 12),
+                       (const unsigned char *)tile[3], width))
+        doubts[blockIdx.y] = 1;
+    if (i >= height * width) return;
+    unsigned char *p = (unsigned char *)tile[0] + (size_t)channels * i;
+    const int first = ((const unsigned char *)tile[3])[i];
+    if (channels == 1) {
+        p[0] = first;
+        return;
+    }
+    const unsigned char *second = (const unsigned char *)tile[4];
+    const unsigned char *third = (const unsigned char *)tile[5];
+    const int x = i % width, y = i / width, wide = (width + 1) / 2, high = (height + 1) / 2;
+    const int cb = across == 1 ? second[i] : smooth(second, x, y, wide, high, down);
+    const int cr = across == 1 ? third[i] : smooth(third, x, y, wide, high, down);
+    if (to_rgb) {
+        write_rgb(p, first, cb, cr);
+    } else {
+        p[0] = first;
+        p[1] = cb;
+        p[2] = cr;
     }
 }

@@ -12,18 +12,14 @@ import sys
 from ctypes import c_char_p, c_float, c_int, c_size_t, c_uint8, c_uint32, c_void_p
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from napari_wsigpu.errors import DeviceError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
-
-    from napari_wsigpu.codecs.device import TileFormat
 
 CPU_ONLY, GPU_ONLY, HYBRID, HARDWARE = 1, 2, 3, 4
 NO_DEVICE = -99999
@@ -31,10 +27,11 @@ DEVICE_BUFFER, HOST_BUFFER = 1, 2
 SUCCESS = 0
 DECODED = 1
 MOST_PLANES = 32
+HANDLE, FEW = 8, 64
 VERSIONS = range(900, 1000)
 FILES = {"win32": "nvimgcodec_0.dll"}
 SAMPLE_TYPES = {"uint8": 0x0802, "uint16": 0x1004}
-SAMPLE_FORMATS = {"I_Y": 4, "I_RGB": 8, "I_YUV": 12}
+SAMPLE_FORMATS = {"I_Y": 4, "I_RGB": 8, "P_YUV": 11, "I_YUV": 12}
 COLOR_SPECS = {"SRGB": 1, "GRAY": 2, "SYCC": 3}
 
 
@@ -201,7 +198,7 @@ class Library:
         if status != SUCCESS:
             raise DeviceError(f"nvImageCodec does not start ({function.__name__}: {status}).")
 
-    def decoder(self, device: int, backend: int) -> LibraryDecoder:
+    def decoder(self, device: int, backend: int, options: str = "") -> LibraryDecoder:
         """Make a decoder of one backend.
 
         Raises
@@ -215,120 +212,155 @@ class Library:
         )
         handle = c_void_p()
         status = self._long.nvimgcodecDecoderCreate(
-            self._instance, ctypes.byref(handle), ctypes.byref(execution), b""
+            self._instance, ctypes.byref(handle), ctypes.byref(execution), options.encode()
         )
         if status != SUCCESS:
             raise DeviceError(f"nvImageCodec can't make a decoder here (status {status}).")
         return LibraryDecoder(self, handle, (backends, execution))
 
-    def images(
-        self, addresses: Sequence[int], tile: TileFormat, *, on_device: bool, stream: int
-    ) -> LibraryImages:
-        """Describe places in memory, once for all batches that decode to them."""
-        return LibraryImages(self, addresses, tile, on_device=on_device, stream=stream)
+    def images(self, *, on_device: bool) -> LibraryImages:
+        """Make room for the descriptions of a batch's images, in device or host memory."""
+        return LibraryImages(self, on_device=on_device)
 
-    def streams(self, count: int) -> LibraryStreams:
+    def streams(self) -> LibraryStreams:
         """Make room for the code streams of a batch."""
-        return LibraryStreams(self, count)
+        return LibraryStreams(self)
 
 
-class LibraryImages:
-    """Handles of places in memory, made once.
+class ImageFormat(NamedTuple):
+    """What a decoded image is.
 
     Attributes
     ----------
-    handles : ndarray of uint64
-        One each.
+    planes : tuple of (int, int, int)
+        Height, width and interleaved channels of each plane; they follow each other in memory.
+    dtype : str
+        Type of the samples.
+    sample_format, color_spec : str
+        What nvImageCodec calls samples that are meant like these.
+    subsampling : int
+        What it calls the resolution of the chroma planes.
     """
 
-    def __init__(
-        self,
-        library: Library,
-        addresses: Sequence[int],
-        tile: TileFormat,
-        *,
-        on_device: bool,
-        stream: int,
-    ) -> None:
+    planes: tuple[tuple[int, int, int], ...]
+    dtype: str
+    sample_format: str
+    color_spec: str
+    subsampling: int = 0
+
+
+class _Handles:
+    """Handles of the library, used again by one batch after the other."""
+
+    _destroy: str
+
+    def __init__(self, library: Library) -> None:
         self._library = library
-        self.handles = np.zeros(len(addresses), np.uint64)
-        info = _ImageInfo(
-            color_spec=COLOR_SPECS[tile.color_spec],
-            sample_format=SAMPLE_FORMATS[tile.sample_format],
-            orientation=_Orientation(),
-            num_planes=1,
-            buffer_kind=DEVICE_BUFFER if on_device else HOST_BUFFER,
-            cuda_stream=stream,
-        )
-        itemsize = np.dtype(tile.dtype).itemsize
-        info.plane_info[0] = _Plane(
-            width=tile.width,
-            height=tile.height,
-            row_stride=tile.width * tile.channels * itemsize,
-            num_channels=tile.channels,
-            sample_type=SAMPLE_TYPES[tile.dtype],
-        )
-        create, instance = library._quick.nvimgcodecImageCreate, library._instance
-        first = self.handles.ctypes.data
-        for number, address in enumerate(addresses):
-            info.buffer = address
-            if create(instance, first + 8 * number, ctypes.byref(info)) != SUCCESS:
-                self.close()
-                raise DeviceError("nvImageCodec refuses an image buffer.")
-
-    def close(self) -> None:
-        """Destroy the handles."""
-        for handle in self.handles[self.handles > 0].tolist():
-            self._library._quick.nvimgcodecImageDestroy(handle)
-        self.handles[:] = 0
-
-    def __del__(self) -> None:
-        self.close()
-
-
-class LibraryStreams:
-    """Handles of code streams, used again by one batch after the other."""
-
-    def __init__(self, library: Library, count: int) -> None:
-        self._library = library
-        self._create = library._quick.nvimgcodecCodeStreamCreateFromHostMem
-        self.handles = np.zeros(count, np.uint64)
-        self._first = int(self.handles.ctypes.data)
+        self._all = np.zeros(FEW, np.uint64)
+        self._first = int(self._all.ctypes.data)
         self._count = 0
-        self._kept: list[bytes] = []
 
     @property
     def used(self) -> NDArray[np.uint64]:
         """The handles that were set since the last `clear`."""
-        return self.handles[: self._count]
+        return self._all[: self._count]
 
-    def add(self, data: bytes | int, length: int) -> bool:
-        """Set the next handle to encoded bytes, or to their address; False if it is refused.
-
-        What lies at an address has to be kept by the caller until `clear`.
-        """
-        place = self._first + 8 * self._count
-        if self._create(self._library._instance, place, data, length, None) != SUCCESS:
-            return False
-        self._count += 1
-        if not isinstance(data, int):
-            self._kept.append(data)
-        return True
+    def _next(self) -> int:
+        """Return where the next handle is."""
+        if self._count == len(self._all):
+            self._all = np.append(self._all, np.zeros_like(self._all))
+            self._first = int(self._all.ctypes.data)
+        return self._first + HANDLE * self._count
 
     def clear(self) -> None:
-        """Let go of the bytes; the handles are kept for other bytes."""
+        """Let go of what the handles stand for; they are kept for something else."""
         self._count = 0
-        self._kept.clear()
 
     def close(self) -> None:
         """Destroy the handles."""
         self.clear()
-        for handle in self.handles[self.handles > 0].tolist():
-            self._library._quick.nvimgcodecCodeStreamDestroy(handle)
-        self.handles[:] = 0
+        for handle in self._all[self._all > 0].tolist():
+            getattr(self._library._quick, self._destroy)(handle)
+        self._all[:] = 0
 
     def __del__(self) -> None:
         self.close()
+
+
+class LibraryImages(_Handles):
+    """Places in memory to decode to."""
+
+    _destroy = "nvimgcodecImageDestroy"
+
+    def __init__(self, library: Library, *, on_device: bool) -> None:
+        super().__init__(library)
+        self._create = library._quick.nvimgcodecImageCreate
+        self._kind = DEVICE_BUFFER if on_device else HOST_BUFFER
+        self._infos: dict[ImageFormat, _ImageInfo] = {}
+        self._set: dict[int, tuple[int, ImageFormat, int]] = {}
+
+    def add(self, address: int, image: ImageFormat, stream: int) -> None:
+        """Set the next handle to a place in memory; a CUDA stream has the pixels.
+
+        Raises
+        ------
+        DeviceError
+            If the library refuses it.
+        """
+        place, wanted = self._next(), (address, image, stream)
+        if self._set.get(self._count) != wanted:
+            info = self._infos.get(image)
+            if info is None:
+                info = self._infos[image] = self._describe(image)
+            info.buffer, info.cuda_stream = address, stream
+            self._set.pop(self._count, None)
+            if self._create(self._library._instance, place, ctypes.byref(info)) != SUCCESS:
+                raise DeviceError("nvImageCodec refuses an image buffer.")
+            self._set[self._count] = wanted
+        self._count += 1
+
+    def _describe(self, image: ImageFormat) -> _ImageInfo:
+        info = _ImageInfo(
+            color_spec=COLOR_SPECS[image.color_spec],
+            sample_format=SAMPLE_FORMATS[image.sample_format],
+            chroma_subsampling=image.subsampling,
+            orientation=_Orientation(),
+            num_planes=len(image.planes),
+            buffer_kind=self._kind,
+        )
+        for number, (height, width, channels) in enumerate(image.planes):
+            info.plane_info[number] = _Plane(
+                width=width,
+                height=height,
+                row_stride=width * channels * np.dtype(image.dtype).itemsize,
+                num_channels=channels,
+                sample_type=SAMPLE_TYPES[image.dtype],
+            )
+        return info
+
+
+class LibraryStreams(_Handles):
+    """Code streams."""
+
+    _destroy = "nvimgcodecCodeStreamDestroy"
+
+    def __init__(self, library: Library) -> None:
+        super().__init__(library)
+        self._create = library._quick.nvimgcodecCodeStreamCreateFromHostMem
+
+    def add(self, address: int, length: int) -> bool:
+        """Set the next handle to encoded bytes, kept by the caller until `clear`.
+
+        Returns
+        -------
+        bool
+            False if the library refuses them.
+        """
+        place = self._next()
+        if self._create(self._library._instance, place, address, length, None) != SUCCESS:
+            return False
+        self._count += 1
+        return True
 
 
 class LibraryDecoder:
@@ -354,7 +386,6 @@ class LibraryDecoder:
             If the batch as a whole fails.
         """
         count = len(streams)
-        images = np.ascontiguousarray(images)
         future = c_void_p()
         status = self._library._long.nvimgcodecDecoderDecode(
             self._handle,

@@ -6,32 +6,38 @@ import logging
 import queue
 import threading
 import traceback
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from itertools import compress
+from itertools import chain, compress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.codecs.codestream import CodeStreams, recipe
+from napari_wsigpu.codecs.codestream import Jpeg2000Streams, recipe
+from napari_wsigpu.codecs.cpu import decode_tile
+from napari_wsigpu.codecs.stack import JpegStreams
+from napari_wsigpu.codecs.workspace import Workspace
 from napari_wsigpu.errors import DeviceError, device_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from concurrent.futures import Future
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.codecs.codestream import Recipe
+    from napari_wsigpu.codecs.codestream import Prepared, Recipe
     from napari_wsigpu.codecs.cpu import CpuBatch, CpuDecoder
     from napari_wsigpu.codecs.decoder import EncodedBatch, EncodedTile
     from napari_wsigpu.codecs.device import Device, Event, Stream, TileFormat
-    from napari_wsigpu.codecs.library import LibraryDecoder, LibraryImages, LibraryStreams
+    from napari_wsigpu.codecs.library import LibraryDecoder
     from napari_wsigpu.codecs.verify import Verifier
     from napari_wsigpu.formats.layout import LevelLayout
 
     Job = Callable[["DecodeWorker"], None]
     Then = Callable[[Any], None]
 
-STREAMS = 320
+MOST_IDLE = 4
 
 logger = logging.getLogger(__name__)
 
@@ -45,13 +51,10 @@ class Slots(NamedTuple):
         What each place holds.
     addresses : ndarray of int64, shape (tiles,)
         Where they are.
-    images : ndarray of uint64
-        Handles of the same for nvImageCodec, with the worker's stream.
     """
 
     tile: TileFormat
     addresses: NDArray[np.int64]
-    images: NDArray[np.uint64]
 
 
 class DecodeWorker:
@@ -76,7 +79,8 @@ class DecodeWorker:
         with device.active():
             self.stream = device.new_stream()
         self._decoders: dict[str, tuple[LibraryDecoder, str] | None] = {}
-        self._streams: list[LibraryStreams] = []
+        self._workspaces: deque[Workspace] = deque(maxlen=MOST_IDLE)
+        self._witness: ThreadPoolExecutor | None = None
         self._warned: set[str] = set()
 
     def submit(self, job: Job) -> None:
@@ -105,20 +109,39 @@ class DecodeWorker:
                 if made is not None:
                     made[0].close()
             self._decoders.clear()
-            self._streams.clear()
-
-    def take_streams(self, count: int) -> LibraryStreams:
-        """Give out room for code streams, which comes back by `give_streams`."""
         with self._lock:
-            if self._streams and len(self._streams[-1].handles) >= count:
-                return self._streams.pop()
-        return self.device.code_streams(max(count, STREAMS))
+            witness, self._witness = self._witness, None
+        if witness is not None:
+            witness.shutdown()
+        self.trim()
 
-    def give_streams(self, streams: LibraryStreams) -> None:
-        """Take room for code streams back."""
-        streams.clear()
+    def take_workspace(self) -> Workspace:
+        """Give out a workspace, which comes back by `give_workspace`."""
+        try:
+            return self._workspaces.pop()
+        except IndexError:
+            return Workspace(self.device)
+
+    def give_workspace(self, workspace: Workspace) -> None:
+        """Take a workspace back."""
+        workspace.clear()
+        self._workspaces.append(workspace)
+
+    def trim(self) -> None:
+        """Free the memory of workspaces that nobody uses now."""
+        self._workspaces.clear()
+
+    def witness(self, tile: EncodedTile) -> Future[NDArray[Any]]:
+        """Have a tile decoded on the CPU, to be compared; by a thread that is there already.
+
+        To start one would take as long as to decode the tile.
+        """
         with self._lock:
-            self._streams.append(streams)
+            if self._witness is None:
+                self._witness = ThreadPoolExecutor(1, "wsigpu-witness")
+            return self._witness.submit(
+                decode_tile, tile, np.empty(tile.level.tile_bytes, np.uint8)
+            )
 
     def engine(self, kind: str) -> str | None:
         """Return the name of the path that decodes a kind, None if there is none.
@@ -194,7 +217,7 @@ class NvImageCodecDecoder:
         self.worker = worker
         self.cpu = cpu
         self.verifier = verifier
-        self._makers: dict[LevelLayout, tuple[Recipe, CodeStreams] | str] = {}
+        self._makers: dict[LevelLayout, tuple[Recipe, JpegStreams | Jpeg2000Streams] | str] = {}
 
     def schedule(
         self,
@@ -232,14 +255,18 @@ class NvImageCodecDecoder:
             self.worker.submit(pending.run)
         return pending
 
-    def maker(self, level: LevelLayout) -> tuple[Recipe, CodeStreams] | str:
-        """Return recipe and code streams of a level, or why the CPU decodes it."""
+    def maker(self, level: LevelLayout) -> tuple[Recipe, JpegStreams | Jpeg2000Streams] | str:
+        """Return a level's recipe and what makes its code streams, or why the CPU decodes it."""
         if self.verifier.reason is not None:
             return self.verifier.reason
         made = self._makers.get(level)
         if made is None:
             how = recipe(level)
-            made = how if isinstance(how, str) else (how, CodeStreams(level, how))
+            if isinstance(how, str):
+                made = how
+            else:
+                make = JpegStreams if how.kind == "jpeg" else Jpeg2000Streams
+                made = how, make(level, how)
             self._makers[level] = made
         return made
 
@@ -269,15 +296,14 @@ class GpuBatch:
         self._decoded_on_cpu = 0
         self._proven = 0
         self._how: Recipe | None = None
+        self._workspace: Workspace | None = None
+        self._prepared: Prepared | None = None
         self._on_gpu: list[int] = []
         self._decoded: list[int] = []
-        self._streams: LibraryStreams | None = None
-        self._images: LibraryImages | None = None
         self._cpu_parts: list[_CpuPart] = []
         self._uploaded: list[_CpuPart] = []
-        self._samples: _CpuPart | None = None
-        self._compared: list[tuple[int, NDArray[Any], NDArray[Any]]] = []
-        self._unclear: NDArray[np.int32] | None = None
+        self._samples: dict[int, Future[NDArray[Any]]] = {}
+        self._compared: list[tuple[int, NDArray[Any], Future[NDArray[Any]]]] = []
         self._ready: Event | None = None
 
     @property
@@ -286,18 +312,26 @@ class GpuBatch:
         return self._decoded_on_cpu
 
     def prepare(self, share: float) -> None:
-        """Sort the tiles by who decodes them, and start those of the CPU."""
+        """Sort the tiles by who decodes them, and start those of the CPU.
+
+        Raises
+        ------
+        MemoryError
+            If the device has no memory to work in.
+        """
         made = self._decoder.maker(self._batch.level)
         if not isinstance(made, str):
             self._how, maker = made
             count = round(share * len(self._batch))
-            self._streams = streams = self._decoder.worker.take_streams(count)
-            self._on_gpu = maker.fill(self._batch, count, streams)
-            samples = self._decoder.verifier.samples(self._how.kind, self._on_gpu)
-            if samples:
-                self._samples = _CpuPart(self._decoder, self._batch, samples)
-        rest = sorted(set(range(len(self._batch))) - set(self._on_gpu))
-        if rest:
+            self._workspace = self._decoder.worker.take_workspace()
+            try:
+                self._prepared = maker.prepare(self._batch, count, self._workspace)
+            except MemoryError:
+                self._let_go()
+                raise
+            self._on_gpu = list(chain.from_iterable(self._prepared.groups))
+        if len(self._on_gpu) < len(self._batch):
+            rest = sorted({*range(len(self._batch))} - {*self._on_gpu})
             self._cpu_parts.append(_CpuPart(self._decoder, self._batch, rest))
 
     def run(self, worker: DecodeWorker) -> None:
@@ -342,9 +376,8 @@ class GpuBatch:
 
     def cancel(self) -> None:
         """Drop the batch if it is not begun, and return when the device is done with it."""
-        for part in (self._samples, *self._cpu_parts):
-            if part is not None:
-                part.cancel()
+        for part in self._cpu_parts:
+            part.cancel()
         if self._claim.acquire(blocking=False):
             self._done.set()
         self._done.wait()
@@ -364,21 +397,18 @@ class GpuBatch:
         worker, tile = self._decoder.worker, self._slots.tile
         stream = self._stream or worker.stream
         rows = None
-        if self._how is not None and self._streams is not None and self._on_gpu:
-            images = self._slots.images
-            if self._stream is not None:
-                addresses = self._slots.addresses.tolist()
-                self._images = device.images(addresses, tile, self._stream)
-                images = self._images.handles
+        if self._how is not None and self._prepared is not None and self._workspace is not None:
+            prepared, work = self._prepared, self._workspace
+            prepared.describe(self._slots.addresses.tolist(), stream)
             self._engine = worker.engine(self._how.kind) or ""
-            worked = worker.decode(self._how.kind, self._streams.used, images[self._on_gpu])
-            self._decoded = list(compress(self._on_gpu, worked))
-            rows = self._rows(self._decoded, stream)
-            if self._decoded and self._how.convert:
-                device.ycbcr_to_rgb(rows, tile, stream)
-            exact = self._how.engine_rgb and self._engine == "hardware"
-            if self._decoded and exact:
-                self._unclear = device.round_as_libjpeg(rows, tile, stream)
+            samples = self._decoder.verifier.samples(self._how.kind, self._on_gpu)
+            self._samples = {index: worker.witness(self._batch[index]) for index in samples}
+            worked = worker.decode(self._how.kind, work.streams.used, work.images.used)
+            self._decoded = list(chain.from_iterable(compress(prepared.groups, worked)))
+            if self._decoded:
+                table = prepared.rows(worked, self._slots.addresses, self._batch.tiles)
+                rows = device.rows(table, stream)
+                prepared.finish(rows, tile, device, stream)
         from_cpu = self._take_cpu_parts(stream)
         if from_cpu or rows is None:
             rows = self._rows(self._decoded + from_cpu, stream)
@@ -391,9 +421,14 @@ class GpuBatch:
         assert self._ready is not None
         self._ready.synchronize()
         self._begun = False
-        again = sorted(set(self._on_gpu) - set(self._decoded))
-        if self._unclear is not None and self._unclear.any():
-            again += compress(self._decoded, self._unclear)
+        again: list[int] = []
+        if len(self._decoded) < len(self._on_gpu):
+            again += sorted({*self._on_gpu} - {*self._decoded})
+        if self._prepared is not None and len(self._decoded) > 1:
+            doubtful = self._prepared.doubtful(self._decoded)
+            everywhere = len(doubtful) == len(self._decoded)
+            self._decoder.verifier.note_doubts(self._engine, everywhere=everywhere)
+            again += doubtful
         if not self._verified(set(again)):
             again = self._on_gpu
         if again:
@@ -422,21 +457,17 @@ class GpuBatch:
         return done
 
     def _download_samples(self, device: Device, stream: Stream) -> None:
-        if self._samples is None:
-            return
-        failed, tile = self._samples.wait(), self._slots.tile
-        for index, expected in self._samples.pixels():
-            if index in self._decoded and index not in failed:
+        for index, sample in self._samples.items():
+            if index in self._decoded:
                 address = int(self._slots.addresses[index])
-                pixels = device.download_tile(address, tile, stream)
-                self._compared.append((index, pixels, expected))
+                pixels = device.download_tile(address, self._slots.tile, stream)
+                self._compared.append((index, pixels, sample))
 
     def _verified(self, doubtful: set[int]) -> bool:
-        for index, pixels, expected in self._compared:
-            if index not in doubtful:
+        for index, pixels, sample in self._compared:
+            if index not in doubtful and sample.exception() is None:
                 self._proven += 1
-                whole = expected.view(pixels.dtype).reshape(pixels.shape)
-                if not self._decoder.verifier.agree(self._engine, pixels, whole):
+                if not self._decoder.verifier.agree(self._engine, pixels, sample.result()):
                     return False
         return True
 
@@ -446,15 +477,17 @@ class GpuBatch:
         return self._decoder.worker.device.rows(rows, stream)
 
     def _let_go(self) -> None:
-        for part in (self._samples, *self._cpu_parts):
-            if part is not None:
-                part.cancel()
-        if self._samples is not None and self._how is not None:
-            unproven = len(self._samples.indices) - self._proven
+        for part in self._cpu_parts:
+            part.cancel()
+        for sample in self._samples.values():
+            sample.cancel()
+        if self._samples and self._how is not None:
+            unproven = len(self._samples) - self._proven
             self._decoder.verifier.give_back(self._how.kind, unproven)
-        if self._streams is not None:
-            self._decoder.worker.give_streams(self._streams)
-        self._streams = self._images = self._samples = self._unclear = self._ready = None
+        if self._workspace is not None:
+            self._decoder.worker.give_workspace(self._workspace)
+        self._workspace = self._prepared = self._ready = None
+        self._samples = {}
         self._cpu_parts.clear()
         self._uploaded.clear()
         self._compared.clear()

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 # What the samples of a tile may differ by, for each path that nvImageCodec decodes on.
 TOLERANCES = {"hardware": 0, "hybrid": 3, "GPU": 1}
-TILES_A_BATCH = 2
+TILES_A_BATCH = 1
 TILES_A_SLIDE = 8
+BATCHES_IN_DOUBT = 3
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ class Verifier:
         self._path = path
         self._lock = threading.Lock()
         self._left: dict[str, int] = {}
+        self._in_doubt = 0
 
     def samples(self, kind: str, candidates: Sequence[int]) -> list[int]:
         """Choose the tiles of a batch that shall be decoded by both."""
@@ -70,11 +72,19 @@ class Verifier:
         difference = int(np.abs(pixels.astype(np.int64) - expected).max())
         if difference <= TOLERANCES[engine]:
             return True
-        with self._lock:
-            first = self.reason is None
-            self.reason = f"the {engine} decoder's pixels differ by {difference} from the CPU's"
-        if first:
-            logger.warning(
-                "'%s' is decoded on the CPU from now on, because %s", self._path, self.reason
-            )
+        self._give_up(f"the {engine} decoder's pixels differ by {difference} from the CPU's")
         return False
+
+    def note_doubts(self, engine: str, *, everywhere: bool) -> None:
+        """Warn if one batch after the other is in doubt as a whole: it is not the slide's fault."""
+        with self._lock:
+            self._in_doubt = self._in_doubt + 1 if everywhere else 0
+            enough = self._in_doubt == BATCHES_IN_DOUBT
+        if enough:
+            self._give_up(f"the {engine} decoder does not keep tiles apart")
+
+    def _give_up(self, reason: str) -> None:
+        with self._lock:
+            first, self.reason = self.reason is None, reason
+        if first:
+            logger.warning("'%s' is decoded on the CPU from now on, because %s", self._path, reason)

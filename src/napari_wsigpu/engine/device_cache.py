@@ -10,14 +10,9 @@ import numpy as np
 from napari_wsigpu.codecs.nvimagecodec import Slots
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.device import Device, TileFormat
-    from napari_wsigpu.codecs.library import LibraryImages
-
-    Wrap = Callable[[Sequence[int], TileFormat], LibraryImages | None]
 
 SLAB_BYTES, SLAB_TILES = 128 << 20, 4096
 LARGEST_BUDGET = 2 << 30
@@ -35,7 +30,7 @@ class Reserved(NamedTuple):
     def slots(self) -> Slots:
         """The places as a decoder wants them."""
         shelf = self.shelf
-        return Slots(shelf.tile, shelf.addresses[self.places], shelf.handles[self.places])
+        return Slots(shelf.tile, shelf.addresses[self.places])
 
 
 class Shelf:
@@ -45,7 +40,6 @@ class Shelf:
         self.tile = tile
         self.tile_bytes = tile_bytes
         self.slabs: list[Any] = []
-        self.handles = np.zeros(0, np.uint64)
         self.addresses = np.zeros(0, np.int64)
         self.owners = np.zeros((0, 4), np.int64)
         self.pins = np.zeros(0, np.int32)
@@ -56,11 +50,14 @@ class Shelf:
         """Bytes of device memory that it takes."""
         return len(self.addresses) * self.tile_bytes
 
-    def add(self, address: int, slab: Any, count: int, images: LibraryImages | None) -> None:
+    @property
+    def free(self) -> NDArray[np.int64]:
+        """Places that hold no tile and are not pinned."""
+        return np.flatnonzero((self.owners[:, 0] == NOBODY) & (self.pins == 0))
+
+    def add(self, address: int, slab: Any, count: int) -> None:
         """Add an allocation of `count` places."""
-        self.slabs.append((slab, images))
-        handles = np.zeros(count, np.uint64) if images is None else images.handles
-        self.handles = np.append(self.handles, handles)
+        self.slabs.append(slab)
         places = address + self.tile_bytes * np.arange(count, dtype=np.int64)
         self.addresses = np.append(self.addresses, places)
         self.owners = np.append(self.owners, np.full((count, 4), NOBODY, np.int64), axis=0)
@@ -147,7 +144,7 @@ class DeviceTiles:
             shelf.used[places] = self._clock
             return Reserved(shelf, places), here
 
-    def reserve(self, tile: TileFormat, tile_bytes: int, count: int, wrap: Wrap) -> Reserved:
+    def reserve(self, tile: TileFormat, tile_bytes: int, count: int) -> Reserved:
         """Pin up to `count` places for new tiles.
 
         Returns
@@ -162,15 +159,18 @@ class DeviceTiles:
         """
         with self._lock:
             shelf = self._shelves.setdefault(tile, Shelf(tile, tile_bytes))
-            free = np.flatnonzero((shelf.owners[:, 0] == NOBODY) & (shelf.pins == 0))
+            free = shelf.free
             if len(free) < count:
-                self._grow(shelf, count - len(free), wrap)
-            candidates = np.flatnonzero(shelf.pins == 0)
-            if not len(candidates):
+                self._grow(shelf, count - len(free))
+                free = shelf.free
+            places = free[:count]
+            if len(free) < count:
+                owned = np.flatnonzero((shelf.owners[:, 0] != NOBODY) & (shelf.pins == 0))
+                oldest = owned[np.argsort(shelf.used[owned], kind="stable")[: count - len(free)]]
+                self._evict(shelf, oldest)
+                places = np.append(free, oldest)
+            if not len(places):
                 raise MemoryError(f"no device memory is left for tiles on '{self._device.name}'")
-            age = np.where(shelf.owners[candidates, 0] == NOBODY, NOBODY, shelf.used[candidates])
-            places = candidates[np.argsort(age, kind="stable")[:count]]
-            self._evict(shelf, places)
             shelf.pins[places] += 1
             return Reserved(shelf, places)
 
@@ -209,9 +209,8 @@ class DeviceTiles:
             before = table[rows, columns]
             shelf.owners[before[before != NOBODY], 0] = NOBODY
             table[rows, columns] = places
-            shelf.owners[places] = np.stack(
-                [np.full_like(rows, slide), np.full_like(rows, level), rows, columns], -1
-            )
+            shelf.owners[places, :2] = slide, level
+            shelf.owners[places, 2:] = tiles[indices]
             self._clock += 1
             shelf.used[places] = self._clock
 
@@ -244,12 +243,11 @@ class DeviceTiles:
                     self._drop(tile)
 
     def _evict(self, shelf: Shelf, places: NDArray[np.int64]) -> None:
-        owned = places[shelf.owners[places, 0] != NOBODY]
-        for slide, level, row, column in shelf.owners[owned].tolist():
+        for slide, level, row, column in shelf.owners[places].tolist():
             self._levels[slide, level].table[row, column] = NOBODY
-        shelf.owners[owned, 0] = NOBODY
+        shelf.owners[places, 0] = NOBODY
 
-    def _grow(self, shelf: Shelf, missing: int, wrap: Wrap) -> None:
+    def _grow(self, shelf: Shelf, missing: int) -> None:
         """Take more memory, as far as budget and device have it: half and half again."""
         while self._taken() + missing * shelf.tile_bytes > self._budget:
             if not self._give_up_another(shelf):
@@ -266,8 +264,7 @@ class DeviceTiles:
                 elif not self._give_up_another(shelf):
                     count //= 2
                 continue
-            addresses = range(address, address + count * shelf.tile_bytes, shelf.tile_bytes)
-            shelf.add(address, slab, count, wrap(addresses, shelf.tile))
+            shelf.add(address, slab, count)
             return
 
     def _taken(self) -> int:

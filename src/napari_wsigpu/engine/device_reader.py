@@ -7,12 +7,10 @@ import time
 from collections import deque
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from napari_wsigpu.codecs.codestream import recipe
 from napari_wsigpu.codecs.decoder import EncodedBatch
 from napari_wsigpu.codecs.device import TileFormat
 from napari_wsigpu.engine.cache import TileKey
@@ -26,12 +24,11 @@ from napari_wsigpu.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.device import Device, Stream, Window
-    from napari_wsigpu.codecs.library import LibraryImages
     from napari_wsigpu.codecs.nvimagecodec import GpuBatch, NvImageCodecDecoder
     from napari_wsigpu.engine.device_cache import DeviceTiles, Reserved
     from napari_wsigpu.engine.log import TileLog
@@ -41,7 +38,6 @@ if TYPE_CHECKING:
 BATCH_TILES = 320
 BATCH_PIXEL_BYTES = 256 << 20
 IN_FLIGHT = 2
-NO_FORMAT = ""
 
 
 @dataclass
@@ -288,6 +284,7 @@ class DeviceReader:
         self._released = True
         self.forget_tiles()
         self._tiles.trim()
+        self._decoder.worker.trim()
         with self._lock:
             self._idle_streams.clear()
             self._idle_rooms.clear()
@@ -304,22 +301,16 @@ class DeviceReader:
                 if len(flying) == IN_FLIGHT:
                     self._finish(reading, flying.pop(0))
                 try:
-                    reserved = self._reserve(reading, min(most, len(wanted)))
+                    flying.append(self._begin(reading, wanted, most, only=not flying))
                 except MemoryError:
-                    if not flying:
+                    if flying:
+                        self._finish(reading, flying.pop(0))
+                    elif most > 1:
+                        most //= 2
+                    else:
                         raise
-                    self._finish(reading, flying.pop(0))
-                    continue
-                batch, wanted = np.split(wanted, [len(reserved.places)])
-                try:
-                    encoded = self._encoded(reading.image, batch)
-                    last = not len(wanted)
-                    only = last and not flying
-                    pending = self._schedule(reading, encoded, reserved, last=last, only=only)
-                except BaseException:
-                    self._tiles.unpin(reserved)
-                    raise
-                flying.append(_InFlight(batch, reserved, pending, encoded.buffer))
+                else:
+                    wanted = wanted[len(flying[-1].tiles) :]
             while flying:
                 self._finish(reading, flying.pop(0))
             if reading.to_host:
@@ -330,14 +321,27 @@ class DeviceReader:
                 batch_in_flight.pending.cancel()
                 self._tiles.unpin(batch_in_flight.reserved)
 
-    def _reserve(self, reading: _Reading, count: int) -> Reserved:
-        return self._tiles.reserve(reading.tile, reading.image.tile_bytes, count, self._wrap)
+    def _begin(
+        self, reading: _Reading, wanted: NDArray[np.int64], most: int, *, only: bool
+    ) -> _InFlight:
+        """Read a batch of the wanted tiles and begin to decode it.
 
-    def _wrap(self, addresses: Sequence[int], tile: TileFormat) -> LibraryImages | None:
-        """Describe new places to nvImageCodec, if it can decode to them."""
-        if tile.sample_format == NO_FORMAT:
-            return None
-        return self.device.images(addresses, tile, self._decoder.worker.stream)
+        Raises
+        ------
+        MemoryError
+            If there is no device memory for it.
+        """
+        tile, size = reading.tile, reading.image.tile_bytes
+        reserved = self._tiles.reserve(tile, size, min(most, len(wanted)))
+        tiles = wanted[: len(reserved.places)]
+        try:
+            encoded = self._encoded(reading.image, tiles)
+            last = len(tiles) == len(wanted)
+            pending = self._schedule(reading, encoded, reserved, last=last, only=last and only)
+        except BaseException:
+            self._tiles.unpin(reserved)
+            raise
+        return _InFlight(tiles, reserved, pending, encoded.buffer)
 
     def _schedule(
         self,
@@ -394,7 +398,9 @@ class DeviceReader:
             if self._decoder.verifier.reason is not None and not self._doubted:
                 self._doubted = True
                 self.forget_tiles()
-            good = np.delete(np.arange(len(batch.tiles)), list(failed))
+            good = np.arange(len(batch.tiles))
+            if failed:
+                good = np.delete(good, list(failed))
             grid = reading.image.grid
             self._tiles.keep(
                 batch.reserved,
@@ -443,11 +449,7 @@ def _within(window: Window, image: LevelLayout) -> bool:
     )
 
 
-@lru_cache(maxsize=256)
 def tile_format(image: LevelLayout) -> TileFormat:
     """Return what a decoded tile of a level is."""
-    grid, how = image.grid, recipe(image)
-    colors = (NO_FORMAT, "") if isinstance(how, str) else (how.sample_format, how.color_spec)
-    return TileFormat(
-        grid.tile_height, grid.tile_width, image.channels, image.encoding.dtype, *colors
-    )
+    grid = image.grid
+    return TileFormat(grid.tile_height, grid.tile_width, image.channels, image.encoding.dtype)

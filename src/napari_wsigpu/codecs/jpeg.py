@@ -1,0 +1,274 @@
+"""JPEG tiles on top of each other: one image, which an engine decodes at the cost of one.
+
+To begin an image costs a JPEG engine as much as to decode a tile. Tiles that share their header
+become one tall image without being decoded: their scans follow each other, and a restart marker
+after each resets what a decoder remembers. Only chroma of half the height would be smoothed
+across the edges of tiles, so that it has to be left at its own resolution.
+
+Led astray by a damaged tile, an engine may show the tiles below it in wrong places and say
+nothing. So each stack ends with a strip of bright and gray blocks: where these are not found,
+the whole stack is in doubt. Two damaged tiles could make up for each other. So a stack is in
+doubt, too, where a scan has a marker of its own, or where the first block of a tile has not the
+brightness that its first code says.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import lru_cache
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
+
+import imagecodecs
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+END_OF_IMAGE = b"\xff\xd9"
+START_OF_SCAN, HUFFMAN, QUANTA, RESTART_INTERVAL, ADOBE = 0xDA, 0xC4, 0xDB, 0xDD, 0xEE
+FRAMES = {*range(0xC0, 0xD0)} - {HUFFMAN, 0xC8, 0xCC}
+SEQUENTIAL = (0xC0, 0xC1)
+BLOCK = 8
+NO_MARKS = (0,) * 7
+MOST_ROWS, MOST_UNITS = 12288, 0xFFFF
+LENGTHS, MOST_SYMBOLS = 16, 16
+SAME, END_OF_BLOCK = 0, 0
+LARGEST_STEP, LEAST_CONTRAST = 7, 8
+
+
+class Header(NamedTuple):
+    """What a JPEG's header says.
+
+    Attributes
+    ----------
+    frame : int
+        Marker of the frame, which tells the kind of JPEG.
+    bits : int
+        Of each sample.
+    height, width : int
+        Of the image.
+    ids : bytes
+        Of the components.
+    sampling : tuple of (int, int)
+        Samples of each component, across and down.
+    tables : tuple of (int, int)
+        Numbers of each component's Huffman tables, for first and for other values of a block.
+    huffman : bytes
+        The Huffman tables.
+    quantum : int
+        What the first value of a block of the first component is multiplied by; 0 if unknown.
+    transform : int or None
+        Adobe's colour transform.
+    restarts : bool
+        Whether there are restart markers already.
+    """
+
+    frame: int
+    bits: int
+    height: int
+    width: int
+    ids: bytes
+    sampling: tuple[tuple[int, int], ...]
+    tables: tuple[tuple[int, int], ...]
+    huffman: bytes
+    quantum: int
+    transform: int | None
+    restarts: bool
+
+
+def segments(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """Yield marker, start and end of each segment, up to the one that starts the scan."""
+    place = 2
+    while place + 4 <= len(data) and data[place] == 0xFF:
+        marker = data[place + 1]
+        end = place + 2 + int.from_bytes(data[place + 2 : place + 4], "big")
+        if end > len(data):
+            return
+        yield marker, place, end
+        if marker == START_OF_SCAN:
+            return
+        place = end
+
+
+def header_length(data: bytes) -> int:
+    """Return where the scan of a JPEG begins; 0 if it has none."""
+    return next((end for marker, _, end in segments(data) if marker == START_OF_SCAN), 0)
+
+
+@lru_cache(maxsize=256)
+def read_header(data: bytes) -> Header | None:
+    """Read a header with all its tables, which ends where the scan begins.
+
+    Returns
+    -------
+    Header or None
+        None if it is damaged, or not of one frame and one scan with the same components.
+    """
+    frame, frame_marker, scan, huffman, quanta = b"", 0, b"", b"", b""
+    transform, restarts = None, False
+    for marker, start, end in segments(data):
+        content = data[start + 4 : end]
+        if marker in FRAMES:
+            if frame:
+                return None
+            frame, frame_marker = content, marker
+        elif marker == HUFFMAN:
+            huffman += content
+        elif marker == QUANTA:
+            quanta += content
+        elif marker == RESTART_INTERVAL:
+            restarts = any(content)
+        elif marker == ADOBE and len(content) > 11:
+            transform = content[11]
+        elif marker == START_OF_SCAN:
+            scan = content
+    if len(frame) < 6 or len(frame) != 6 + 3 * frame[5]:
+        return None
+    if not scan or len(scan) != 4 + 2 * scan[0] or scan[1:-3:2] != frame[6::3]:
+        return None
+    return Header(
+        frame=frame_marker,
+        bits=frame[0],
+        height=int.from_bytes(frame[1:3], "big"),
+        width=int.from_bytes(frame[3:5], "big"),
+        ids=frame[6::3],
+        sampling=tuple((factors >> 4, factors & 15) for factors in frame[7::3]),
+        tables=tuple((number >> 4, number & 15) for number in scan[2:-3:2]),
+        huffman=huffman,
+        quantum=_first_quanta(quanta).get(frame[8], 0),
+        transform=transform,
+        restarts=restarts,
+    )
+
+
+class Stacking:
+    """How tiles that share one header are put on top of each other.
+
+    Parameters
+    ----------
+    data : bytes
+        The header.
+    header : Header
+        What it says.
+
+    Attributes
+    ----------
+    most : int
+        How many tiles a stack may have.
+    strip : bytes
+        Scan of the strip below the tiles.
+    strip_rows : int
+        Its height in pixels.
+    marks : tuple of 7 int
+        The first component of its blocks, which take turns; then what the brightness of a
+        tile's first block can be read with: quantum, Huffman codes of each length, symbols
+        (8 bytes each).
+    """
+
+    def __init__(self, data: bytes, header: Header) -> None:
+        self._data, self._header = data, header
+        self._begins: dict[int, bytes] = {}
+        self.most, self.strip, self.marks = 1, b"", NO_MARKS
+        across, down = header.sampling[0] if len(header.ids) > 1 else (1, 1)
+        self.strip_rows = BLOCK * down
+        units_across = -(-header.width // (BLOCK * across))
+        self._units = units_across * (header.height // self.strip_rows)
+        whole = header.height % self.strip_rows == 0 and self._units <= MOST_UNITS
+        if whole and header.frame in SEQUENTIAL and not header.restarts:
+            strip = _strip(header, units_across, across * down)
+            shades = self._shades(strip)
+            counts, symbols = _tables(header.huffman).get((0, header.tables[0][0]), (b"", b""))
+            if shades is not None and len(symbols) <= MOST_SYMBOLS:
+                self.strip, self.most = strip, max(1, MOST_ROWS // header.height)
+                codes = struct.unpack("<4q", counts + symbols.ljust(MOST_SYMBOLS, b"\0"))
+                self.marks = (*shades, header.quantum, *codes)
+
+    def begin(self, count: int) -> bytes:
+        """Return the header of a stack of this many tiles and a strip."""
+        begin = self._begins.get(count)
+        if begin is None:
+            begin = self._of_height(count * self._header.height + self.strip_rows)
+            self._begins[count] = begin
+        return begin
+
+    def _of_height(self, height: int) -> bytes:
+        data = bytearray(self._data)
+        for marker, start, _ in segments(self._data):
+            if marker in FRAMES:
+                data[start + 5 : start + 7] = height.to_bytes(2, "big")
+            elif marker == START_OF_SCAN:
+                data[start:start] = b"\xff\xdd\0\4" + self._units.to_bytes(2, "big")
+        return bytes(data)
+
+    def _shades(self, strip: bytes) -> tuple[int, int] | None:
+        """Decode the strip, and return the shades of its blocks if they are as they should be."""
+        picture = self._of_height(self.strip_rows) + strip + END_OF_IMAGE
+        colors = "RGB" if len(self._header.ids) > 1 else "GRAYSCALE"
+        try:
+            shown = imagecodecs.jpeg8_decode(picture, colorspace=colors, outcolorspace=colors)
+        except imagecodecs.Jpeg8Error:
+            return None
+        rows = np.atleast_3d(shown)[..., 0]
+        first, second = int(rows[0, 0]), int(rows[0, min(BLOCK, self._header.width - 1)])
+        expected = np.where(np.arange(self._header.width) // BLOCK % 2, second, first)
+        clear = abs(first - second) >= LEAST_CONTRAST and bool((rows == expected).all())
+        return (first, second) if clear else None
+
+
+def _first_quanta(quanta: bytes) -> dict[int, int]:
+    """Return the first value of each quantisation table, by number."""
+    found = {}
+    while len(quanta) > BLOCK * BLOCK:
+        size = 1 + (quanta[0] >> 4 > 0)
+        found[quanta[0] & 15] = int.from_bytes(quanta[1 : 1 + size], "big")
+        quanta = quanta[1 + BLOCK * BLOCK * size :]
+    return found
+
+
+def _strip(header: Header, units: int, blocks: int) -> bytes:
+    """Return the scan of a strip whose first component has bright and gray blocks in turn.
+
+    It is empty if the tables have no codes for it.
+    """
+    codes = {key: _codes(*table) for key, table in _tables(header.huffman).items()}
+    firsts = [codes.get((0, first), {}) for first, _ in header.tables]
+    ends = [codes.get((1, other), {}).get(END_OF_BLOCK, "") for _, other in header.tables]
+    sizes = [size for size in firsts[0] if 0 < size <= LARGEST_STEP]
+    sames = [first.get(SAME, "") for first in firsts[1:]]
+    if not sizes or not all(ends) or not all(sames):
+        return b""
+    size = max(sizes)
+    steps = [firsts[0][size] + digit * size + ends[0] for digit in "10"]
+    chroma = "".join(
+        across * down * (same + end)
+        for (across, down), same, end in zip(header.sampling[1:], sames, ends[1:], strict=True)
+    )
+    bits = "".join(
+        "".join(steps[(unit * blocks + block) % 2] for block in range(blocks)) + chroma
+        for unit in range(units)
+    )
+    bits += "1" * (-len(bits) % 8)
+    return int(bits, 2).to_bytes(len(bits) // 8, "big").replace(b"\xff", b"\xff\0")
+
+
+def _tables(huffman: bytes) -> dict[tuple[int, int], tuple[bytes, bytes]]:
+    """Return Huffman tables as (class, number) -> codes of each length, symbols."""
+    found = {}
+    while len(huffman) > LENGTHS:
+        counts = huffman[1 : 1 + LENGTHS]
+        end = 1 + LENGTHS + sum(counts)
+        found[huffman[0] >> 4, huffman[0] & 15] = counts, huffman[1 + LENGTHS : end]
+        huffman = huffman[end:]
+    return found
+
+
+def _codes(counts: bytes, symbols: bytes) -> dict[int, str]:
+    """Return a Huffman table as symbol -> bits."""
+    code, found, rest = 0, {}, iter(symbols)
+    for length, count in enumerate(counts, 1):
+        for symbol in islice(rest, count):
+            found[symbol] = f"{code:0{length}b}"
+            code += 1
+        code <<= 1
+    return found

@@ -1,0 +1,167 @@
+"""What a batch works in is used again, and survives a device without memory."""
+
+import gc
+
+import numpy as np
+import pytest
+
+from napari_wsigpu.codecs import workspace
+from napari_wsigpu.codecs.workspace import FEW_TILES, SMALLEST, Workspace
+from tests.host_device import HostDevice, at
+
+pytest.importorskip("nvidia.nvimgcodec")
+
+
+class Counting(HostDevice):
+    """Notes what it gives out."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked = []
+
+    def allocate(self, size):
+        self.asked.append(("planes", size))
+        return super().allocate(size)
+
+    def shared(self, count, dtype):
+        self.asked.append((np.dtype(dtype).name, count))
+        return super().shared(count, dtype)
+
+
+@pytest.fixture
+def device():
+    return Counting()
+
+
+def use(work, encoded, planes, tiles):
+    """Make room and write to all of it."""
+    work.make_room(encoded, planes, tiles)
+    assert len(work.encoded) >= encoded
+    assert len(work.doubts) >= tiles
+    assert not work.doubts.any()
+    work.encoded[:encoded] = 1
+    if planes:
+        at(work.planes, (planes,), "uint8")[:] = 2
+    work.doubts[:] = 1
+
+
+class TestRoom:
+    def test_a_new_one_takes_no_memory_of_the_device(self, device):
+        work = Workspace(device)
+        assert device.live == 0
+        assert device.asked == [("int32", FEW_TILES)]
+        use(work, 0, 0, 0)
+        assert device.live == 0
+
+    def test_it_grows(self, device):
+        work = Workspace(device)
+        for size in (1, SMALLEST, SMALLEST + 1, 3 * SMALLEST, 10 * SMALLEST):
+            use(work, size, size + 5, size // 1000)
+        assert device.live < 13 * SMALLEST
+
+    def test_what_was_there_before_is_given_back(self, device):
+        work = Workspace(device)
+        use(work, 1, 4 * SMALLEST, 1)
+        before = device.live
+        use(work, 1, 8 * SMALLEST, 1)
+        assert device.live == 2 * before
+
+    def test_it_is_used_again(self, device):
+        work = Workspace(device)
+        use(work, 5 * SMALLEST, 7 * SMALLEST, 900)
+        asked, places = len(device.asked), (work.planes, work.encoded.ctypes.data)
+        for part in (1, 2, 4):
+            use(work, 5 * SMALLEST // part, 7 * SMALLEST // part, 900 // part)
+        assert len(device.asked) == asked
+        assert (work.planes, work.encoded.ctypes.data) == places
+
+    def test_it_has_a_little_more_than_was_asked_for(self, device):
+        """Batches of about the same size need no new memory each."""
+        work = Workspace(device)
+        use(work, 8 * SMALLEST, 8 * SMALLEST, 500)
+        asked = len(device.asked)
+        use(work, 10 * SMALLEST, 10 * SMALLEST, 1000)
+        assert len(device.asked) == asked
+
+    def test_doubts_of_a_batch_are_forgotten(self, device):
+        work = Workspace(device)
+        for tiles in (3, FEW_TILES, FEW_TILES + 1, 5, 4 * FEW_TILES):
+            use(work, 1, 1, tiles)
+
+    def test_it_is_freed_with_the_workspace(self, device):
+        work = Workspace(device)
+        use(work, 1, 3 * SMALLEST, 1)
+        work.clear()
+        assert device.live > 0
+        del work
+        gc.collect()
+        assert device.live == 0
+
+
+class TestShortMemory:
+    @pytest.fixture(autouse=True)
+    def exactly(self, monkeypatch):
+        monkeypatch.setattr(workspace, "SMALLEST", 1)
+
+    def test_it_stays_usable(self, device):
+        work = Workspace(device)
+        use(work, 100, 1000, 10)
+        device.free = 2000
+        for _ in range(2):
+            with pytest.raises(MemoryError):
+                work.make_room(200, 100_000, 10)
+            use(work, 200, 1000, 10)
+            assert device.live == 1250
+
+    def test_what_is_too_small_does_not_stand_in_the_way(self, device):
+        """The memory of before is given back first, so that larger memory may take its place."""
+        device.free = 2000
+        work = Workspace(device)
+        use(work, 1, 1000, 1)
+        use(work, 1, 1500, 1)
+        assert device.live == 1875
+
+    def test_a_failure_leaves_nothing_taken(self, device):
+        work = Workspace(device)
+        use(work, 1, 1000, 1)
+        with pytest.raises(MemoryError):
+            work.make_room(1, 1 << 50, 1)
+        assert device.live == 0
+        assert work.planes == 0
+
+    def test_no_room_for_flags(self, device, monkeypatch):
+        def full(count, dtype):
+            raise MemoryError("no page-locked memory")
+
+        work = Workspace(device)
+        use(work, 10, 1000, 10)
+        with monkeypatch.context() as context:
+            context.setattr(device, "shared", full)
+            with pytest.raises(MemoryError):
+                work.make_room(10, 1000, FEW_TILES + 1)
+            use(work, 10, 1000, FEW_TILES)
+            with pytest.raises(MemoryError):
+                Workspace(device)
+        use(work, 10, 1000, FEW_TILES + 1)
+
+    def test_no_room_for_what_is_encoded(self, device, monkeypatch):
+        def full(count, dtype):
+            raise MemoryError("no memory")
+
+        work = Workspace(device)
+        use(work, 10, 1000, 10)
+        with monkeypatch.context() as context:
+            context.setattr(device, "shared", full)
+            with pytest.raises(MemoryError):
+                work.make_room(1000, 1000, 10)
+            use(work, 12, 1000, 10)
+        use(work, 1000, 1000, 10)
+
+
+def test_clear_lets_go_of_the_streams():
+    work = Workspace(HostDevice())
+    data = np.frombuffer(b"\xff\x4f\xff\x51", np.uint8)
+    for _ in range(2):
+        work.streams.add(data.ctypes.data, 4)
+        work.clear()
+        assert len(work.streams.used) == len(work.images.used) == 0
