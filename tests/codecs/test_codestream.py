@@ -282,6 +282,13 @@ class TestJpeg:
         level = level_of(1 if color == "gray" else 3, jpeg_color=color)
         assert stream_of(level, segment) is None
 
+    def test_a_header_that_would_take_long_to_read(self):
+        comment = b"\xff\xfe\x80\x00" + bytes(0x7FFE)
+        segment = inserted(YCBCR, 2, comment)
+        assert stream_of(level_of(), segment) is not None
+        assert stream_of(level_of(), inserted(segment, 2, comment)) is None
+        assert "too long" in recipe(level_of(jpeg_tables=(YCBCR[:2] + 3 * comment,)))
+
     def test_a_frame_that_lies_of_its_length(self):
         place = frame(YCBCR) + 2
         for length in (8, 11, 14, 20, 0xFFFF):

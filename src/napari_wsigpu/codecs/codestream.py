@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from napari_wsigpu.codecs.cpu import APERIO_YCBCR
+from napari_wsigpu.codecs.jpeg import LONGEST_HEADER
 from napari_wsigpu.codecs.library import ImageFormat
 from napari_wsigpu.formats.compression import compression_name
 
@@ -75,6 +76,8 @@ def recipe(level: LevelLayout) -> Recipe | str:
         tables = encoding.jpeg_tables[0] or b""
         if any(marker in tables for marker in FORGOTTEN):
             return "its JPEG tables hold what a decoder forgets before each tile"
+        if len(tables) > LONGEST_HEADER:
+            return "its JPEG tables are too long"
         found = JPEG_RECIPES[encoding.jpeg_color]
         if (level.channels == 1) != (found.sample_format == "I_Y"):
             return "its JPEG colours contradict its channels"

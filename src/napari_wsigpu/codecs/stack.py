@@ -13,6 +13,7 @@ import numpy as np
 from napari_wsigpu.codecs.jpeg import (
     BLOCK,
     END_OF_IMAGE,
+    LONGEST_HEADER,
     NO_MARKS,
     Stacking,
     header_length,
@@ -167,7 +168,8 @@ class JpegStreams:
         found: defaultdict[bytes, list[Scan]] = defaultdict(list)
         for index, (start, end) in enumerate(zip(firsts, ends.tolist(), strict=True)):
             if buffer[start : start + length] != header:
-                header = self._check(bytes(buffer[start:end])) or header
+                head = bytes(buffer[start : min(end, start + LONGEST_HEADER)])
+                header = self._check(head) or header
                 length = len(header)
                 if buffer[start : start + length] != header:
                     continue
