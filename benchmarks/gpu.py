@@ -59,13 +59,15 @@ def main() -> None:
         "sweep": sweep,
         "jpeg2000": jpeg2000,
     }
-    parser.add_argument("parts", nargs="*", choices=[[], *parts], default=list(parts))
+    parser.add_argument("parts", nargs="*", metavar="|".join(parts))
     parser.add_argument("--slides", type=Path, default=SLIDES, help="folder for large slides")
     parser.add_argument("--samples", type=Path, default=None, help="folder of slides to compare")
     parser.add_argument("--alone", action="store_true", help="leave the peers out")
     parser.add_argument("--json", type=Path, default=None)
     given = parser.parse_args()
-    figures = {"gpu": gpu(), **{part: parts[part](given) for part in given.parts}}
+    if not set(given.parts) <= set(parts):
+        parser.error(f"parts are {', '.join(parts)}")
+    figures = {"gpu": gpu(), **{part: parts[part](given) for part in given.parts or parts}}
     write_json(given.json, figures)
 
 

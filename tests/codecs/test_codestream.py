@@ -289,6 +289,16 @@ class TestJpeg:
         assert stream_of(level_of(), inserted(segment, 2, comment)) is None
         assert "too long" in recipe(level_of(jpeg_tables=(YCBCR[:2] + 3 * comment,)))
 
+    @pytest.mark.parametrize(("width", "taken"), [(3, False), (4, False), (5, True)])
+    def test_chroma_that_libjpeg_does_not_smooth(self, width, taken):
+        pixels = slides.picture(HEIGHT, width)
+        for subsampling in ("422", "420"):
+            segment = slides.jpeg_ycbcr(pixels, subsampling)
+            found = stream_of(level_of(tile=(HEIGHT, width)), segment)
+            assert (found is not None) == taken
+        segment = slides.jpeg_ycbcr(pixels, "444")
+        assert stream_of(level_of(tile=(HEIGHT, width)), segment) is not None
+
     def test_a_frame_that_lies_of_its_length(self):
         place = frame(YCBCR) + 2
         for length in (8, 11, 14, 20, 0xFFFF):

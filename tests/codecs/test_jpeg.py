@@ -333,6 +333,19 @@ class TestNoStacks:
         unneeded = bytes([0xE3] * count) if table != (0, 0) else bytes(count)
         assert stacking_of(patched(data, symbols, unneeded)).most == 1
 
+    def test_of_a_header_that_libjpeg_reads_otherwise(self):
+        """A marker without a segment: what follows is another frame, or one's content."""
+        data = BASE["gray"]
+        start = frame(data)
+        large = patched(data[start : start + 13], 5, b"\x75\x30\x75\x30")
+        gap = 0xFFC0 - len(large) - 4
+        comment = b"\xff\xfe" + (gap + 2 + 13).to_bytes(2, "big") + bytes(gap)
+        hidden = b"\xff\xd8\xff\x01" + large + comment + data[start:]
+        for alone in (0x01, 0xD0, 0xD7, 0xD8, 0xD9, 0xFF):
+            changed = patched(hidden, 3, [alone])
+            assert header_length(changed) == 0
+        assert read_header(hidden) is None
+
     def test_of_shades_that_are_hard_to_tell_apart(self):
         """The only step is of one or two, of the finest quantisation."""
         data = encode("gray", FLAT[..., :1].copy(), level=100)

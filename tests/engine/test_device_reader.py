@@ -11,11 +11,13 @@ from pathlib import Path
 import imagecodecs
 import numpy as np
 import pytest
+import tifffile
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.codecs import workspace
+from napari_wsigpu.codecs.nvimagecodec import DecodeWorker, GpuBatch
 from napari_wsigpu.codecs.workspace import Workspace
 from napari_wsigpu.engine import device_cache, device_reader
 from napari_wsigpu.engine.device_cache import device_tiles
@@ -48,7 +50,8 @@ def deflate(tile):
     return zlib.compress(tile.tobytes())
 
 
-JPEG = {"compression": 7, "photometric": 6, "encode": slides.jpeg_ycbcr}
+YCBCR = {"compression": 7, "photometric": 6}
+JPEG = YCBCR | {"encode": slides.jpeg_ycbcr}
 KINDS = {
     "JPEG YCbCr": JPEG,
     "JPEG gray": {"channels": 1, "photometric": 1, "compression": 7, "encode": slides.jpeg},
@@ -948,3 +951,78 @@ def test_eight_threads_read_exact_pixels(files, host_gpu, tiles):
     assert wrong == []
     assert min(counts) > 0
     assert pinned_places() == 0
+
+
+def segment(marker, content):
+    return bytes((0xFF, marker)) + (len(content) + 2).to_bytes(2, "big") + content
+
+
+NO_COMPONENTS = b"".join(
+    (
+        b"\xff\xd8",
+        segment(0xC0, bytes((8, 0, TILE[0], 0, TILE[1], 0))),
+        segment(0xDA, bytes((0, 0, 63, 0))),
+        b"\0\xff\xd9",
+    )
+)
+
+
+class TestOneBadTile:
+    @pytest.mark.parametrize("bad", [b"\xff", b"\xff\xd9", NO_COMPONENTS], ids=repr)
+    @pytest.mark.parametrize("tiles", [1, TILES])
+    def test_it_costs_only_itself(self, tmp_path, host_gpu, bad, tiles):
+        size = (HEIGHT, WIDTH) if tiles > 1 else TILE
+        numbers = iter(range(tiles))
+
+        def encode(tile):
+            return bad if next(numbers) == 0 else slides.jpeg_ycbcr(tile)
+
+        page = tiffbytes.page(slides.picture(*size), encode, tile=TILE, **YCBCR)
+        path = tiffbytes.write(tmp_path / "slide.tif", [page])
+        with open_slide(path, device="cpu") as cpu, open_slide(path, device="cuda") as slide:
+            with pytest.raises(TileError, match="level 0, row 0, column 0"):
+                _ = slide.levels[0][...]
+            found, expected = (each.level_array(0, tolerant=True)[...] for each in (slide, cpu))
+            np.testing.assert_array_equal(found, expected)
+
+    def test_one_that_the_file_says_lies_beyond_its_end(self, tmp_path, host_gpu):
+        page = tiffbytes.page(slides.picture(HEIGHT, WIDTH), slides.jpeg_ycbcr, tile=TILE, **YCBCR)
+        path = tiffbytes.write(tmp_path / "slide.tif", [page])
+        with tifffile.TiffFile(path) as file:
+            tag = file.pages[0].tags[324]
+            place, each = tag.valueoffset, {4: 4, 16: 8}[int(tag.dtype)]
+        data = bytearray(path.read_bytes())
+        last = place + each * (TILES - 1)
+        data[last : last + each] = (len(data) + 1000).to_bytes(each, "little")
+        path.write_bytes(data)
+        with open_slide(path, device="cuda") as slide, open_slide(path, device="cpu") as cpu:
+            found, expected = (each.level_array(0, tolerant=True)[...] for each in (slide, cpu))
+            np.testing.assert_array_equal(found, expected)
+            with pytest.raises(TileError, match="row 4, column 4"):
+                _ = slide.levels[0][...]
+
+
+@pytest.mark.parametrize("refused", [0, 1, 2])
+def test_tiles_corrected_late_are_right_on_the_host(tmp_path, host_gpu, monkeypatch, refused):
+    """The last batch of a region may be copied to the host before one before it is put right."""
+    calls = []
+    decode, wait = DecodeWorker.decode, GpuBatch.wait
+
+    def sometimes(worker, kind, streams, images):
+        calls.append(len(streams))
+        if len(calls) == refused + 1:
+            return [False] * len(streams)
+        return decode(worker, kind, streams, images)
+
+    def late(batch):
+        time.sleep(0.1)
+        return wait(batch)
+
+    monkeypatch.setattr(DecodeWorker, "decode", sometimes)
+    monkeypatch.setattr(GpuBatch, "wait", late)
+    monkeypatch.setattr(device_reader, "BATCH_TILES", 9)
+    page = tiffbytes.page(slides.picture(HEIGHT, WIDTH), slides.jpeg_ycbcr, tile=TILE, **YCBCR)
+    path = tiffbytes.write(tmp_path / "slide.tif", [page])
+    with open_slide(path, device="cpu") as cpu, open_slide(path, device="cuda") as slide:
+        np.testing.assert_array_equal(slide.levels[0][...], cpu.levels[0][...])
+        assert len(calls) == 3

@@ -30,13 +30,14 @@ CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 JPEG_ENGINE = "WSIGPU_JPEG_ENGINE"
 # A GPU has up to 7 JPEG engines, and each image keeps the processor busy for 40 us. The kernels
 # of the other path are kept busy by more images.
-ENGINES, IMAGES = 7, 20
+ENGINES, IMAGES = 7, 14
 JPEG_ENGINES = {"hardware": (HARDWARE, ENGINES), "hybrid": (HYBRID, IMAGES)}
 # Without it, images of less than a million pixels keep the processor busy instead.
 ALL_ON_GPU = "nvjpeg_cuda_decoder:hybrid_huffman_threshold=0"
 PINNED_BUDGET = 1 << 30
 THREADS = 256
 WORD = 4
+MOST_ROWS = 0xFFFF
 KERNELS = ("paste", "ycbcr_to_rgb", "merge_planes")
 TO_DEVICE, TO_HOST = 1, 2
 
@@ -353,7 +354,9 @@ class CudaDevice:
         )
         words = tile.width * pixel // WORD + 2
         across = -(-words // THREADS)
-        self._launch("paste", (len(rows), tile.height, across), (rows, *arguments), stream)
+        self._launch(
+            "paste", (len(rows), min(tile.height, MOST_ROWS), across), (rows, *arguments), stream
+        )
 
     def ycbcr_to_rgb(self, rows: Any, tile: TileFormat, stream: Stream) -> None:
         """Convert full-range YCbCr tiles to RGB in place, rounded as libjpeg does."""

@@ -67,11 +67,11 @@ class EncodedBatch(Sequence["EncodedTile"]):
 
     def end_with(self, marker: bytes, count: int) -> NDArray[np.bool_]:
         """Whether the first segments of the first tiles end with two bytes."""
+        if len(self._bytes) < len(marker):
+            return np.zeros(count, np.bool_)
         ends = self.starts[0, :count] + self.lengths[0, :count]
         long = self.lengths[0, :count] >= len(marker)
         last = np.where(long, ends, len(marker))
-        if not len(self._bytes):
-            return long
         found = self._bytes[last - 2] == marker[0]
         return np.asarray(long & found & (self._bytes[last - 1] == marker[1]))
 

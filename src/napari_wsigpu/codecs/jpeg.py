@@ -29,6 +29,7 @@ END_OF_IMAGE = b"\xff\xd9"
 START_OF_SCAN, HUFFMAN, QUANTA, RESTART_INTERVAL, ADOBE = 0xDA, 0xC4, 0xDB, 0xDD, 0xEE
 FRAMES = {*range(0xC0, 0xD0)} - {HUFFMAN, 0xC8, 0xCC}
 SEQUENTIAL = (0xC0, 0xC1)
+FIRST_SEGMENT, ALONE = 0xC0, {*range(0xD0, 0xDA), 0xFF}
 BLOCK = 8
 NO_MARKS = (0,) * 7
 LONGEST_HEADER = 1 << 16
@@ -79,10 +80,15 @@ class Header(NamedTuple):
 
 
 def segments(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """Yield marker, start and end of each segment, up to the one that starts the scan."""
+    """Yield marker, start and end of each segment, up to the one that starts the scan.
+
+    Decoders differ in what they do at markers that begin no segment; here it ends.
+    """
     place = 2
     while place + 4 <= len(data) and data[place] == 0xFF:
         marker = data[place + 1]
+        if marker < FIRST_SEGMENT or marker in ALONE:
+            return
         end = place + 2 + int.from_bytes(data[place + 2 : place + 4], "big")
         if end > len(data):
             return
@@ -124,7 +130,7 @@ def read_header(data: bytes) -> Header | None:
             transform = content[11]
         elif marker == START_OF_SCAN:
             scan = content
-    if len(frame) < 6 or len(frame) != 6 + 3 * frame[5]:
+    if len(frame) < 9 or len(frame) != 6 + 3 * frame[5]:
         return None
     if not scan or len(scan) != 4 + 2 * scan[0] or scan[1:-3:2] != frame[6::3]:
         return None
@@ -206,9 +212,11 @@ class Stacking:
         """Decode the strip, and return the shades of its blocks if they are as they should be."""
         picture = self._of_height(self.strip_rows) + strip + END_OF_IMAGE
         colors = "RGB" if len(self._header.ids) > 1 else "GRAYSCALE"
+        samples = (3,) if len(self._header.ids) > 1 else ()
+        shown = np.empty((self.strip_rows, self._header.width, *samples), np.uint8)
         try:
-            shown = imagecodecs.jpeg8_decode(picture, colorspace=colors, outcolorspace=colors)
-        except imagecodecs.Jpeg8Error:
+            imagecodecs.jpeg8_decode(picture, colorspace=colors, outcolorspace=colors, out=shown)
+        except (imagecodecs.Jpeg8Error, ValueError):
             return None
         rows = np.atleast_3d(shown)[..., 0]
         first, second = int(rows[0, 0]), int(rows[0, min(BLOCK, self._header.width - 1)])

@@ -1,5 +1,5 @@
 // Bytes of tiles to their place in a region, without what pads them beyond their level. One
-// block is a part of one row of one tile, a thread of it four bytes that are aligned in the
+// block is a part of rows of one tile, a thread of it four bytes that are aligned in the
 // region. tiles: (address, tile row, tile column, ...) each. pixel: bytes to copy of each pixel
 // of `tile_pixel` bytes, after `skip`.
 extern "C" __global__ void paste(const long long *tiles, int columns, int tile_height,
@@ -8,28 +8,30 @@ extern "C" __global__ void paste(const long long *tiles, int columns, int tile_h
                                  long long width, long long level_height,
                                  long long level_width, unsigned char *out) {
     const long long *tile = tiles + columns * (size_t)blockIdx.x;
-    const long long y = tile[1] * tile_height + blockIdx.y - top;
-    if (y < 0 || y >= height || y + top >= level_height) return;
     const long long first = tile[2] * tile_width - left;
     const long long end = min(min(first + tile_width, width), level_width - left);
-    const unsigned char *row =
-        (const unsigned char *)tile[0] + (size_t)blockIdx.y * tile_width * tile_pixel + skip;
-    unsigned char *target = out + (size_t)y * width * pixel;
     const long long begin = max(first, 0LL) * pixel, past = end * pixel;
-    const long long word = begin - ((size_t)(target + begin) & 3) +
-                           4 * ((long long)blockIdx.z * blockDim.x + threadIdx.x);
-    unsigned char bytes[4];
-    for (int k = 0; k < 4; ++k) {
-        const long long place = word + k;
-        if (place < begin || place >= past) continue;
-        const int i = place - first * pixel;
-        bytes[k] = row[pixel == tile_pixel ? i : i / pixel * tile_pixel + i % pixel];
-    }
-    if (word >= begin && word + 4 <= past) {
-        *(uchar4 *)(target + word) = make_uchar4(bytes[0], bytes[1], bytes[2], bytes[3]);
-    } else {
-        for (int k = 0; k < 4; ++k)
-            if (word + k >= begin && word + k < past) target[word + k] = bytes[k];
+    for (int tile_row = blockIdx.y; tile_row < tile_height; tile_row += gridDim.y) {
+        const long long y = tile[1] * tile_height + tile_row - top;
+        if (y < 0 || y >= height || y + top >= level_height) continue;
+        const unsigned char *row =
+            (const unsigned char *)tile[0] + (size_t)tile_row * tile_width * tile_pixel + skip;
+        unsigned char *target = out + (size_t)y * width * pixel;
+        const long long word = begin - ((size_t)(target + begin) & 3) +
+                               4 * ((long long)blockIdx.z * blockDim.x + threadIdx.x);
+        unsigned char bytes[4];
+        for (int k = 0; k < 4; ++k) {
+            const long long place = word + k;
+            if (place < begin || place >= past) continue;
+            const int i = place - first * pixel;
+            bytes[k] = row[pixel == tile_pixel ? i : i / pixel * tile_pixel + i % pixel];
+        }
+        if (word >= begin && word + 4 <= past) {
+            *(uchar4 *)(target + word) = make_uchar4(bytes[0], bytes[1], bytes[2], bytes[3]);
+        } else {
+            for (int k = 0; k < 4; ++k)
+                if (word + k >= begin && word + k < past) target[word + k] = bytes[k];
+        }
     }
 }
 
@@ -120,7 +122,7 @@ __device__ bool is_other_block(const unsigned char *scan, long long length, int 
         if (shade == 0 || shade == 255) return false;
         sum += shade;
     }
-    return abs(sum - 8 * (8 * 128 + value * quantum)) > 64 * FAR;
+    return llabs(sum - 8 * (8 * 128 + (long long)value * quantum)) > 64 * FAR;
 }
 
 // tiles: (address, tile row, tile column, 3 planes, strip, scan, its length, 2 shades, quantum,

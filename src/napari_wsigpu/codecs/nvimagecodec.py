@@ -326,7 +326,7 @@ class GpuBatch:
             self._workspace = self._decoder.worker.take_workspace()
             try:
                 self._prepared = maker.prepare(self._batch, count, self._workspace)
-            except MemoryError:
+            except BaseException:
                 self._let_go()
                 raise
             self._on_gpu = list(chain.from_iterable(self._prepared.groups))
@@ -480,7 +480,8 @@ class GpuBatch:
         for part in self._cpu_parts:
             part.cancel()
         for sample in self._samples.values():
-            sample.cancel()
+            if not sample.cancel():
+                sample.exception()  # it reads the batch's bytes
         if self._samples and self._how is not None:
             unproven = len(self._samples) - self._proven
             self._decoder.verifier.give_back(self._how.kind, unproven)

@@ -43,6 +43,8 @@ RGB_IDS = b"RGB"
 PLANES = "P_YUV"
 # Luma samples for one of chroma, across and down: what nvImageCodec calls it.
 SUBSAMPLINGS = {(1, 1): 0, (2, 1): 2, (2, 2): 3}
+# So narrow, libjpeg repeats chroma instead of smoothing it.
+NARROW = 4
 NOWHERE = -1
 COLUMNS = 16
 
@@ -162,7 +164,7 @@ class JpegStreams:
         firsts, header = starts.tolist(), self._latest
         length = len(header)
         usual = [buffer[start : start + length] == header for start in firsts]
-        if firsts and all(usual) and (ends > starts + length).all():
+        if firsts and all(usual) and (ends > starts + length + len(END_OF_IMAGE)).all():
             scans = zip(range(count), (starts + length).tolist(), ends.tolist(), strict=True)
             return {header: list(scans)}
         found: defaultdict[bytes, list[Scan]] = defaultdict(list)
@@ -173,7 +175,7 @@ class JpegStreams:
                 length = len(header)
                 if buffer[start : start + length] != header:
                     continue
-            if end - start > length:
+            if end - start > length + len(END_OF_IMAGE):
                 found[header].append((index, start + length, end))
         return found
 
@@ -195,6 +197,8 @@ class JpegStreams:
         if self._channels > 1:
             luma, *chroma = header.sampling
             if set(chroma) != {(1, 1)} or luma not in SUBSAMPLINGS:
+                return b""
+            if luma[0] > 1 and header.width <= NARROW:
                 return b""
             with self._lock:
                 self._sampling = self._sampling or luma

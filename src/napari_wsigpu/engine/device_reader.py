@@ -56,6 +56,7 @@ class _Reading:
     given: Stream | None = None
     stream: Any = None
     host: NDArray[Any] | None = None
+    corrected: bool = False
     hits: int = 0
     failures: dict[TileKey, str] = field(default_factory=dict)
 
@@ -313,6 +314,9 @@ class DeviceReader:
                     wanted = wanted[len(flying[-1].tiles) :]
             while flying:
                 self._finish(reading, flying.pop(0))
+            if reading.corrected and reading.to_host:
+                reading.host = self.device.download(reading.pixels, reading.stream)
+                self.device.record(reading.stream).synchronize()
             if reading.to_host:
                 seconds = time.perf_counter() - begin
                 self._timed(reading.image, count, seconds, reading.share)
@@ -352,10 +356,16 @@ class DeviceReader:
         last: bool,
         only: bool,
     ) -> GpuBatch:
+        pasted = False
+
         def paste(rows: Any) -> None:
+            nonlocal pasted
             self._paste(reading, rows)
-            if last and reading.to_host:
+            if pasted:
+                reading.corrected = True
+            elif last and reading.to_host:
                 reading.host = self.device.download(reading.pixels, reading.stream)
+            pasted = True
 
         return self._decoder.schedule(
             encoded,

@@ -107,10 +107,11 @@ class FileSource:
         """Read many ranges into one buffer; see `ByteSource.read_joined`."""
         lengths = np.maximum(np.minimum(lengths, self._size - offsets), 0)
         lengths[offsets < 0] = 0
-        order: slice | NDArray[np.int64] = slice(None)
-        if (offsets[1:] < offsets[:-1]).any():
-            order = np.argsort(offsets, kind="stable")
+        order = np.flatnonzero(lengths)
         first = offsets[order]
+        if (first[1:] < first[:-1]).any():
+            order = order[np.argsort(first, kind="stable")]
+            first = offsets[order]
         reached = np.maximum.accumulate(first + lengths[order])
         breaks = np.flatnonzero(first[1:] > reached[:-1] + MERGE_GAP) + 1
         shifts, runs, place = np.empty_like(first), [], 0
@@ -118,11 +119,11 @@ class FileSource:
             if head == past:
                 continue
             offset = int(first[head])
-            size = max(0, int(reached[past - 1]) - offset)
+            size = int(reached[past - 1]) - offset
             shifts[head:past] = place - offset
             runs.append((offset, place, size))
             place += size
-        starts = np.empty_like(first)
+        starts = np.zeros_like(offsets)
         starts[order] = first + shifts
         buffer = room(place)
         view = memoryview(buffer)
