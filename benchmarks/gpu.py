@@ -1,10 +1,11 @@
 """Compare regions decoded on the GPU with the CPU, with peers, and with the engine alone.
 
-Usage: ``python benchmarks/gpu.py [fidelity viewport proof sweep jpeg2000] [--json OUT]``
+Usage: ``python benchmarks/gpu.py [fidelity viewport proof sweep jpeg2000 cores] [--json OUT]``
 
 Needs a CUDA device. cuCIM and OpenSlide are measured in the same run where they are installed;
-every reader reads the same random, unaligned regions in turn, and our caches are cleared before
-each read. ``WSIGPU_JPEG_ENGINE=hybrid`` in the environment measures cards without a JPEG engine.
+every reader reads the same random, unaligned regions in turn, another one first each time, and
+our caches are cleared before each read. ``WSIGPU_JPEG_ENGINE=hybrid`` in the environment measures
+cards without a JPEG engine.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import gc
 import os
 import random
 import statistics
+import threading
 import time
 from contextlib import suppress
 from functools import partial
@@ -24,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 import cupy
+import imagecodecs
 import numpy as np
 
 from common import SLIDES, ensure_slide, print_table, write_json
@@ -58,6 +61,7 @@ def main() -> None:
         "proof": proof,
         "sweep": sweep,
         "jpeg2000": jpeg2000,
+        "cores": cores,
     }
     parser.add_argument("parts", nargs="*", metavar="|".join(parts))
     parser.add_argument("--slides", type=Path, default=SLIDES, help="folder for large slides")
@@ -250,7 +254,8 @@ def time_regions(
     gc.collect()
     gc.disable()
     for number, (x, y) in enumerate(places):
-        for name, read in readers.items():
+        first = number % len(readers)
+        for name, read in (*list(readers.items())[first:], *list(readers.items())[:first]):
             slow = name in ("OpenSlide", "cuCIM, cuda")
             if slow and number >= WARM_UP + SLOW_ROUNDS:
                 continue
@@ -402,6 +407,62 @@ def jpeg2000(given: argparse.Namespace) -> list[dict[str, Any]]:
         print_table("256 tiles of JPEG 2000", ("decoder", "median ms", "MP/s"), rows)
         print("chosen:", pace.choose(_key(auto.layout.levels[0])))
     return found
+
+
+def cores(given: argparse.Namespace) -> list[dict[str, Any]]:
+    """Measure JPEG 2000 by the GPU and CPU threads at once, and how many cores that takes."""
+    path = ensure_slide(given.slides, 16384, "jpeg2000", 256)
+    found = []
+    with open_slide(path, device="cuda") as slide:
+        for by_gpu, threads in ((0, 16), (1, 0), (1, 4), (1, 8), (1, 12), (1, 15)):
+            found.append(
+                {"by_gpu": by_gpu > 0, "cpu_threads": threads, **at_once(slide, by_gpu, threads)}
+            )
+    rows = [tuple(str(value) for value in item.values()) for item in found]
+    heads = ("GPU", "CPU threads", "MP/s by GPU", "by CPU", "cores busy")
+    print_table("JPEG 2000 by GPU and CPU at once", heads, rows)
+    return found
+
+
+def at_once(slide: Slide, by_gpu: int, threads: int) -> dict[str, float]:
+    """Decode 256 tiles again and again in each thread, for a second."""
+    reader, image = device_reader(slide), slide.layout.levels[0]
+    places = np.argwhere(np.ones((16, 16), bool))
+    tiles = [bytes(tile.segments[0] or b"") for tile in reader._encoded(image, places)]
+    cache = device_tiles(reader.device)
+    reserved = cache.reserve(tile_format(image), image.tile_bytes, len(places))
+    counts = [0] * (by_gpu + threads)
+    stop = threading.Event()
+
+    def gpu_tiles(number: int) -> None:
+        while not stop.is_set():
+            batch = reader._encoded(image, places)
+            reader._decoder.schedule(batch, reserved.slots, lambda rows: None).wait()
+            counts[number] += len(tiles)
+
+    def cpu_tiles(number: int) -> None:
+        out = np.empty((256, 256, 3), np.uint8)
+        while not stop.is_set():
+            imagecodecs.jpeg2k_decode(tiles[counts[number] % len(tiles)], out=out)
+            counts[number] += 1
+
+    begin, busy = time.perf_counter(), time.process_time()
+    work = [gpu_tiles] * by_gpu + [cpu_tiles] * threads
+    running = [threading.Thread(target=each, args=(k,)) for k, each in enumerate(work)]
+    for thread in running:
+        thread.start()
+    time.sleep(1)
+    stop.set()
+    for thread in running:
+        thread.join()
+    seconds = time.perf_counter() - begin
+    cache.unpin(reserved)
+    speed = 256 * 256 / 1e6 / seconds
+    return {
+        "gpu_megapixels_a_second": round(sum(counts[:by_gpu]) * speed),
+        "cpu_megapixels_a_second": round(sum(counts[by_gpu:]) * speed),
+        "cores_busy": round((time.process_time() - busy) / seconds, 1),
+    }
 
 
 def settle_auto(slide: Slide) -> None:

@@ -162,6 +162,19 @@ def test_paste(device, channels, dtype):
         np.testing.assert_array_equal(found.get(), expected)
 
 
+def test_paste_of_a_tile_with_more_rows_than_a_grid(device, stream):
+    tile = TileFormat(70_000, 8, 1, "uint8")
+    pixels = np.random.default_rng(0).integers(0, 256, (70_000, 8, 1)).astype(np.uint8)
+    address, memory = device.allocate(pixels.size)
+    device.upload(address, pixels, stream)
+    found = device.empty(pixels.shape, "uint8")
+    rows = device.rows(np.array([(address, 0, 0)], np.int64), stream)
+    device.paste(rows, tile, (70_000, 8), found, Window(0, 0, 70_000, 8), stream)
+    stream.synchronize()
+    np.testing.assert_array_equal(found.get(), pixels)
+    del memory
+
+
 def test_paste_of_nothing(device, stream):
     pixels = device.empty((4, 5, 3), "uint8")
     device.fill(pixels, 9, stream)
