@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from napari_wsigpu import Slide
-    from napari_wsigpu.codecs.nvimagecodec import GpuBatch
+    from napari_wsigpu.codecs.batch import GpuBatch
 
 SIDE = 65536
 SIZES = (512, 1024, 2048, 4096)

@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from napari_wsigpu.codecs.batch import Slots
 from napari_wsigpu.codecs.cpu import CpuDecoder, _ycbcr_to_rgb
 from napari_wsigpu.codecs.decoder import EncodedBatch
 from napari_wsigpu.codecs.jpeg import FRAMES, segments
 from napari_wsigpu.codecs.library import CPU_ONLY, NO_DEVICE, ImageFormat, Library
-from napari_wsigpu.codecs.nvimagecodec import DecodeWorker, NvImageCodecDecoder, Slots
+from napari_wsigpu.codecs.nvimagecodec import NvImageCodecDecoder
 from napari_wsigpu.codecs.verify import Verifier
+from napari_wsigpu.codecs.worker import DecodeWorker
 from napari_wsigpu.engine.device_reader import tile_format
 from napari_wsigpu.formats.layout import Encoding, LevelLayout, TileGrid
 

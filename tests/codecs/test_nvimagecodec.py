@@ -17,7 +17,7 @@ import pytest
 
 from napari_wsigpu.codecs.cpu import decode_tile
 from napari_wsigpu.codecs.decoder import EncodedTile
-from napari_wsigpu.codecs.nvimagecodec import MOST_IDLE
+from napari_wsigpu.codecs.worker import MOST_IDLE
 from napari_wsigpu.codecs.workspace import SMALLEST
 from napari_wsigpu.errors import DeviceError
 from tests import slides, tiffbytes

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.codecs import workspace
-from napari_wsigpu.codecs.nvimagecodec import DecodeWorker, GpuBatch
+from napari_wsigpu.codecs.batch import GpuBatch
+from napari_wsigpu.codecs.worker import DecodeWorker
 from napari_wsigpu.codecs.workspace import Workspace
 from napari_wsigpu.engine import device_cache, device_reader
 from napari_wsigpu.engine.device_cache import device_tiles

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from napari_wsigpu.codecs.cpu import CpuDecoder
 from napari_wsigpu.codecs.cuda import CudaDevice, driver_is_there
-from napari_wsigpu.codecs.nvimagecodec import DecodeWorker
+from napari_wsigpu.codecs.worker import DecodeWorker
 from napari_wsigpu.errors import DeviceError, UnsupportedSlideError
 
 if TYPE_CHECKING:

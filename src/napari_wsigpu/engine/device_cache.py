@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.codecs.nvimagecodec import Slots
+from napari_wsigpu.codecs.batch import Slots
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from napari_wsigpu.codecs.batch import GpuBatch
     from napari_wsigpu.codecs.device import Device, Stream, Window
-    from napari_wsigpu.codecs.nvimagecodec import GpuBatch, NvImageCodecDecoder
+    from napari_wsigpu.codecs.nvimagecodec import NvImageCodecDecoder
     from napari_wsigpu.engine.device_cache import DeviceTiles, Reserved
     from napari_wsigpu.engine.log import TileLog
     from napari_wsigpu.formats.layout import LevelLayout

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.cpu import CpuDecoder
-    from napari_wsigpu.codecs.nvimagecodec import DecodeWorker
+    from napari_wsigpu.codecs.worker import DecodeWorker
     from napari_wsigpu.engine.log import TileLog
     from napari_wsigpu.formats.layout import LevelLayout, SlideLayout
     from napari_wsigpu.storage.source import ByteSource

@@ -1,0 +1,309 @@
+"""A batch of tiles in flight: decoded on a device, and on the CPU what the device can't."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from contextlib import suppress
+from itertools import chain, compress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from napari_wsigpu.errors import DeviceError, device_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from concurrent.futures import Future
+
+    from numpy.typing import NDArray
+
+    from napari_wsigpu.codecs.codestream import Prepared, Recipe
+    from napari_wsigpu.codecs.cpu import CpuBatch
+    from napari_wsigpu.codecs.decoder import EncodedBatch, EncodedTile
+    from napari_wsigpu.codecs.device import Device, Event, Stream, TileFormat
+    from napari_wsigpu.codecs.nvimagecodec import NvImageCodecDecoder
+    from napari_wsigpu.codecs.worker import DecodeWorker
+    from napari_wsigpu.codecs.workspace import Workspace
+
+    Then = Callable[[Any], None]
+
+
+class Slots(NamedTuple):
+    """Places in device memory for the tiles of a batch.
+
+    Attributes
+    ----------
+    tile : TileFormat
+        What each place holds.
+    addresses : ndarray of int64, shape (tiles,)
+        Where they are.
+    """
+
+    tile: TileFormat
+    addresses: NDArray[np.int64]
+
+
+class GpuBatch:
+    """A batch in flight. It owns all that the device still uses, until it is done."""
+
+    def __init__(
+        self,
+        decoder: NvImageCodecDecoder,
+        batch: EncodedBatch,
+        slots: Slots,
+        then: Then,
+        stream: Stream | None,
+    ) -> None:
+        self._decoder = decoder
+        self._batch = batch
+        self._slots = slots
+        self._then = then
+        self._stream = stream
+        self._done = threading.Event()
+        self._claim = threading.Lock()
+        self._begun = False
+        self._engine = ""
+        self._failures: dict[int, str] = {}
+        self._error: Exception | None = None
+        self._decoded_on_cpu = 0
+        self._proven = 0
+        self._how: Recipe | None = None
+        self._workspace: Workspace | None = None
+        self._prepared: Prepared | None = None
+        self._on_gpu: list[int] = []
+        self._decoded: list[int] = []
+        self._cpu_parts: list[_CpuPart] = []
+        self._uploaded: list[_CpuPart] = []
+        self._samples: dict[int, Future[NDArray[Any]]] = {}
+        self._compared: list[tuple[int, NDArray[Any], Future[NDArray[Any]]]] = []
+        self._ready: Event | None = None
+
+    @property
+    def on_cpu(self) -> int:
+        """Number of tiles that the CPU decoded, or tried to; final after `wait`."""
+        return self._decoded_on_cpu
+
+    def prepare(self, share: float) -> None:
+        """Sort the tiles by who decodes them, and start those of the CPU.
+
+        Raises
+        ------
+        MemoryError
+            If the device has no memory to work in.
+        """
+        made = self._decoder.maker(self._batch.level)
+        if not isinstance(made, str):
+            self._how, maker = made
+            count = round(share * len(self._batch))
+            self._workspace = self._decoder.worker.take_workspace()
+            try:
+                self._prepared = maker.prepare(self._batch, count, self._workspace)
+            except BaseException:
+                self._let_go()
+                raise
+            self._on_gpu = list(chain.from_iterable(self._prepared.groups))
+        if len(self._on_gpu) < len(self._batch):
+            rest = sorted({*range(len(self._batch))} - {*self._on_gpu})
+            self._cpu_parts.append(_CpuPart(self._decoder, self._batch, rest))
+
+    def run(self, worker: DecodeWorker) -> None:
+        """Decode, unless another thread has begun to; a job of the worker."""
+        if not self._claim.acquire(blocking=False):
+            return
+        try:
+            with worker.device.active():
+                self._begin(worker.device)
+        except Exception as error:  # every kind is handed to the thread that waits
+            self._error = error
+        finally:
+            self._done.set()
+
+    def wait(self) -> dict[int, str]:
+        """Return when every tile was decoded or failed: index -> reason of each failure.
+
+        Raises
+        ------
+        DeviceError
+            If the device itself fails.
+        """
+        worker = self._decoder.worker
+        if not self._claim.locked():
+            worker.run(self.run)
+        self._done.wait()
+        try:
+            if self._error is None and self._ready is not None:
+                self._settle(worker)
+        except Exception as error:  # said below, as what went wrong before
+            self._error = error
+        finally:
+            self._quiesce()
+            self._let_go()
+        if self._error is None:
+            return self._failures
+        # Who keeps the exception shall not keep the bytes and pixels of the batch.
+        traceback.clear_frames(self._error.__traceback__)
+        if isinstance(self._error, DeviceError):
+            raise self._error
+        raise device_error(worker.device.name, self._error) from self._error
+
+    def cancel(self) -> None:
+        """Drop the batch if it is not begun, and return when the device is done with it."""
+        for part in self._cpu_parts:
+            part.cancel()
+        if self._claim.acquire(blocking=False):
+            self._done.set()
+        self._done.wait()
+        self._quiesce()
+        self._let_go()
+
+    def _quiesce(self) -> None:
+        """Wait until the device uses nothing of the batch, whatever happened."""
+        if self._begun:
+            self._begun = False
+            with suppress(Exception):  # a device that failed has said so before
+                (self._stream or self._decoder.worker.stream).synchronize()
+
+    def _begin(self, device: Device) -> None:
+        """Decode, and give the stream all that follows; nothing waits for the stream."""
+        self._begun = True
+        worker, tile = self._decoder.worker, self._slots.tile
+        stream = self._stream or worker.stream
+        rows = None
+        if self._how is not None and self._prepared is not None and self._workspace is not None:
+            prepared, work = self._prepared, self._workspace
+            prepared.describe(self._slots.addresses.tolist(), stream)
+            self._engine = worker.engine(self._how.kind) or ""
+            samples = self._decoder.verifier.samples(self._how.kind, self._on_gpu)
+            self._samples = {index: worker.witness(self._batch[index]) for index in samples}
+            worked = worker.decode(self._how.kind, work.streams.used, work.images.used)
+            self._decoded = list(chain.from_iterable(compress(prepared.groups, worked)))
+            if self._decoded:
+                table = prepared.rows(worked, self._slots.addresses, self._batch.tiles)
+                rows = device.rows(table, stream)
+                prepared.finish(rows, tile, device, stream)
+        from_cpu = self._take_cpu_parts(stream)
+        if from_cpu or rows is None:
+            rows = self._rows(self._decoded + from_cpu, stream)
+        self._then(rows)
+        self._download_samples(device, stream)
+        self._ready = device.record(stream)
+
+    def _settle(self, worker: DecodeWorker) -> None:
+        """Wait for the stream, and have the CPU decode what did not work."""
+        assert self._ready is not None
+        self._ready.synchronize()
+        self._begun = False
+        again: list[int] = []
+        if len(self._decoded) < len(self._on_gpu):
+            again += sorted({*self._on_gpu} - {*self._decoded})
+        if self._prepared is not None and len(self._decoded) > 1:
+            doubtful = self._prepared.doubtful(self._decoded)
+            everywhere = len(doubtful) == len(self._decoded)
+            self._decoder.verifier.note_doubts(self._engine, everywhere=everywhere)
+            again += doubtful
+        if not self._verified(set(again)):
+            again = self._on_gpu
+        if again:
+            self._cpu_parts.append(_CpuPart(self._decoder, self._batch, again))
+            stream = self._stream or worker.stream
+            self._begun = True
+            with worker.device.active():
+                self._then(self._rows(self._take_cpu_parts(stream), stream))
+                worker.device.record(stream).synchronize()
+            self._begun = False
+
+    def _take_cpu_parts(self, stream: Stream) -> list[int]:
+        """Upload what the CPU decoded; return the indices of these tiles."""
+        done: list[int] = []
+        parts, self._cpu_parts = self._cpu_parts, []
+        self._uploaded += parts
+        for part in parts:
+            failed = part.wait()
+            self._failures |= failed
+            self._decoded_on_cpu += len(part.indices)
+            for index, pixels in part.pixels():
+                if index not in failed:
+                    address = int(self._slots.addresses[index])
+                    self._decoder.worker.device.upload(address, pixels, stream)
+                    done.append(index)
+        return done
+
+    def _download_samples(self, device: Device, stream: Stream) -> None:
+        for index, sample in self._samples.items():
+            if index in self._decoded:
+                address = int(self._slots.addresses[index])
+                pixels = device.download_tile(address, self._slots.tile, stream)
+                self._compared.append((index, pixels, sample))
+
+    def _verified(self, doubtful: set[int]) -> bool:
+        for index, pixels, sample in self._compared:
+            if index not in doubtful and sample.exception() is None:
+                self._proven += 1
+                if not self._decoder.verifier.agree(self._engine, pixels, sample.result()):
+                    return False
+        return True
+
+    def _rows(self, indices: list[int], stream: Stream) -> Any:
+        chosen = np.asarray(indices, np.int64)
+        rows = np.column_stack([self._slots.addresses[chosen], self._batch.tiles[chosen]])
+        return self._decoder.worker.device.rows(rows, stream)
+
+    def _let_go(self) -> None:
+        for part in self._cpu_parts:
+            part.cancel()
+        for sample in self._samples.values():
+            if not sample.cancel():
+                sample.exception()  # it reads the batch's bytes
+        if self._samples and self._how is not None:
+            unproven = len(self._samples) - self._proven
+            self._decoder.verifier.give_back(self._how.kind, unproven)
+        if self._workspace is not None:
+            self._decoder.worker.give_workspace(self._workspace)
+        self._workspace = self._prepared = self._ready = None
+        self._samples = {}
+        self._cpu_parts.clear()
+        self._uploaded.clear()
+        self._compared.clear()
+        self._batch.release()
+        self._then = _nothing
+
+
+def _nothing(rows: Any) -> None:
+    """Take the place of a function that is no longer needed."""
+
+
+class _CpuPart:
+    """Tiles of a batch that the CPU decodes into memory that is fast to upload."""
+
+    def __init__(
+        self, decoder: NvImageCodecDecoder, batch: EncodedBatch, indices: Sequence[int]
+    ) -> None:
+        self.indices = indices
+        self._tiles: list[EncodedTile] = [batch[index] for index in indices]
+        size = batch.level.tile_bytes
+        self._memory = decoder.worker.device.staging(len(indices), size)
+        self._pending: CpuBatch = decoder.cpu.schedule(
+            self._tiles, self._deliver, list(self._memory)
+        )
+
+    def _deliver(self, place: int, pixels: NDArray[Any]) -> None:
+        """Give a tile that was cut to its level the room of a full one."""
+        tile = self._tiles[place]
+        grid = tile.level.grid
+        if pixels.shape[:2] != (grid.tile_height, grid.tile_width):
+            shape = (grid.tile_height, grid.tile_width, tile.level.channels)
+            cut = pixels.copy()
+            full = self._memory[place].view(tile.level.dtype).reshape(shape)
+            full[...] = tile.background
+            full[: cut.shape[0], : cut.shape[1]] = cut
+
+    def wait(self) -> dict[int, str]:
+        failed = self._pending.wait()
+        return {self.indices[place]: reason for place, reason in failed.items()}
+
+    def pixels(self) -> list[tuple[int, NDArray[np.uint8]]]:
+        return list(zip(self.indices, self._memory, strict=True))
+
+    def cancel(self) -> None:
+        self._pending.cancel()

@@ -1,0 +1,173 @@
+"""The worker of a device: a thread with nvImageCodec's decoders, and what batches work in."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from napari_wsigpu.codecs.cpu import decode_tile
+from napari_wsigpu.codecs.workspace import Workspace
+from napari_wsigpu.errors import DeviceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Future
+
+    from numpy.typing import NDArray
+
+    from napari_wsigpu.codecs.decoder import EncodedTile
+    from napari_wsigpu.codecs.device import Device
+    from napari_wsigpu.codecs.library import LibraryDecoder
+
+    Job = Callable[["DecodeWorker"], None]
+
+MOST_IDLE = 4
+
+logger = logging.getLogger(__name__)
+
+
+class DecodeWorker:
+    """A thread with a decoder of each kind and a stream of its own.
+
+    A decoder must not be used by two threads at once: it would end the process. Who waits for
+    a job that the thread has not begun runs it there and then, one job at a time. The thread
+    starts with the first job.
+
+    Parameters
+    ----------
+    device : Device
+        What it decodes on.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._turn = threading.RLock()
+        self._thread: threading.Thread | None = None
+        with device.active():
+            self.stream = device.new_stream()
+        self._decoders: dict[str, tuple[LibraryDecoder, str] | None] = {}
+        self._workspaces: deque[Workspace] = deque(maxlen=MOST_IDLE)
+        self._witness: ThreadPoolExecutor | None = None
+        self._warned: set[str] = set()
+
+    def submit(self, job: Job) -> None:
+        """Have a job called with the worker, after those before it."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="wsigpu-gpu", daemon=True)
+                self._thread.start()
+            self._queue.put(job)
+
+    def run(self, job: Job) -> None:
+        """Call a job in this thread, once the worker does nothing else."""
+        with self._turn:
+            job(self)
+
+    def close(self) -> None:
+        """End the thread after the jobs that were submitted, and let go of its decoders."""
+        with self._lock:
+            thread, self._thread = self._thread, None
+            if thread is not None:
+                self._queue.put(None)
+        if thread is not None:
+            thread.join()
+        with self._turn:
+            for made in self._decoders.values():
+                if made is not None:
+                    made[0].close()
+            self._decoders.clear()
+        with self._lock:
+            witness, self._witness = self._witness, None
+        if witness is not None:
+            witness.shutdown()
+        self.trim()
+
+    def take_workspace(self) -> Workspace:
+        """Give out a workspace, which comes back by `give_workspace`."""
+        try:
+            return self._workspaces.pop()
+        except IndexError:
+            return Workspace(self.device)
+
+    def give_workspace(self, workspace: Workspace) -> None:
+        """Take a workspace back."""
+        workspace.clear()
+        self._workspaces.append(workspace)
+
+    def trim(self) -> None:
+        """Free the memory of workspaces that nobody uses now."""
+        self._workspaces.clear()
+
+    def witness(self, tile: EncodedTile) -> Future[NDArray[Any]]:
+        """Have a tile decoded on the CPU, to be compared; by a thread that is there already.
+
+        To start one would take as long as to decode the tile.
+        """
+        with self._lock:
+            if self._witness is None:
+                self._witness = ThreadPoolExecutor(1, "wsigpu-witness")
+            return self._witness.submit(
+                decode_tile, tile, np.empty(tile.level.tile_bytes, np.uint8)
+            )
+
+    def engine(self, kind: str) -> str | None:
+        """Return the name of the path that decodes a kind, None if there is none.
+
+        From jobs only. The first time, the decoder is made.
+        """
+        if kind not in self._decoders:
+            try:
+                self._decoders[kind] = self.device.decoder(kind)
+            except DeviceError as error:
+                self._decoders[kind] = None
+                self._warn(kind, error)
+        made = self._decoders[kind]
+        return None if made is None else made[1]
+
+    def decode(
+        self, kind: str, streams: NDArray[np.uint64], images: NDArray[np.uint64]
+    ) -> list[bool]:
+        """Decode code streams into images; say of each whether it worked.
+
+        If nothing works, as when memory runs out or one stream spoils the batch, smaller parts
+        are tried.
+        """
+        made = self._decoders[kind] if len(streams) and self.engine(kind) else None
+        if made is None:
+            return [False] * len(streams)
+        try:
+            decoded = made[0].decode(streams, images)
+        except RuntimeError as error:
+            decoded = [False] * len(streams)
+            if len(streams) == 1:
+                self._warn(kind, error)
+        if len(streams) > 1 and not any(decoded):
+            half = len(streams) // 2
+            return [
+                *self.decode(kind, streams[:half], images[:half]),
+                *self.decode(kind, streams[half:], images[half:]),
+            ]
+        return decoded
+
+    def _warn(self, kind: str, error: Exception) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
+            logger.warning(
+                "What '%s' can't decode is decoded on the CPU: %s", self.device.name, error
+            )
+
+    def _work(self) -> None:
+        while (job := self._queue.get()) is not None:
+            try:
+                self.run(job)
+            except Exception:  # or no later job would ever run
+                logger.exception("A job on '%s' failed", self.device.name)
+            del job
