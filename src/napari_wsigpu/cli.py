@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+from io import TextIOWrapper
 from typing import TYPE_CHECKING
 
 from napari_wsigpu import __version__
@@ -43,6 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     doctor.add_argument("--json", action="store_true", help="all that was found, as JSON")
     doctor.set_defaults(run=_doctor)
     options = parser.parse_args(arguments)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal may know no micro sign
     try:
         status: int = options.run(options)
         sys.stdout.flush()

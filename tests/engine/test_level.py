@@ -171,6 +171,13 @@ class TestArrayLike:
         channel = slide.level_array(0, 2).to_dask()
         np.testing.assert_array_equal(channel.compute(scheduler="sync"), pixels[..., 2])
 
+    def test_without_dask(self, opened, monkeypatch):
+        monkeypatch.setitem(sys.modules, "dask", None)
+        monkeypatch.setitem(sys.modules, "dask.array", None)
+        slide, _ = opened
+        with pytest.raises(ModuleNotFoundError, match="to_dask needs Dask"):
+            slide.levels[0].to_dask()
+
     def test_reading_decodes_only_what_is_asked(self, opened):
         slide, _ = opened
         slide.clear_cache()

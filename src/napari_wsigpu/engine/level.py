@@ -160,8 +160,12 @@ class LevelArray:
         ImportError
             If dask is not installed.
         """
-        import dask.array
-
+        try:
+            import dask.array
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "to_dask needs Dask, which is not installed; pip install dask[array]."
+            ) from error
         size = (self.chunks[0] * tiles, self.chunks[1] * tiles, *self.shape[2:])
         return dask.array.from_array(self, chunks=size, asarray=False)
 

@@ -1,0 +1,52 @@
+"""What `wsigpu info` prints."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from napari_wsigpu.cli import main
+from tests import slides
+
+
+@pytest.fixture
+def path(tmp_path):
+    slides.write_aperio(tmp_path / "slide.svs", slides.picture(100, 150))
+    return tmp_path / "slide.svs"
+
+
+def test_a_slide(path, capsys):
+    assert main(["info", str(path)]) == 0
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first == str(path)
+    assert "vendor      aperio" in lines[0]
+    assert any("150 x 100" in line for line in lines)
+
+
+def test_as_json(path, capsys):
+    assert main(["info", "--json", str(path)]) == 0
+    assert json.loads(capsys.readouterr().out)["vendor"] == "aperio"
+
+
+def test_a_terminal_without_a_micro_sign(path):
+    command = [sys.executable, "-c", "import sys; from napari_wsigpu.cli import main; main()"]
+    done = subprocess.run(
+        [*command, "info", path],
+        capture_output=True,
+        check=False,
+        timeout=60,
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"?m" in done.stdout
+
+
+def test_what_is_no_slide(tmp_path, path, capsys):
+    missing = tmp_path / "missing.svs"
+    assert main(["info", str(missing), str(path)]) == 1
+    printed = capsys.readouterr()
+    assert str(missing) in printed.err
+    assert len(printed.err.splitlines()) == 1
+    assert str(path) in printed.out
