@@ -67,24 +67,23 @@ class TileLog:
             }
 
     def note(self, failures: Mapping[TileKey, str], *, report: bool) -> None:
-        """Count failed tiles; report each once, when it is first shown as background."""
+        """Count failed tiles; report each once, when it is first shown, and of many the first."""
         if not failures:
             return
         with self._lock:
             self._failed |= failures
             unsaid = failures.keys() - self._reported if report else set()
+            said = len(self._reported)
             self._reported |= unsaid
-        for number, key in enumerate(sorted(unsaid)):
-            if number == MOST_REPORTS:
-                rest = len(unsaid) - MOST_REPORTS
-                logger.warning("So are %d more tiles of '%s'", rest, self._path)
-                break
+        for key in sorted(unsaid)[: max(0, MOST_REPORTS - said)]:
             name, why = self._name(key), failures[key]
             logger.warning(
                 "The tile at %s of '%s' is shown as background: %s", name, self._path, why
             )
             if self.on_failed_tile is not None:
                 self.on_failed_tile(name, why)
+        if said <= MOST_REPORTS < said + len(unsaid):
+            logger.warning("So are more tiles of '%s', which are only counted", self._path)
 
     def error(self, failures: Mapping[TileKey, str]) -> TileError:
         """Return the exception that names failed tiles."""
