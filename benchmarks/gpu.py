@@ -17,6 +17,7 @@ import random
 import statistics
 import threading
 import time
+from collections import deque
 from contextlib import suppress
 from functools import partial
 from importlib import metadata, resources
@@ -80,10 +81,7 @@ def gpu() -> dict[str, Any]:
     properties = cupy.cuda.runtime.getDeviceProperties(0)
     worker = gpu_worker(0)
     engines: dict[str, str | None] = {}
-    done: list[None] = []
-    worker.submit(lambda worker: done.append(engines.update(jpeg=worker.engine("jpeg"))))
-    while not done:
-        time.sleep(0.01)
+    worker.run(lambda worker: engines.update(jpeg=worker.engine("jpeg")))
     names = [
         name
         for name in (distribution.metadata["Name"] for distribution in metadata.distributions())
@@ -253,15 +251,16 @@ def time_regions(
     seconds: dict[str, list[float]] = {name: [] for name in readers}
     gc.collect()
     gc.disable()
+    order = deque(readers.items())
     for number, (x, y) in enumerate(places):
-        first = number % len(readers)
-        for name, read in (*list(readers.items())[first:], *list(readers.items())[:first]):
+        for name, read in order:
             slow = name in ("OpenSlide", "cuCIM, cuda")
             if slow and number >= WARM_UP + SLOW_ROUNDS:
                 continue
             took = read(x, y, size)[0]
             if number >= WARM_UP:
                 seconds[name].append(took)
+        order.rotate(-1)
     gc.enable()
     found: list[dict[str, Any]] = [
         {

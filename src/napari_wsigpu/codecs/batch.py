@@ -18,13 +18,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.codecs.codestream import Prepared, Recipe
+    from napari_wsigpu.codecs.codestream import Prepared
     from napari_wsigpu.codecs.cpu import CpuBatch
     from napari_wsigpu.codecs.decoder import EncodedBatch, EncodedTile
     from napari_wsigpu.codecs.device import Device, Event, Stream, TileFormat
     from napari_wsigpu.codecs.nvimagecodec import NvImageCodecDecoder
     from napari_wsigpu.codecs.worker import DecodeWorker
-    from napari_wsigpu.codecs.workspace import Workspace
 
     Then = Callable[[Any], None]
 
@@ -68,15 +67,13 @@ class GpuBatch:
         self._error: Exception | None = None
         self._decoded_on_cpu = 0
         self._proven = 0
-        self._how: Recipe | None = None
-        self._workspace: Workspace | None = None
         self._prepared: Prepared | None = None
         self._on_gpu: list[int] = []
         self._decoded: list[int] = []
         self._cpu_parts: list[_CpuPart] = []
         self._uploaded: list[_CpuPart] = []
         self._samples: dict[int, Future[NDArray[Any]]] = {}
-        self._compared: list[tuple[int, NDArray[Any], Future[NDArray[Any]]]] = []
+        self._by_device: dict[int, NDArray[Any]] = {}
         self._ready: Event | None = None
 
     @property
@@ -94,13 +91,12 @@ class GpuBatch:
         """
         made = self._decoder.maker(self._batch.level)
         if not isinstance(made, str):
-            self._how, maker = made
-            count = round(share * len(self._batch))
-            self._workspace = self._decoder.worker.take_workspace()
+            worker, count = self._decoder.worker, round(share * len(self._batch))
+            work = worker.take_workspace()
             try:
-                self._prepared = maker.prepare(self._batch, count, self._workspace)
+                self._prepared = made.prepare(self._batch, count, work)
             except BaseException:
-                self._let_go()
+                worker.give_workspace(work)
                 raise
             self._on_gpu = list(chain.from_iterable(self._prepared.groups))
         if len(self._on_gpu) < len(self._batch):
@@ -170,13 +166,13 @@ class GpuBatch:
         worker, tile = self._decoder.worker, self._slots.tile
         stream = self._stream or worker.stream
         rows = None
-        if self._how is not None and self._prepared is not None and self._workspace is not None:
-            prepared, work = self._prepared, self._workspace
+        if self._prepared is not None:
+            prepared, kind, work = self._prepared, self._prepared.kind, self._prepared.work
             prepared.describe(self._slots.addresses.tolist(), stream)
-            self._engine = worker.engine(self._how.kind) or ""
-            samples = self._decoder.verifier.samples(self._how.kind, self._on_gpu)
+            self._engine = worker.engine(kind) or ""
+            samples = self._decoder.verifier.samples(kind, self._on_gpu)
             self._samples = {index: worker.witness(self._batch[index]) for index in samples}
-            worked = worker.decode(self._how.kind, work.streams.used, work.images.used)
+            worked = worker.decode(kind, work.streams.used, work.images.used)
             self._decoded = list(chain.from_iterable(compress(prepared.groups, worked)))
             if self._decoded:
                 table = prepared.rows(worked, self._slots.addresses, self._batch.tiles)
@@ -230,14 +226,14 @@ class GpuBatch:
         return done
 
     def _download_samples(self, device: Device, stream: Stream) -> None:
-        for index, sample in self._samples.items():
+        for index in self._samples:
             if index in self._decoded:
                 address = int(self._slots.addresses[index])
-                pixels = device.download_tile(address, self._slots.tile, stream)
-                self._compared.append((index, pixels, sample))
+                self._by_device[index] = device.download_tile(address, self._slots.tile, stream)
 
     def _verified(self, doubtful: set[int]) -> bool:
-        for index, pixels, sample in self._compared:
+        for index, pixels in self._by_device.items():
+            sample = self._samples[index]
             if index not in doubtful and sample.exception() is None:
                 self._proven += 1
                 if not self._decoder.verifier.agree(self._engine, pixels, sample.result()):
@@ -255,16 +251,15 @@ class GpuBatch:
         for sample in self._samples.values():
             if not sample.cancel():
                 sample.exception()  # it reads the batch's bytes
-        if self._samples and self._how is not None:
+        if self._prepared is not None:
             unproven = len(self._samples) - self._proven
-            self._decoder.verifier.give_back(self._how.kind, unproven)
-        if self._workspace is not None:
-            self._decoder.worker.give_workspace(self._workspace)
-        self._workspace = self._prepared = self._ready = None
+            self._decoder.verifier.give_back(self._prepared.kind, unproven)
+            self._decoder.worker.give_workspace(self._prepared.work)
+        self._prepared = self._ready = None
         self._samples = {}
         self._cpu_parts.clear()
         self._uploaded.clear()
-        self._compared.clear()
+        self._by_device.clear()
         self._batch.release()
         self._then = _nothing
 

@@ -96,10 +96,16 @@ class Prepared(Protocol):
 
     Attributes
     ----------
+    kind : {"jpeg", "jpeg2000"}
+        The decoder.
+    work : Workspace
+        What they lie in.
     groups : list of list of int
         Indices of the tiles in each code stream. Tiles that are in none are for the CPU.
     """
 
+    kind: str
+    work: Workspace
     groups: list[list[int]]
 
     def describe(self, addresses: Sequence[int], stream: Stream) -> None:
@@ -189,15 +195,17 @@ class Jpeg2000Streams:
 
 
 class _SingleTiles:
+    kind = "jpeg2000"
+
     def __init__(
         self, tiles: list[int], image: ImageFormat, work: Workspace, *, convert: bool
     ) -> None:
         self.groups = [[index] for index in tiles]
-        self._image, self._work, self._convert = image, work, convert
+        self.work, self._image, self._convert = work, image, convert
 
     def describe(self, addresses: Sequence[int], stream: Stream) -> None:
         for (index,) in self.groups:
-            self._work.images.add(addresses[index], self._image, stream.ptr)
+            self.work.images.add(addresses[index], self._image, stream.ptr)
 
     def rows(
         self, worked: list[bool], addresses: NDArray[np.int64], tiles: NDArray[np.int64]

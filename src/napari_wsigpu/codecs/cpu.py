@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import imagecodecs
 import numpy as np
 
+from napari_wsigpu.codecs.jpeg import END_OF_IMAGE
 from napari_wsigpu.codecs.lzw import lzw_decode
 from napari_wsigpu.codecs.memory import TileMemory
 from napari_wsigpu.formats.compression import compression_name
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 LZW, APERIO_YCBCR = 5, 33003
 NO_PREDICTOR, HORIZONTAL, FLOATING_POINT = 1, 2, 3
 CODESTREAM_HEAD = 4096
-END_OF_IMAGE = b"\xff\xd9"
 FEW_CORES = 4
 
 BYTE_CODECS: dict[int, Callable[..., bytes | bytearray]] = {

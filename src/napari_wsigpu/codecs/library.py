@@ -31,7 +31,7 @@ HANDLE, FEW = 8, 64
 VERSIONS = range(900, 1000)
 FILES = {"win32": "nvimgcodec_0.dll"}
 SAMPLE_TYPES = {"uint8": 0x0802, "uint16": 0x1004}
-SAMPLE_FORMATS = {"I_Y": 4, "I_RGB": 8, "P_YUV": 11, "I_YUV": 12}
+SAMPLE_FORMATS = {"I_Y": 4, "I_RGB": 8, "P_YUV": 11}
 COLOR_SPECS = {"SRGB": 1, "GRAY": 2, "SYCC": 3}
 
 
@@ -377,7 +377,7 @@ class LibraryDecoder:
 
         Parameters
         ----------
-        streams, images : ndarray of uint64, shape (tiles,)
+        streams, images : ndarray of uint64, shape (streams,)
             Handles. The stream that the images were made with has the pixels.
 
         Raises

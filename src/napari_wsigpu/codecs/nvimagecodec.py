@@ -10,7 +10,6 @@ from napari_wsigpu.codecs.stack import JpegStreams
 
 if TYPE_CHECKING:
     from napari_wsigpu.codecs.batch import Slots, Then
-    from napari_wsigpu.codecs.codestream import Recipe
     from napari_wsigpu.codecs.cpu import CpuDecoder
     from napari_wsigpu.codecs.decoder import EncodedBatch
     from napari_wsigpu.codecs.device import Stream
@@ -38,7 +37,7 @@ class NvImageCodecDecoder:
         self.worker = worker
         self.cpu = cpu
         self.verifier = verifier
-        self._makers: dict[LevelLayout, tuple[Recipe, JpegStreams | Jpeg2000Streams] | str] = {}
+        self._makers: dict[LevelLayout, JpegStreams | Jpeg2000Streams | str] = {}
 
     def schedule(
         self,
@@ -76,8 +75,8 @@ class NvImageCodecDecoder:
             self.worker.submit(pending.run)
         return pending
 
-    def maker(self, level: LevelLayout) -> tuple[Recipe, JpegStreams | Jpeg2000Streams] | str:
-        """Return a level's recipe and what makes its code streams, or why the CPU decodes it."""
+    def maker(self, level: LevelLayout) -> JpegStreams | Jpeg2000Streams | str:
+        """Return what makes a level's code streams, or why the CPU decodes it."""
         if self.verifier.reason is not None:
             return self.verifier.reason
         made = self._makers.get(level)
@@ -87,6 +86,6 @@ class NvImageCodecDecoder:
                 made = how
             else:
                 make = JpegStreams if how.kind == "jpeg" else Jpeg2000Streams
-                made = how, make(level, how)
+                made = make(level, how)
             self._makers[level] = made
         return made

@@ -112,8 +112,7 @@ class Stack(NamedTuple):
 class JpegStreams:
     """Makes code streams of JPEG tiles.
 
-    A header is compared with the level before a decoder sees it: nvImageCodec would refuse a
-    whole batch for one tile that is too large, and fill in a smaller one in part.
+    A header is compared with the level, for the reasons of `codestream.Jpeg2000Streams`.
 
     Parameters
     ----------
@@ -249,6 +248,8 @@ class StackedTiles:
         Whether they are YCbCr.
     """
 
+    kind = "jpeg"
+
     def __init__(
         self,
         stacks: list[Stack],
@@ -258,7 +259,7 @@ class StackedTiles:
         *,
         to_rgb: bool,
     ) -> None:
-        self._shape, self._work, self._to_rgb = shape, work, to_rgb
+        self.work, self._shape, self._to_rgb = work, shape, to_rgb
         self._plan = plan = plan_of(tuple((len(s.scans), bool(s.end)) for s in stacks), shape)
         most = int(batch.lengths.sum()) + sum(len(s.header) + len(s.end) for s in stacks)
         work.make_room(most, plan.size, len(plan.places))
@@ -280,7 +281,7 @@ class StackedTiles:
         """Describe the stacks' planes."""
         for (start, image), good in zip(self._plan.images, self._taken, strict=True):
             if good:
-                self._work.images.add(self._work.planes + start, image, stream.ptr)
+                self.work.images.add(self.work.planes + start, image, stream.ptr)
 
     def rows(
         self, worked: list[bool], addresses: NDArray[np.int64], tiles: NDArray[np.int64]
@@ -290,7 +291,7 @@ class StackedTiles:
         table = np.empty((len(indices), COLUMNS), np.int64)
         table[:, 0] = addresses[indices]
         table[:, 1:3] = tiles[indices]
-        table[:, 3:7] = self._plan.places + self._work.planes
+        table[:, 3:7] = self._plan.places + self.work.planes
         table[self._plan.places[:, 3] == NOWHERE, 6] = 0
         table[:, 7:9] = self._scans
         table[:, 9:] = np.repeat(self._marks, self._counts, axis=0)
@@ -304,12 +305,12 @@ class StackedTiles:
     def finish(self, rows: Any, tile: TileFormat, device: Device, stream: Stream) -> None:
         """Make tiles of planes, and look for the strips."""
         device.merge_planes(
-            rows, tile, self._shape.sampling, self._work.doubts, stream, to_rgb=self._to_rgb
+            rows, tile, self._shape.sampling, self.work.doubts, stream, to_rgb=self._to_rgb
         )
 
     def doubtful(self, decoded: Sequence[int]) -> list[int]:
         """Return the tiles of stacks in which one may have led the decoder astray."""
-        doubts = self._work.doubts[: len(decoded)]
+        doubts = self.work.doubts[: len(decoded)]
         if not doubts.any():
             return []
         these = {decoded[place] for place in np.flatnonzero(doubts).tolist()}

@@ -315,10 +315,10 @@ class DeviceReader:
                     wanted = wanted[len(flying[-1].tiles) :]
             while flying:
                 self._finish(reading, flying.pop(0))
-            if reading.corrected and reading.to_host:
-                reading.host = self.device.download(reading.pixels, reading.stream)
-                self.device.record(reading.stream).synchronize()
             if reading.to_host:
+                if reading.corrected:
+                    reading.host = self.device.download(reading.pixels, reading.stream)
+                    self.device.record(reading.stream).synchronize()
                 seconds = time.perf_counter() - begin
                 self._timed(reading.image, count, seconds, reading.share)
         finally:
