@@ -171,7 +171,7 @@ class TestEngines:
     def device(self, with_devices):
         with_devices(1)
         device = CudaDevice(0)
-        device._library.decoder = lambda index, backend, options="": (index, backend, options)
+        device._library.decoder = lambda *arguments: arguments
         return device
 
     def works(self, device, *backends):
@@ -179,16 +179,16 @@ class TestEngines:
 
     def test_the_engine_is_preferred(self, device):
         self.works(device, cuda.HARDWARE, cuda.HYBRID)
-        assert device.decoder("jpeg") == ((0, cuda.HARDWARE, cuda.ALL_ON_GPU), "hardware")
+        assert device.decoder("jpeg") == ((0, cuda.HARDWARE, cuda.ALL_ON_GPU, 4), "hardware")
 
     def test_without_an_engine(self, device):
         self.works(device, cuda.HYBRID)
-        assert device.decoder("jpeg") == ((0, cuda.HYBRID, cuda.ALL_ON_GPU), "hybrid")
+        assert device.decoder("jpeg") == ((0, cuda.HYBRID, cuda.ALL_ON_GPU, 0), "hybrid")
 
     def test_the_engine_is_not_wanted(self, device, monkeypatch):
         monkeypatch.setenv(cuda.JPEG_ENGINE, "hybrid")
         self.works(device, cuda.HARDWARE, cuda.HYBRID)
-        assert device.decoder("jpeg") == ((0, cuda.HYBRID, cuda.ALL_ON_GPU), "hybrid")
+        assert device.decoder("jpeg") == ((0, cuda.HYBRID, cuda.ALL_ON_GPU, 0), "hybrid")
 
     def test_nothing_decodes(self, device):
         self.works(device)
@@ -196,7 +196,7 @@ class TestEngines:
             device.decoder("jpeg")
 
     def test_jpeg_2000(self, device):
-        assert device.decoder("jpeg2000") == ((0, cuda.GPU_ONLY, ""), "GPU")
+        assert device.decoder("jpeg2000") == ((0, cuda.GPU_ONLY), "GPU")
 
 
 def test_flags_are_zeros_of_which_the_device_has_to_have_the_page(with_devices, monkeypatch):

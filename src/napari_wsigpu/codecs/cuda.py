@@ -9,7 +9,7 @@ import threading
 import weakref
 from functools import cached_property
 from importlib import import_module, resources
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import imagecodecs
 import numpy as np
@@ -28,10 +28,28 @@ if TYPE_CHECKING:
 DRIVERS = {"win32": "nvcuda.dll"}
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 JPEG_ENGINE = "WSIGPU_JPEG_ENGINE"
-# A GPU has up to 7 JPEG engines, and each image keeps the processor busy for 40 us. The kernels
-# of the other path are kept busy by more images.
-ENGINES, IMAGES = 7, 14
-JPEG_ENGINES = {"hardware": (HARDWARE, ENGINES), "hybrid": (HYBRID, IMAGES)}
+
+
+class JpegEngine(NamedTuple):
+    """How nvImageCodec decodes JPEG.
+
+    Attributes
+    ----------
+    backend : int
+        What it calls the way.
+    at_once : int
+        Images that keep it busy; each keeps the processor busy for 40 us.
+    threads : int
+        Of its own that prepare images, 0 for one a core.
+    """
+
+    backend: int
+    at_once: int
+    threads: int
+
+
+# A GPU has up to 7 JPEG engines. To wake more threads for them takes longer than their work.
+JPEG_ENGINES = {"hardware": JpegEngine(HARDWARE, 7, 4), "hybrid": JpegEngine(HYBRID, 14, 0)}
 # Without it, images of less than a million pixels keep the processor busy instead.
 ALL_ON_GPU = "nvjpeg_cuda_decoder:hybrid_huffman_threshold=0"
 PINNED_BUDGET = 1 << 30
@@ -150,7 +168,7 @@ class CudaDevice:
 
     def __init__(self, index: int) -> None:
         self.name = f"cuda:{index}"
-        self.jpegs_at_once = ENGINES
+        self.jpegs_at_once = JPEG_ENGINES["hardware"].at_once
         self._index = index
         self._cupy = import_cuda("cupy", self.name)
         self._library = Library()
@@ -209,9 +227,9 @@ class CudaDevice:
         """
         if kind == "jpeg2000":
             return self._library.decoder(self._index, GPU_ONLY), "GPU"
-        for name, (backend, at_once) in JPEG_ENGINES.items():
+        for name, (backend, at_once, threads) in JPEG_ENGINES.items():
             if os.environ.get(JPEG_ENGINE, name) == name:
-                decoder = self._library.decoder(self._index, backend, ALL_ON_GPU)
+                decoder = self._library.decoder(self._index, backend, ALL_ON_GPU, threads)
                 if self._decodes(decoder):
                     self.jpegs_at_once = at_once
                     return decoder, name

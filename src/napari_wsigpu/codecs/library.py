@@ -198,8 +198,10 @@ class Library:
         if status != SUCCESS:
             raise DeviceError(f"nvImageCodec does not start ({function.__name__}: {status}).")
 
-    def decoder(self, device: int, backend: int, options: str = "") -> LibraryDecoder:
-        """Make a decoder of one backend.
+    def decoder(
+        self, device: int, backend: int, options: str = "", threads: int = 0
+    ) -> LibraryDecoder:
+        """Make a decoder of one backend, with threads of its own, 0 for one a core.
 
         Raises
         ------
@@ -208,7 +210,11 @@ class Library:
         """
         backends = _Backend(kind=backend, params=_BackendParams(load_hint=1.0, load_hint_policy=2))
         execution = _ExecutionParams(
-            device_id=device, skip_pre_sync=1, num_backends=1, backends=ctypes.pointer(backends)
+            max_num_cpu_threads=threads,
+            device_id=device,
+            skip_pre_sync=1,
+            num_backends=1,
+            backends=ctypes.pointer(backends),
         )
         handle = c_void_p()
         status = self._long.nvimgcodecDecoderCreate(
