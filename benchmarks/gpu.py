@@ -3,9 +3,9 @@
 Usage: ``python benchmarks/gpu.py [fidelity viewport proof sweep jpeg2000 cores] [--json OUT]``
 
 Needs a CUDA device. cuCIM and OpenSlide are measured in the same run where they are installed;
-every reader reads the same random, unaligned regions in turn, another one first each time, and
-our caches are cleared before each read. ``WSIGPU_JPEG_ENGINE=hybrid`` in the environment measures
-cards without a JPEG engine.
+every reader reads the same random, unaligned regions: a few in a row, as who moves in a slide
+does, then the next reader, in another order each round. Our caches are cleared before each read.
+``WSIGPU_JPEG_ENGINE=hybrid`` in the environment measures cards without a JPEG engine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import random
 import statistics
 import threading
 import time
-from collections import deque
 from contextlib import suppress
 from functools import partial
 from importlib import metadata, resources
@@ -46,10 +45,11 @@ if TYPE_CHECKING:
 
 SIDE = 65536
 SIZES = (512, 1024, 2048, 4096)
-ROUNDS = 15
-WARM_UP = 4
-SLOW_ROUNDS = 5
-PROOFS = 60
+ROUNDS = 4
+IN_A_ROW, WARM_UP = 7, 2
+SLOW_IN_A_ROW, SLOW_WARM_UP = 3, 1
+PROOFS, PROOFS_WARM_UP = 60, 4
+JPEG2000_ROUNDS = 15
 CUDA_PACKAGES = ("cucim-cu13", "cucim-cu12", "cupy-cuda13x", "cupy-cuda12x")
 
 
@@ -139,7 +139,7 @@ def compare(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def viewport(given: argparse.Namespace) -> list[dict[str, Any]]:
-    """Time cold regions at random positions, by every reader in turn."""
+    """Time cold regions at random positions, by every reader."""
     found = []
     for tile in (256, 512):
         path = ensure_slide(given.slides, SIDE, "jpeg", tile)
@@ -241,26 +241,23 @@ def peers(path: Path) -> dict[str, Callable[[int, int, int], Any]]:
 def time_regions(
     readers: dict[str, Callable[[int, int, int], Any]], tile: int, size: int
 ) -> list[dict[str, Any]]:
-    """Time every reader at the same positions, in turn."""
+    """Time every reader at the same positions, a few of them in a row."""
     random_place = random.Random(size)
     limit = SIDE - size
-    places = [
-        (random_place.randrange(limit), random_place.randrange(limit))
-        for _ in range(WARM_UP + ROUNDS)
-    ]
     seconds: dict[str, list[float]] = {name: [] for name in readers}
+    order = list(readers)
     gc.collect()
     gc.disable()
-    order = deque(readers.items())
-    for number, (x, y) in enumerate(places):
-        for name, read in order:
+    for _ in range(ROUNDS):
+        places = [
+            (random_place.randrange(limit), random_place.randrange(limit)) for _ in range(IN_A_ROW)
+        ]
+        random_place.shuffle(order)
+        for name in order:
             slow = name in ("OpenSlide", "cuCIM, cuda")
-            if slow and number >= WARM_UP + SLOW_ROUNDS:
-                continue
-            took = read(x, y, size)[0]
-            if number >= WARM_UP:
-                seconds[name].append(took)
-        order.rotate(-1)
+            here = places[:SLOW_IN_A_ROW] if slow else places
+            taken = [readers[name](x, y, size)[0] for x, y in here]
+            seconds[name] += taken[SLOW_WARM_UP if slow else WARM_UP :]
     gc.enable()
     found: list[dict[str, Any]] = [
         {
@@ -289,13 +286,13 @@ def proof(given: argparse.Namespace) -> dict[str, Any]:
     seconds: dict[str, list[float]] = {way: [] for way in ways}
     gc.collect()
     gc.disable()
-    for number in range(WARM_UP + PROOFS):
+    for number in range(PROOFS_WARM_UP + PROOFS):
         x, y = (random_place.randrange(SIDE - 2048) for _ in range(2))
         for way in sorted(ways, reverse=number % 2 > 0):
             verify.TILES_A_SLIDE = ways[way]
             with open_slide(path, device="cuda") as slide:
                 taken, _ = timed(partial(slide.read_region, (x, y), (2048, 2048)))
-            if number >= WARM_UP:
+            if number >= PROOFS_WARM_UP:
                 seconds[way].append(taken)
     gc.enable()
     verify.TILES_A_SLIDE = ways["with"]
@@ -392,7 +389,7 @@ def jpeg2000(given: argparse.Namespace) -> list[dict[str, Any]]:
         slides = {"CPU": cpu, "GPU": by_gpu, "auto": auto}
         seconds: dict[str, list[float]] = {name: [] for name in slides}
         settle_auto(auto)
-        for number in range(ROUNDS):
+        for number in range(JPEG2000_ROUNDS):
             place = 4096 * (number % 4), 4096 * (number // 4 % 4)
             for name, slide in slides.items():
                 slide.clear_cache()
