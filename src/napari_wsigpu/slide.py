@@ -158,13 +158,38 @@ class Slide:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """All the file says, JSON-serialisable; vendor fields under the vendor's name."""
+        """All the file says, JSON-serialisable; vendor fields under the vendor's name.
+
+        What all vendors have comes first, None where the file doesn't say: ``vendor``,
+        ``scanner``, ``objective``, ``mpp`` (x, y), ``scan_date``, ``barcode``, and whether there
+        is an ``icc_profile``.
+        """
+        layout = self.layout
         return {
             "vendor": self.vendor,
-            "mpp": None if self.mpp is None else list(self.mpp),
+            "scanner": layout.scanner,
             "objective": self.objective,
-            **copy.deepcopy(dict(self.layout.metadata)),
+            "mpp": None if self.mpp is None else list(self.mpp),
+            "scan_date": layout.scan_date,
+            "barcode": layout.barcode,
+            "icc_profile": layout.icc is not None,
+            **copy.deepcopy(dict(layout.metadata)),
         }
+
+    @property
+    def icc_profile(self) -> bytes | None:
+        """The ICC profile of the slide's pixels; None where the file has none.
+
+        Raises
+        ------
+        SlideError
+            If the file can't be read.
+        """
+        place = self.layout.icc
+        if place is None:
+            return None
+        profile: bytes = self._guarded(lambda: bytes(self._source.read([place])[0]))
+        return profile
 
     # Pixels
 

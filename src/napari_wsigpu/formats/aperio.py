@@ -55,7 +55,8 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
             name = _associated_name(page, index)
             if name and name not in associated:
                 try:
-                    associated[name] = AssociatedLayout(name, tiff.page_level(page, path))
+                    image = tiff.page_level(page, path)
+                    associated[name] = AssociatedLayout(name, image, icc=tiff.icc_place(page))
                 except SlideError as error:
                     logger.warning("The %s image of '%s' is left out: %s", name, path, error)
         elif size in sizes:
@@ -84,6 +85,7 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
         objective=positive_number(fields.get("AppMag")),
         metadata={"aperio": {"Header": header, **fields}, "tiff": tiff.tiff_metadata(first)},
         hidden_planes=hidden_planes,
+        icc=tiff.icc_place(first),
     )
 
 

@@ -6,7 +6,7 @@ import logging
 import stat
 import struct
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import tifffile
 
@@ -22,11 +22,26 @@ from napari_wsigpu.formats import aperio, tiff
 if TYPE_CHECKING:
     import os
 
+    from tifffile import TiffFile
+
     from napari_wsigpu.formats.layout import SlideLayout
 
 # What is wrong with a file is said by our errors; those who set up logging still get more.
 logging.getLogger("tifffile").addHandler(logging.NullHandler())
 
+
+class Vendor(Protocol):
+    """A module that describes one vendor's files."""
+
+    def probe(self, file: TiffFile) -> bool:
+        """Whether the file is one of them, by its content."""
+
+    def parse(self, file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideLayout:
+        """Describe the slide."""
+
+
+# What none of them claims is described by `tiff`.
+VENDORS: tuple[Vendor, ...] = (aperio,)
 TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 
 
@@ -73,7 +88,7 @@ def describe(path: str | os.PathLike[str]) -> SlideLayout:
                     f"'{name}' is cut off: its list of images lies beyond the end of the file; "
                     "get a fresh copy of it."
                 )
-            parse = aperio.parse if aperio.probe(file) else tiff.parse
+            parse = next((vendor.parse for vendor in VENDORS if vendor.probe(file)), tiff.parse)
             return parse(file, name, status.st_size, status.st_mtime_ns)
     except SlideError:
         raise

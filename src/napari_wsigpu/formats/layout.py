@@ -154,10 +154,24 @@ class LevelLayout:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AssociatedLayout:
-    """A picture that travels with the slide: thumbnail, label or macro."""
+    """A picture that travels with the slide: thumbnail, label or macro.
+
+    Attributes
+    ----------
+    name : str
+        Its name.
+    image : LevelLayout
+        How it is encoded.
+    data : bytes or None
+        Its encoded bytes, if the metadata holds them; `image` has one tile then, of offset 0.
+    icc : tuple of (int, int) or None
+        Offset and length of its ICC profile in the file.
+    """
 
     name: str
     image: LevelLayout
+    data: bytes | None = None
+    icc: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +220,13 @@ class SlideLayout:
         Everything else the file says, under its vendor's name; JSON-serialisable.
     hidden_planes : int
         How many further planes of the same size (z, time) the file holds, unshown.
+    scanner, scan_date, barcode : str or None
+        The scanner's make and model, when it scanned, and what the label's code says, as the
+        file has them.
+    icc : tuple of (int, int) or None
+        Offset and length of the ICC profile in the file.
+    problems : tuple of str
+        What is wrong with the file although it can be shown, one sentence each.
     """
 
     path: str
@@ -221,6 +242,11 @@ class SlideLayout:
     objective: float | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     hidden_planes: int = 0
+    scanner: str | None = None
+    scan_date: str | None = None
+    barcode: str | None = None
+    icc: tuple[int, int] | None = None
+    problems: tuple[str, ...] = ()
 
     @property
     def downsamples(self) -> tuple[float, ...]:

@@ -42,6 +42,7 @@ UNNAMED_CHANNELS = 5
 TIFF_JPEG = 7
 MASK, YCBCR, RGB = 4, 6, 2
 LERC_PARAMETERS = 50674
+ICC_PROFILE, SHORTEST_PROFILE = 34675, 128
 IMAGE_CODECS = frozenset({7, 33003, 33004, 33005, 34712, 34887, 50001, 34927, 50002, 52546})
 
 
@@ -103,6 +104,7 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
         objective=_ndpi_objective(page) if main.kind == "ndpi" else None,
         metadata=metadata,
         hidden_planes=_image_count(main) // len(_channel_pages(main)) - 1,
+        icc=icc_place(page),
     )
 
 
@@ -142,6 +144,14 @@ def tiff_metadata(page: TiffPage) -> dict[str, Any]:
         "Copyright": page.tags.valueof(33432),
     }
     return {name: text for name, text in texts.items() if isinstance(text, str) and text}
+
+
+def icc_place(page: TiffPage) -> tuple[int, int] | None:
+    """Return offset and length of a page's ICC profile in the file."""
+    tag = page.tags.get(ICC_PROFILE)
+    if tag is None or tag.count < SHORTEST_PROFILE:
+        return None
+    return int(tag.valueoffset), int(tag.count)
 
 
 def page_level(
