@@ -22,6 +22,7 @@ from napari_wsigpu.engine.reader import RegionReader
 from napari_wsigpu.errors import LevelError, RegionError, SlideClosedError
 from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.storage.file import FileSource
+from napari_wsigpu.storage.memory import MemorySource
 
 if TYPE_CHECKING:
     import os
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.engine.span import Span
     from napari_wsigpu.formats.layout import Channel, LevelLayout, SlideLayout
+    from napari_wsigpu.storage.source import ByteSource
 
 LARGEST_OVERVIEW = 1024
 
@@ -98,9 +100,16 @@ class Slide:
         self._images: dict[int, LevelLayout] = images
         names = {-1 - i: f"the {item.name} image" for i, item in enumerate(layout.associated)}
         self._log = TileLog(layout.path, names)
-        self._reader = RegionReader(
-            self._number, layout, images, self._source, decoder, self._log, device
-        )
+
+        def reader(source: ByteSource) -> RegionReader:
+            return RegionReader(self._number, layout, images, source, decoder, self._log, device)
+
+        self._reader = reader(self._source)
+        self._embedded = {
+            -1 - i: reader(MemorySource(item.data))
+            for i, item in enumerate(layout.associated)
+            if item.data is not None
+        }
         self.levels = tuple(self.level_array(index) for index in range(self.level_count))
         self.associated_images: Mapping[str, AssociatedImage] = {
             item.name: AssociatedImage(
@@ -333,9 +342,11 @@ class Slide:
                 f"{len(self._pyramid)} levels of {self._pyramid[0].channels} channel(s)."
             )
 
+        reader = self._embedded.get(index, self._reader)
+
         def read(rows: Span, columns: Span, channel: int | None) -> NDArray[Any]:
             pixels: NDArray[Any] = self._guarded(
-                partial(self._reader.read, index, rows, columns, channel, tolerant=tolerant)
+                partial(reader.read, index, rows, columns, channel, tolerant=tolerant)
             )
             return pixels
 
@@ -367,7 +378,7 @@ class Slide:
         """Let go of file handle, threads and tiles; the next read takes them again."""
         self._source.release()
         self.clear_cache()
-        self._reader.release()
+        self._release_readers()
 
     def close(self) -> None:
         """Let go of everything for good; may be called twice.
@@ -380,7 +391,7 @@ class Slide:
         with self._idle:
             self._idle.wait_for(lambda: self._reading == 0)
         self.clear_cache()
-        self._reader.release()
+        self._release_readers()
 
     def __enter__(self) -> Slide:
         return self
@@ -428,6 +439,10 @@ class Slide:
                 f"A batch of {count} regions of {window.width} x {window.height} pixels doesn't "
                 "fit into memory; use a smaller batch_size."
             ) from None
+
+    def _release_readers(self) -> None:
+        for reader in (self._reader, *self._embedded.values()):
+            reader.release()
 
     def _guarded(self, read: Callable[[], Any]) -> Any:
         """Read while the slide is open, and keep it open meanwhile."""

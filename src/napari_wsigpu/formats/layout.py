@@ -126,6 +126,8 @@ class LevelLayout:
         What a missing tile shows: the background, or the finer level, area averaged.
     computed : bool
         Whether the file lacks this level, so that all its tiles are "missing".
+    stated_downsample : float or None
+        Downsample that the file states, where sizes are rounded.
     """
 
     width: int
@@ -135,6 +137,7 @@ class LevelLayout:
     grid: TileGrid
     missing: Literal["background", "finer"] = "background"
     computed: bool = False
+    stated_downsample: float | None = None
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -148,7 +151,12 @@ class LevelLayout:
         return grid.tile_height * grid.tile_width * self.channels * self.dtype.itemsize
 
     def downsample(self, base: LevelLayout) -> float:
-        """Return how many pixels of `base` one of these spans: mean of both axes' ratios."""
+        """Return how many pixels of `base` one of these spans.
+
+        It is what the file states of both, or else the mean of both axes' ratios.
+        """
+        if self.stated_downsample is not None and base.stated_downsample is not None:
+            return self.stated_downsample / base.stated_downsample
         return (base.width / self.width + base.height / self.height) / 2
 
 
@@ -274,4 +282,5 @@ def _halved(finer: LevelLayout) -> LevelLayout:
         grid=TileGrid(COMPUTED_TILE, COMPUTED_TILE, nothing, nothing),
         missing="finer",
         computed=True,
+        stated_downsample=None,
     )

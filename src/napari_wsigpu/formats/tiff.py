@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 VENDORS = {
     "ndpi": "hamamatsu",
-    "philips": "philips",
     "scn": "leica",
     "avs": "trestle",
     "qpi": "perkinelmer",
@@ -159,9 +158,11 @@ def page_level(
     path: str,
     *,
     missing: Literal["background", "finer"] = "background",
+    size: tuple[int, int] | None = None,
 ) -> LevelLayout:
-    """Describe one page as one level."""
-    _, _, height, width, _ = page.shaped
+    """Describe one page as one level, of the (width, height) `size` if its edges are padded."""
+    _, _, page_height, page_width, _ = page.shaped
+    width, height = size or (page_width, page_height)
     return _build_level([page], page, width, height, path, missing=missing)
 
 

@@ -1,0 +1,136 @@
+"""Philips' description of a slide: XML of nested ``DataObject`` with named ``Attribute``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from defusedxml import DefusedXmlException, ElementTree
+
+from napari_wsigpu.formats.aperio import positive_number
+
+PICTURE, SPACING = "PIM_DP_IMAGE_DATA", "DICOM_PIXEL_SPACING"
+LONGEST_TEXT, LONGEST_PICTURE, LONGEST_NAME = 1 << 20, 64 << 20, 256
+LARGEST_SPACING = 1e9
+MOST_ELEMENTS, DEEPEST = 200_000, 64
+
+
+class Description(NamedTuple):
+    """What the XML says.
+
+    Attributes
+    ----------
+    attributes : dict of str
+        Text by name; where an attribute holds objects, a list of such dicts. Beside each pixel
+        spacing stands its ``..._mm``: its numbers, [row, column] in millimetres.
+    pictures : list of (dict, str)
+        Each object that has a picture, and the picture in base64.
+    left_out : tuple of str
+        Names of attributes that are too long to be kept.
+    """
+
+    attributes: dict[str, Any]
+    pictures: list[tuple[dict[str, Any], str]]
+    left_out: tuple[str, ...]
+
+
+def parse(xml: str) -> Description:
+    """Read the XML of a slide.
+
+    Raises
+    ------
+    ValueError
+        If it is no such XML; the message says why.
+    """
+    collector = _Collector()
+    parser = ElementTree.XMLParser(target=collector)
+    try:
+        parser.feed(xml)
+        parser.close()
+    except DefusedXmlException as error:
+        raise ValueError("it declares entities") from error
+    except ElementTree.ParseError as error:
+        raise ValueError(str(error)) from error
+    return Description(collector.root, collector.pictures, tuple(dict.fromkeys(collector.left_out)))
+
+
+def spacing(value: Any) -> list[float] | None:
+    """Read a pixel spacing: [row, column] in millimetres, or None where it can't be one."""
+    words = value.replace('"', " ").split() if isinstance(value, str) else ()
+    numbers = [positive_number(word) for word in words]
+    found = [number for number in numbers if number is not None and number <= LARGEST_SPACING]
+    return found if len(found) == len(words) == 2 else None
+
+
+@dataclass
+class _Attribute:
+    name: str | None
+    parts: list[str] = field(default_factory=list)
+    length: int = 0
+    objects: list[dict[str, Any]] | None = None
+
+    @property
+    def limit(self) -> int:
+        return LONGEST_PICTURE if self.name == PICTURE else LONGEST_TEXT
+
+
+class _Collector:
+    """Takes what a parser finds, as it finds it: no text is held that will not be kept."""
+
+    def __init__(self) -> None:
+        self.root: dict[str, Any] = {}
+        self.pictures: list[tuple[dict[str, Any], str]] = []
+        self.left_out: list[str] = []
+        self._open: list[dict[str, Any] | _Attribute | None] = []
+        self._elements = 0
+
+    def start(self, tag: str, attributes: dict[str, str]) -> None:
+        self._elements += 1
+        if self._elements > MOST_ELEMENTS or len(self._open) == DEEPEST:
+            raise ValueError("it has too many elements, or nests them too deep")
+        if not self._open:
+            if tag != "DataObject" or attributes.get("ObjectType") != "DPUfsImport":
+                raise ValueError("its root is no DPUfsImport")
+            self._open.append(self.root)
+            return
+        outer = self._open[-1]
+        inner: dict[str, Any] | _Attribute | None = None
+        if isinstance(outer, _Attribute):
+            if outer.objects is None:
+                outer.objects, outer.parts = [], []
+            if tag == "Array":
+                inner = outer
+            elif tag == "DataObject":
+                inner = {}
+                outer.objects.append(inner)
+        elif outer is not None and tag == "Attribute":
+            inner = _Attribute(attributes.get("Name"))
+        self._open.append(inner)
+
+    def data(self, text: str) -> None:
+        attribute = self._open[-1]
+        if isinstance(attribute, _Attribute) and attribute.objects is None:
+            attribute.length += len(text)
+            if attribute.length <= attribute.limit:
+                attribute.parts.append(text)
+            else:
+                attribute.parts.clear()
+
+    def end(self, tag: str) -> None:
+        inner = self._open.pop()
+        outer = self._open[-1] if self._open else None
+        if isinstance(inner, _Attribute) and isinstance(outer, dict) and inner.name is not None:
+            self._keep(inner, inner.name, outer)
+
+    def _keep(self, attribute: _Attribute, name: str, owner: dict[str, Any]) -> None:
+        if attribute.length > attribute.limit or len(name) > LONGEST_NAME:
+            self.left_out.append(name[:LONGEST_NAME])
+        elif attribute.objects is not None:
+            owner[name] = attribute.objects
+        elif name == PICTURE:
+            self.pictures.append((owner, "".join(attribute.parts)))
+        else:
+            owner[name] = "".join(attribute.parts)
+            numbers = spacing(owner[name]) if name == SPACING else None
+            if numbers is not None:
+                owner.setdefault(f"{SPACING}_mm", numbers)
