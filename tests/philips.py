@@ -24,7 +24,8 @@ TEXT, NUMBER, LIST = "IString", "IUInt16", "IStringArray"
 
 def attribute(name: str, value: str, kind: str = TEXT) -> str:
     """Return one attribute; `value` is XML."""
-    return f'<Attribute Name="{name}" Group="0x301D" Element="0x1003" PMSVR="{kind}">{value}</Attribute>\n'
+    tag = f'Attribute Name="{name}" Group="0x301D" Element="0x1003" PMSVR="{kind}"'
+    return f"<{tag}>{value}</Attribute>\n"
 
 
 def data_object(kind: str, *attributes: str) -> str:
@@ -53,7 +54,8 @@ def representation(number: int, text: str, columns: int, rows: int) -> str:
         "PixelDataRepresentation",
         attribute("DICOM_PIXEL_SPACING", text, "IDoubleArray"),
         attribute(
-            "PIIM_DP_PIXEL_DATA_REPRESENTATION_POSITION", "&quot;0&quot; &quot;0&quot; &quot;0&quot;"
+            "PIIM_DP_PIXEL_DATA_REPRESENTATION_POSITION",
+            "&quot;0&quot; &quot;0&quot; &quot;0&quot;",
         ),
         attribute("PIIM_PIXEL_DATA_REPRESENTATION_COLUMNS", str(columns), "IUInt32"),
         attribute("PIIM_PIXEL_DATA_REPRESENTATION_NUMBER", str(number), NUMBER),
@@ -80,8 +82,10 @@ def whole_slide_image(*attributes: str, derivation: str = "tiff-levels=40,10000-
         attribute("DICOM_PHOTOMETRIC_INTERPRETATION", "RGB"),
         *attributes,
         sequence(
-            "DP_COLOR_MANAGEMENT",
-            data_object("DPColorManagement", attribute("DICOM_SAMPLES_PER_PIXEL", "3", NUMBER)),
+            "UFS_IMAGE_GENERAL_HEADERS",
+            data_object(
+                "UFSImageGeneralHeader", attribute("UFS_IMAGE_NUMBER_OF_BLOCKS", "3", NUMBER)
+            ),
         ),
         attribute("PIM_DP_SOURCE_FILE", "%FILENAME%"),
     )
@@ -119,7 +123,7 @@ def description(*images: str, barcode: str = "MzMxMTk0MA==", more: str = "") -> 
 
 def base64_jpeg(pixels: NDArray[Any]) -> str:
     """Return a picture as XML holds it: base64 in lines."""
-    data = imagecodecs.jpeg8_encode(pixels.squeeze(), level=90)
+    data = imagecodecs.jpeg8_encode(np.ascontiguousarray(pixels.squeeze()), level=90)
     return base64.encodebytes(data).decode()
 
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from napari_wsigpu.cli import main
-from tests import slides
+from tests import philips, slides
 
 
 @pytest.fixture
@@ -23,6 +23,22 @@ def test_a_slide(path, capsys):
     assert first == str(path)
     assert "vendor      aperio" in lines[0]
     assert any("150 x 100" in line for line in lines)
+
+
+def test_a_philips_slide(tmp_path, capsys):
+    path = tmp_path / "slide.tiff"
+    label = philips.picture_object("LABELIMAGE", philips.base64_jpeg(slides.picture(20, 30)))
+    philips.write(path, slides.picture(200, 300), (1, 4), tile=64, images=[label])
+    assert main(["info", str(path)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        str(path),
+        "  vendor      philips",
+        "  pixel size  0.226907 x 0.226891 µm",
+        "  objective   40x",
+        "  level 0     300 x 200 (3 x uint8), downsample 1, tiles 64 x 64, JPEG",
+        "  level 1     75 x 50 (3 x uint8), downsample 4, tiles 64 x 64, JPEG",
+        "  label       30 x 20",
+    ]
 
 
 def test_as_json(path, capsys):

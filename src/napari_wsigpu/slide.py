@@ -195,8 +195,8 @@ class Slide:
             If the file can't be read.
         """
         place = self.layout.icc
-        if place is None:
-            return None
+        if place is None or isinstance(place, bytes):
+            return place
         profile: bytes = self._guarded(lambda: bytes(self._source.read([place])[0]))
         return profile
 

@@ -9,6 +9,7 @@ import tifffile
 from napari_wsigpu import open_slide
 from napari_wsigpu.viewer.layers import slide_layers
 from napari_wsigpu.viewer.sample import sample_path
+from tests import philips, slides
 
 
 def test_rgb_slide_is_one_layer_in_micrometres():
@@ -121,3 +122,12 @@ def area_average(pixels):
     padded = np.pad(pixels, ((0, height % 2), (0, width % 2), (0, 0)), constant_values=np.nan)
     blocks = padded.reshape(padded.shape[0] // 2, 2, padded.shape[1] // 2, 2, 3)
     return np.floor(np.nanmean(blocks, axis=(1, 3)) + 0.5)
+
+
+def test_levels_of_a_philips_slide_have_no_padding(tmp_path):
+    path = tmp_path / "slide.tiff"
+    philips.write(path, slides.picture(200, 300), (1, 2, 4), tile=64)
+    with open_slide(path) as slide:
+        [(levels, attributes, _)] = slide_layers(slide)
+    assert [level.shape for level in levels] == [(200, 300, 3), (100, 150, 3), (50, 75, 3)]
+    assert attributes["scale"] == (1e3 * philips.ROW, 1e3 * philips.COLUMN)

@@ -231,8 +231,8 @@ class SlideLayout:
     scanner, scan_date, barcode : str or None
         The scanner's make and model, when it scanned, and what the label's code says, as the
         file has them.
-    icc : tuple of (int, int) or None
-        Offset and length of the ICC profile in the file.
+    icc : tuple of (int, int), bytes or None
+        Offset and length of the ICC profile in the file, or the profile that the metadata hold.
     problems : tuple of str
         What is wrong with the file although it can be shown, one sentence each.
     """
@@ -253,7 +253,7 @@ class SlideLayout:
     scanner: str | None = None
     scan_date: str | None = None
     barcode: str | None = None
-    icc: tuple[int, int] | None = None
+    icc: tuple[int, int] | bytes | None = None
     problems: tuple[str, ...] = ()
 
     @property

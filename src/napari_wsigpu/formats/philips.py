@@ -36,6 +36,7 @@ NAMES_BY_TYPE = {"LABELIMAGE": "label", "MACROIMAGE": "macro"}
 NAMES_BY_DESCRIPTION = {"Label": "label", "Macro": "macro"}
 JPEG_HEAD = 1 << 20
 HIGHEST_OBJECTIVE = 200
+ICC_SIGNATURE_AT = 36
 
 
 def probe(file: TiffFile) -> bool:
@@ -105,7 +106,7 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
         scanner=_scanner(slide),
         scan_date=_text(slide, "DICOM_ACQUISITION_DATETIME") or None,
         barcode=_barcode(_text(slide, "PIM_DP_UFS_BARCODE"), path, problems),
-        icc=tiff.icc_place(first),
+        icc=tiff.icc_place(first) or _icc_of_xml(slide),
         problems=tuple(problems),
     )
 
@@ -257,6 +258,18 @@ def _jpeg_image(data: bytes) -> LevelLayout:
     )
     place, length = np.zeros((1, 1, 1), np.int64), np.full((1, 1, 1), len(data), np.int64)
     return LevelLayout(width, height, samples, encoding, TileGrid(height, width, place, length))
+
+
+def _icc_of_xml(slide: Mapping[str, Any]) -> bytes | None:
+    management = slide.get("DP_COLOR_MANAGEMENT")
+    for attributes in (slide, *(management if isinstance(management, list) else ())):
+        try:
+            profile = binascii.a2b_base64(_text(attributes, "DICOM_ICCPROFILE"))
+        except ValueError:
+            continue
+        if profile[ICC_SIGNATURE_AT:].startswith(b"acsp"):
+            return profile
+    return None
 
 
 def _text(attributes: Mapping[str, Any], name: str) -> str:

@@ -12,6 +12,7 @@ from napari_wsigpu.formats.aperio import positive_number
 PICTURE, SPACING = "PIM_DP_IMAGE_DATA", "DICOM_PIXEL_SPACING"
 LONGEST_TEXT, LONGEST_PICTURE, LONGEST_NAME = 1 << 20, 64 << 20, 256
 LARGEST_SPACING = 1e9
+LONGEST_XML, BLOCK = 128 << 20, 1 << 20
 MOST_ELEMENTS, DEEPEST = 200_000, 64
 
 
@@ -42,10 +43,13 @@ def parse(xml: str) -> Description:
     ValueError
         If it is no such XML; the message says why.
     """
+    if len(xml) > LONGEST_XML:
+        raise ValueError("it is too long")
     collector = _Collector()
     parser = ElementTree.XMLParser(target=collector)
     try:
-        parser.feed(xml)
+        for start in range(0, len(xml), BLOCK):  # else the parser encodes it all at once
+            parser.feed(xml[start : start + BLOCK])
         parser.close()
     except DefusedXmlException as error:
         raise ValueError("it declares entities") from error

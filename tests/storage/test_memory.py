@@ -1,0 +1,39 @@
+import numpy as np
+import pytest
+
+from napari_wsigpu.storage.file import FileSource
+from napari_wsigpu.storage.memory import MemorySource
+
+DATA = bytes(range(200))
+
+
+@pytest.fixture
+def file_source(tmp_path):
+    path = tmp_path / "data"
+    path.write_bytes(DATA)
+    status = path.stat()
+    source = FileSource(str(path), status.st_size, status.st_mtime_ns)
+    yield source
+    source.close()
+
+
+@pytest.mark.parametrize(
+    "ranges", [[], [(0, 200)], [(150, 20), (3, 9), (3, 9)], [(190, 50), (200, 1), (900, 9)]]
+)
+def test_what_is_read_is_what_a_file_gives(file_source, ranges):
+    source = MemorySource(DATA)
+    assert list(map(bytes, source.read(ranges))) == list(map(bytes, file_source.read(ranges)))
+    offsets, lengths = np.array(ranges, np.int64).reshape(-1, 2).T
+    joined = []
+    for each in (source, file_source):
+        buffer, starts, found = each.read_joined(offsets, lengths.copy())
+        places = zip(starts.tolist(), found.tolist(), strict=True)
+        joined.append([bytes(buffer[start : start + length]) for start, length in places])
+    assert joined[0] == joined[1]
+
+
+def test_it_reads_after_a_release():
+    source = MemorySource(DATA)
+    source.release()
+    source.close()
+    assert bytes(source.read([(1, 2)])[0]) == DATA[1:3]
