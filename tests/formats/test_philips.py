@@ -122,6 +122,21 @@ def test_every_property_of_openslides_is_in_the_metadata(eight):
         assert {name: property_of(slide, name) for name in properties} == properties
 
 
+def test_of_an_attribute_given_twice_the_last_counts_as_for_openslide(tmp_path):
+    path = tmp_path / "slide.tiff"
+    main = philips.whole_slide_image(
+        philips.representations(philips.spacings(STEPS), [(300, 200)]),
+        philips.attribute("DICOM_MANUFACTURER", "of the image"),
+        philips.attribute("PIM_DP_UFS_INTERFACE_VERSION", "of the image"),
+    )
+    small(path, xml=philips.description(main))
+    properties = oracles.openslide_properties(path)
+    with open_slide(path) as slide:
+        for name in ("philips.DICOM_MANUFACTURER", "philips.PIM_DP_UFS_INTERFACE_VERSION"):
+            assert property_of(slide, name) == properties[name]
+        assert slide.metadata["scanner"] == "of the image UFS Scanner"
+
+
 def test_more_than_openslide_tells(eight):
     with open_slide(eight) as slide:
         found = slide.metadata["philips"]
@@ -204,6 +219,12 @@ def test_an_image_of_the_xml_is_the_jpeg_that_was_written(tmp_path):
         base64.b64encode(b"\xff\xd8\xff\xc0\0\x11\x08" + b"\xff" * 4 + b"\x03" + bytes(9)).decode(),
         base64.b64encode(b"\xff\xd8\xff\xc0\0\x11\x08" + bytes(4) + b"\x03" + bytes(9)).decode(),
         base64.b64encode(imagecodecs.png_encode(LABEL)).decode(),
+        # a megabyte of comments before the frame
+        base64.b64encode(
+            b"\xff\xd8"
+            + 17 * (b"\xff\xfe\xff\xff" + bytes(65533))
+            + base64.b64decode(philips.base64_jpeg(LABEL))[2:]
+        ).decode(),
     ],
 )
 def test_a_broken_image_of_the_xml_is_left_out(tmp_path, data):
@@ -361,6 +382,15 @@ def test_levels_whose_spacings_cannot_be_are_shown_with_padding(tmp_path, texts)
         assert str(path) in problem
         for index, level in enumerate(slide.levels):
             np.testing.assert_array_equal(level[...], oracles.tifffile_page(path, index))
+
+
+def test_levels_of_one_size_are_shown_once(tmp_path):
+    path = tmp_path / "slide.tiff"
+    texts = ["1 1", "2 2", "2 2"]
+    philips.write(path, slides.picture(64, 64), (1, 2, 4), tile=64, level_spacings=texts)
+    with open_slide(path) as slide:
+        assert slide.level_dimensions == ((64, 64),)
+        assert len(slide.layout.problems) == 1
 
 
 BROKEN = [

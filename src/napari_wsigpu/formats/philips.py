@@ -126,18 +126,19 @@ def _described(xml: str, path: str, problems: list[str]) -> philips_xml.Descript
             f"What '{path}' says in {', '.join(found.left_out[:3])} is too long to be kept; "
             "it is left out."
         )
-    slide = dict(found.attributes)
-    images = slide.get(SCANNED_IMAGES)
-    others = images if isinstance(images, list) else []
-    main = [image for image in others if _text(image, "PIM_DP_IMAGE_TYPE") == "WSI"]
+    scanned = found.attributes.get(SCANNED_IMAGES)
+    images = scanned if isinstance(scanned, list) else []
+    main = [image for image in images if _text(image, "PIM_DP_IMAGE_TYPE") == "WSI"]
     if len(main) != 1:
         problems.append(
             f"The XML in '{path}' describes {len(main)} whole-slide images instead of one; "
             f"{'the first counts' if main else 'its pixel size and padding are unknown'}."
         )
+    slide: dict[str, Any] = {}
+    for name, value in found.attributes.items():
+        slide |= main[0] if main and name == SCANNED_IMAGES else {name: value}
     if main:
-        slide |= main[0]
-        slide[SCANNED_IMAGES] = [image for image in others if image is not main[0]]
+        slide[SCANNED_IMAGES] = [image for image in images if image is not main[0]]
     return found._replace(attributes=slide)
 
 
