@@ -61,6 +61,36 @@ def test_aperio_facts_are_openslides(name):
             np.testing.assert_array_equal(pixels, np.asarray(image)[..., :3])
 
 
+APERIO_FIELDS = [
+    "AppMag", "Date", "Filename", "Filtered", "Focus Offset", "ImageID", "Left", "LineAreaXOffset",
+    "LineAreaYOffset", "LineCameraSkew", "MPP", "OriginalHeight", "OriginalWidth",
+    "Originalheight", "Parmset", "ScanScope ID", "StripeWidth", "Time", "Top", "User",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("field", APERIO_FIELDS)
+@pytest.mark.parametrize("name", APERIO)
+def test_an_aperio_field_is_openslides(name, field):
+    path = shared_slide(name)
+    with open_slide(path) as slide:
+        assert (
+            slide.metadata["aperio"][field] == oracles.openslide_properties(path)[f"aperio.{field}"]
+        )
+
+
+@pytest.mark.parametrize("name", APERIO)
+def test_aperio_facts_that_all_vendors_have(name):
+    with open_slide(shared_slide(name)) as slide:
+        metadata = slide.metadata
+        width, height = slide.dimensions
+        problems = " ".join(slide.layout.problems)
+    assert metadata["scanner"] == "Aperio ScanScope (CPAPERIOCS)"
+    assert metadata["scan_date"] == "2009-12-29T09:59:15"
+    assert metadata["barcode"] is None
+    # One of them was cut from a larger slide, whose description it has.
+    assert (f"the slide has {width} x {height}" in problems) == (name == "CMU-1-JP2K-Region.svs")
+
+
 @pytest.mark.parametrize("name", PYRAMIDS)
 def test_pyramids_are_tifffiles(name):
     path = shared_slide(name)

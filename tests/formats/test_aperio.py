@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 
@@ -215,3 +217,132 @@ def test_parse_description():
 @pytest.mark.parametrize("value", [None, "", "abc", "nan", "-1", "0", "1e999", "0x10", "1,000,0"])
 def test_positive_number_refuses(value):
     assert positive_number(value) is None
+
+
+def fields_of(tmp_path, fields, **options):
+    """Write a slide with these fields and return its layout."""
+    path = tmp_path / "slide.svs"
+    lines = [f"{key} = {value}" for key, value in fields.items()]
+    slides.write_aperio(path, slides.picture(60, 60), (), fields=lines, **options)
+    return describe(path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "date"),
+    [
+        ({"Date": "12/29/09", "Time": "09:59:15"}, "2009-12-29T09:59:15"),
+        ({"Date": "05/04/2020", "Time": "08:07:28"}, "2020-05-04T08:07:28"),
+        (
+            {"Date": "05/04/2020", "Time": "08:07:28", "Time Zone": "GMT+0100"},
+            "2020-05-04T08:07:28+01:00",
+        ),
+        (
+            {"Date": "05/04/20", "Time": "08:07:28", "Time Zone": "GMT-05:00"},
+            "2020-05-04T08:07:28-05:00",
+        ),
+        ({"Date": "05/04/20", "Time": "08:07:28", "Time Zone": "CET"}, "2020-05-04T08:07:28"),
+        ({"Date": "05/04/20"}, "2020-05-04"),
+        ({"Date": "29/12/09", "Time": "09:59:15"}, "29/12/09 09:59:15"),
+        ({"Date": "29.12.2009", "Time": "9 Uhr"}, "29.12.2009 9 Uhr"),
+        ({"Date": "12/29/09", "Time": "25:59:15"}, "12/29/09 25:59:15"),
+        ({"Time": "09:59:15"}, None),
+        ({"Date": "", "Time": "09:59:15"}, None),
+        ({}, None),
+    ],
+)
+def test_scan_date(tmp_path, fields, date):
+    layout = fields_of(tmp_path, fields)
+    assert layout.scan_date == date
+    assert fields.items() <= layout.metadata["aperio"].items()
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"ScanScope ID": "CPAPERIOCS"}, "Aperio ScanScope (CPAPERIOCS)"),
+        ({"ScanScope ID": "SS7001", "ScannerType": "AT2"}, "Aperio AT2 (SS7001)"),
+        ({"ScannerType": "Aperio GT450"}, "Aperio GT450"),
+        ({"ScanScope ID": ""}, None),
+        ({}, None),
+    ],
+)
+def test_scanner(tmp_path, fields, name):
+    assert fields_of(tmp_path, fields).scanner == name
+
+
+def test_scanner_by_the_header(tmp_path):
+    text = (
+        "Aperio Leica Biosystems GT450 v1.0.1 \r\n60x60 [0,0,60x60] (48x64) JPEG/YCC Q=91|"
+        "AppMag = 40|Date = 05/04/2020|MPP = 0.263312|ScanScope ID = SN1111|Time = 08:07:28|"
+        "Time Zone = GMT+0100"
+    )
+    layout = fields_of(tmp_path, {}, description=text)
+    assert layout.scanner == "Aperio GT450 (SN1111)"
+    assert layout.problems == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "barcode"),
+    [
+        ({"Barcode": "10045"}, "10045"),
+        ({"BarCode ID": "", "Barcode": " 10045 "}, "10045"),
+        ({"Title": "10045"}, None),
+    ],
+)
+def test_barcode(tmp_path, fields, barcode):
+    assert fields_of(tmp_path, fields).barcode == barcode
+
+
+GOOD = {"AppMag": "20", "MPP": "0.4990"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "problems"),
+    [
+        (GOOD, []),
+        (GOOD | {"AppMag": "40", "MPP": "0,2520"}, []),
+        (GOOD | {"AppMag": "40", "MPP": "0.1725"}, []),
+        ({"MPP": "0.4990"}, []),
+        ({"AppMag": "20"}, ["MPP.*missing"]),
+        *[(GOOD | {"MPP": text}, ["no positive number"]) for text in ("0", "-1", "nan", "inf", "")],
+        (GOOD | {"MPP": "9" * 5000}, ["no positive number"]),
+        (GOOD | {"AppMag": "0"}, ["AppMag.*no positive number"]),
+        (GOOD | {"AppMag": "40"}, ["40 does not go with 0.499"]),
+        (GOOD | {"MPP": "499"}, ["20 does not go with 499"]),
+        ({"AppMag": "x", "MPP": "x"}, ["MPP", "AppMag"]),
+    ],
+)
+def test_problems_of_the_scale(tmp_path, fields, problems):
+    found = fields_of(tmp_path, fields).problems
+    assert len(found) == len(problems)
+    for sentence, pattern in zip(found, problems, strict=True):
+        assert re.search(pattern, sentence)
+        assert sentence.endswith(".")
+        assert len(sentence) < 200
+
+
+@pytest.mark.parametrize(
+    ("area", "contradicts"),
+    [
+        ("100x90 [0,10 60x60]", False),
+        ("100x90 [0,10,60x60]", False),
+        ("100x90 [0,10 61x60]", True),
+        ("100x90 [0,10 60x59]", True),
+        (f"100x90 [0,10 {'9' * 9}x60]", True),
+        (f"100x90 [0,10 {'9' * 9999}x60]", False),
+        ("46000x32914 (60x60)", False),
+    ],
+)
+def test_a_size_that_is_not_the_pixels(tmp_path, area, contradicts):
+    text = f"Aperio Image Library v11.2.1\r\n{area} (48x64) JPEG/RGB Q=70|AppMag = 20|MPP = 0.5"
+    layout = fields_of(tmp_path, {}, description=text)
+    assert ["the slide has 60 x 60" in problem for problem in layout.problems] == [
+        True
+    ] * contradicts
+
+
+def test_problems_tell_nothing_private(tmp_path):
+    fields = {"User": "jdoe", "Date": "29/12/09", "Barcode": "10045", "MPP": "0", "AppMag": "0"}
+    text = " ".join(fields_of(tmp_path, fields).problems)
+    assert text
+    assert not any(value in text for value in ("jdoe", "29/12/09", "10045"))

@@ -218,6 +218,25 @@ class TestMetadata:
         assert (texts["Make"], texts["Model"]) == ("Maker", "Scanner 9")
         assert texts["Software"] == "Mü 標本"
 
+    @pytest.mark.parametrize(
+        ("more", "date", "name"),
+        [
+            ({306: "2017:02:07 13:06:43"}, "2017-02-07T13:06:43", None),
+            ({306: "2017-02-07 13:06"}, "2017-02-07 13:06", None),
+            ({306: "2017:13:07 13:06:43"}, "2017:13:07 13:06:43", None),
+            ({306: "    :  :     :  :  "}, None, None),
+            ({271: "Hamamatsu", 272: "C9600-12"}, None, "Hamamatsu C9600-12"),
+            ({271: "Leica", 272: "Leica SCN400"}, None, "Leica SCN400"),
+            ({271: "Leica"}, None, "Leica"),
+            ({272: "SCN400"}, None, "SCN400"),
+            ({}, None, None),
+        ],
+    )
+    def test_scanner_and_date(self, tmp_path, more, date, name):
+        tags = {code: (ASCII, text) for code, text in more.items()}
+        with open_slide(write(tmp_path, page(slides.picture(80, 90), more=tags))) as slide:
+            assert (slide.metadata["scan_date"], slide.metadata["scanner"]) == (date, name)
+
     @pytest.mark.parametrize("nodata", [None, "7", "255"])
     def test_background_is_the_nodata_value(self, tmp_path, nodata):
         more = {} if nodata is None else {42113: (ASCII, nodata)}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+import re
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,11 +15,21 @@ from napari_wsigpu.formats import tiff
 from napari_wsigpu.formats.layout import AssociatedLayout, Channel, LevelLayout, SlideLayout
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from tifffile import TiffFile, TiffPage
 
 logger = logging.getLogger(__name__)
 
 NAMES_BY_SUBFILE_TYPE = {1: "label", 9: "macro"}
+DATES = ("%m/%d/%y", "%m/%d/%Y")
+TIME = re.compile(r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d")
+ZONE = re.compile(r"(?:GMT|UTC)?([+-]\d{2}):?(\d{2})")
+MODEL = re.compile(r"Aperio Leica Biosystems (\S+(?: DX)?)")
+# The scanned area within the stripes: "46920x33014 [0,100 46000x32914]".
+AREA = re.compile(r"\d+x\d+ \[\d+,\d+[ ,](\d{1,9})x(\d{1,9})\]")
+# Scanners' objectives and pixel sizes multiply to 10, or to 7 with some cameras.
+LEAST_PRODUCT, LARGEST_PRODUCT = 6.5, 15.0
 
 
 def probe(file: TiffFile) -> bool:
@@ -85,7 +97,11 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
         objective=positive_number(fields.get("AppMag")),
         metadata={"aperio": {"Header": header, **fields}, "tiff": tiff.tiff_metadata(first)},
         hidden_planes=hidden_planes,
+        scanner=scanner(header, fields),
+        scan_date=scan_date(fields),
+        barcode=_barcode(fields),
         icc=tiff.icc_place(first),
+        problems=tuple(_problems(header, fields, levels[0])),
     )
 
 
@@ -111,6 +127,77 @@ def positive_number(text: Any) -> float | None:
     except ValueError:
         return None
     return number if math.isfinite(number) and number > 0 else None
+
+
+def scanner(header: str, fields: Mapping[str, str]) -> str | None:
+    """Name the scanner, for example ``"Aperio GT450 (SN1111)"``; None where the file doesn't.
+
+    The model is the field ScannerType or in the header, else "ScanScope"; in parentheses
+    follows the field ScanScope ID, which is a serial number or the scanner's own name.
+    """
+    found = MODEL.match(header)
+    model = fields.get("ScannerType") or (found and found[1])
+    number = fields.get("ScanScope ID")
+    if not (model or number):
+        return None
+    name = f"Aperio {(model or 'ScanScope').removeprefix('Aperio ')}"
+    return f"{name} ({number})" if number else name
+
+
+def scan_date(fields: Mapping[str, str]) -> str | None:
+    """Return date and time of the scan; None where the file gives no date.
+
+    Returns
+    -------
+    str or None
+        ISO 8601 from Aperio's month/day/year, with the time zone if it is given; the fields'
+        own text where that is no such date.
+    """
+    date, time, zone = (fields.get(key, "") for key in ("Date", "Time", "Time Zone"))
+    if not date:
+        return None
+    day = _iso_day(date)
+    hours = ZONE.fullmatch(zone)
+    if day is None or (time and not TIME.fullmatch(time)):
+        return " ".join(filter(None, (date, time, zone)))
+    if not time:
+        return day
+    return f"{day}T{time}{f'{hours[1]}:{hours[2]}' if hours else ''}"
+
+
+def _iso_day(date: str) -> str | None:
+    for form in DATES:
+        try:
+            return datetime.strptime(date, form).date().isoformat()
+        except ValueError:
+            continue
+    return None
+
+
+def _barcode(fields: Mapping[str, str]) -> str | None:
+    codes = (value for key, value in fields.items() if "barcode" in key.lower())
+    return next(filter(None, codes), None)
+
+
+def _problems(header: str, fields: Mapping[str, str], base: LevelLayout) -> Iterator[str]:
+    """Say where the description contradicts itself or the pixels."""
+    mpp, objective = (positive_number(fields.get(key)) for key in ("MPP", "AppMag"))
+    if mpp is None:
+        wrong = f"is no positive number ({fields['MPP']:.20})" if "MPP" in fields else "is missing"
+        yield f"The pixel size (MPP) {wrong}, so lengths can't be measured."
+    if objective is None and "AppMag" in fields:
+        yield f"The magnification (AppMag) is no positive number ({fields['AppMag']:.20})."
+    if mpp and objective and not LEAST_PRODUCT <= mpp * objective <= LARGEST_PRODUCT:
+        yield (
+            f"The magnification of {objective:g} does not go with {mpp:g} µm per pixel; "
+            "one of them is wrong."
+        )
+    area = AREA.search(header)
+    if area and (int(area[1]), int(area[2])) != (base.width, base.height):
+        yield (
+            f"The description is of {area[1]} x {area[2]} pixels, but the slide has "
+            f"{base.width} x {base.height}: it was cut or scaled, or the description is wrong."
+        )
 
 
 def _associated_name(page: TiffPage, index: int) -> str | None:

@@ -6,6 +6,7 @@ tifffile's `series` and `levels` say what is a pyramid; this module turns them i
 from __future__ import annotations
 
 import math
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
@@ -103,6 +104,8 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
         objective=_ndpi_objective(page) if main.kind == "ndpi" else None,
         metadata=metadata,
         hidden_planes=_image_count(main) // len(_channel_pages(main)) - 1,
+        scanner=scanner(page),
+        scan_date=scan_date(page),
         icc=icc_place(page),
     )
 
@@ -143,6 +146,25 @@ def tiff_metadata(page: TiffPage) -> dict[str, Any]:
         "Copyright": page.tags.valueof(33432),
     }
     return {name: text for name, text in texts.items() if isinstance(text, str) and text}
+
+
+def scanner(page: TiffPage) -> str | None:
+    """Return the tags Make and Model, or None where there are none."""
+    make, model = (_line(page.tags.valueof(code)) for code in (271, 272))
+    return (model if model.startswith(make) else f"{make} {model}".strip()) or None
+
+
+def scan_date(page: TiffPage) -> str | None:
+    """Return the tag DateTime: ISO 8601 where it is a date, else as it is; None without one."""
+    text = _line(page.tags.valueof(306))
+    try:
+        return datetime.strptime(text, "%Y:%m:%d %H:%M:%S").isoformat()
+    except ValueError:
+        return text if text.strip(" :") else None
+
+
+def _line(value: Any) -> str:
+    return " ".join(value.split()) if isinstance(value, str) else ""
 
 
 def icc_place(page: TiffPage) -> tuple[int, int] | None:
