@@ -46,6 +46,42 @@ def test_as_json(path, capsys):
     assert json.loads(capsys.readouterr().out)["vendor"] == "aperio"
 
 
+def test_json_of_several_slides_is_a_line_a_slide(path, capsys):
+    assert main(["info", "--json", str(path), str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [json.loads(line)["path"] for line in lines] == [str(path)] * 2
+
+
+@pytest.fixture
+def private_path(tmp_path):
+    fields = ("AppMag = 20", "MPP = 0.5", "Date = 12/29/09", "Barcode = S21-10045", "User = jdoe")
+    slides.write_aperio(tmp_path / "private.svs", slides.picture(60, 60), (), fields=fields)
+    return tmp_path / "private.svs"
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_what_can_name_a_patient_is_hidden(private_path, capsys, options):
+    assert main(["info", *options, str(private_path)]) == 0
+    printed = capsys.readouterr()
+    for private in ("S21-10045", "12/29/09", "2009", "jdoe"):
+        assert private not in printed.out + printed.err
+    assert printed.err.splitlines()[-1].endswith("--private shows it.")
+
+
+def test_private_shows_all(private_path, capsys):
+    assert main(["info", "--private", "--json", str(private_path)]) == 0
+    printed = capsys.readouterr()
+    found = json.loads(printed.out)
+    assert found["aperio"]["User"] == "jdoe"
+    assert (found["barcode"], found["scan_date"]) == ("S21-10045", "2009-12-29")
+    assert printed.err == ""
+    assert main(["info", "--private", str(private_path)]) == 0
+    printed = capsys.readouterr()
+    assert "barcode     S21-10045" in printed.out
+    assert "scanned     2009-12-29" in printed.out
+    assert printed.err == ""
+
+
 def test_a_terminal_without_a_micro_sign(path):
     command = [sys.executable, "-c", "import sys; from napari_wsigpu.cli import main; main()"]
     done = subprocess.run(

@@ -39,7 +39,7 @@ assert not FORBIDDEN & {name.partition(".")[0] for name in sys.modules}
 
 def engine_modules():
     root = Path(napari_wsigpu.__file__).parent
-    files = [root / "errors.py", root / "slide.py"]
+    files = [root / "errors.py", root / "privacy.py", root / "slide.py"]
     for folder in ("formats", "storage", "codecs", "engine"):
         files += (root / folder).glob("*.py")
     names = [".".join(file.relative_to(root.parent).with_suffix("").parts) for file in files]

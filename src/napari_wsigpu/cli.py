@@ -7,16 +7,17 @@ import json
 import os
 import sys
 from io import TextIOWrapper
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from napari_wsigpu import __version__
 from napari_wsigpu.doctor import report
 from napari_wsigpu.errors import SlideError
 from napari_wsigpu.formats.compression import compression_name
+from napari_wsigpu.privacy import MASK, masked
 from napari_wsigpu.slide import Slide, open_slide
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,7 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(required=True, metavar="command")
     info = commands.add_parser("info", help="say what a slide is")
     info.add_argument("slide", nargs="+", help="path of a slide")
-    info.add_argument("--json", action="store_true", help="all metadata, as JSON")
+    info.add_argument("--json", action="store_true", help="all metadata, a line of JSON a slide")
+    info.add_argument(
+        "--private", action="store_true", help="show also what can name a patient, as dates do"
+    )
     info.set_defaults(run=_info)
     doctor = commands.add_parser("doctor", help="say what this machine has, and what decodes what")
     doctor.add_argument("slide", nargs="*", help="path of a slide, to say what decodes it")
@@ -57,13 +61,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _info(options: argparse.Namespace) -> int:
     status = 0
+    hidden = False
     for path in options.slide:
         try:
             with open_slide(path) as slide:
-                print(_as_json(slide) if options.json else _as_text(slide))
+                metadata = slide.metadata if options.private else masked(slide.metadata)
+                text = _as_json(slide, metadata) if options.json else _as_text(slide, metadata)
         except SlideError as error:
             print(error, file=sys.stderr)
             status = 1
+        else:
+            print(text)
+            hidden |= not options.private and MASK in text
+    if hidden:
+        print("What can name a patient is hidden; --private shows it.", file=sys.stderr)
     return status
 
 
@@ -71,15 +82,16 @@ def _doctor(options: argparse.Namespace) -> int:
     return report(options.slide, as_json=options.json)
 
 
-def _as_json(slide: Slide) -> str:
+def _as_json(slide: Slide, metadata: Mapping[str, Any]) -> str:
     levels = [
         {"size": list(size), "downsample": downsample}
         for size, downsample in zip(slide.level_dimensions, slide.level_downsamples, strict=True)
     ]
-    return json.dumps({"path": slide.path, "levels": levels, **slide.metadata}, indent=2)
+    problems = list(slide.layout.problems)
+    return json.dumps({"path": slide.path, "levels": levels, **metadata, "problems": problems})
 
 
-def _as_text(slide: Slide) -> str:
+def _as_text(slide: Slide, metadata: Mapping[str, Any]) -> str:
     mpp = "not given" if slide.mpp is None else f"{slide.mpp[0]:g} x {slide.mpp[1]:g} µm"
     objective = "not given" if slide.objective is None else f"{slide.objective:g}x"
     lines = [
@@ -88,6 +100,8 @@ def _as_text(slide: Slide) -> str:
         f"  pixel size  {mpp}",
         f"  objective   {objective}",
     ]
+    given = {"scanner": "scanner", "scan_date": "scanned", "barcode": "barcode"}
+    lines += [f"  {name:<11} {metadata[key]}" for key, name in given.items() if metadata[key]]
     for index, level in enumerate(slide.layout.levels):
         lines.append(
             f"  level {index:<5} {level.width} x {level.height} "
@@ -97,4 +111,5 @@ def _as_text(slide: Slide) -> str:
         )
     for name, image in slide.associated_images.items():
         lines.append(f"  {name:<11} {image.size[0]} x {image.size[1]}")
+    lines += [f"  problem     {problem}" for problem in slide.layout.problems]
     return "\n".join(lines)

@@ -11,6 +11,7 @@ from napari.utils import progress
 
 from napari_wsigpu.engine.level import LevelArray
 from napari_wsigpu.formats.layout import Channel
+from napari_wsigpu.privacy import masked
 from napari_wsigpu.slide import Slide
 
 if TYPE_CHECKING:
@@ -40,7 +41,8 @@ def slide_layers(slide: Slide) -> list[LayerData]:
     -------
     list of (levels, attributes, "image")
         The levels are the stored ones and, below them, those computed so that the coarsest
-        is no larger than about 1000 pixels a side.
+        is no larger than about 1000 pixels a side. The layers' metadata, which napari shows
+        and saves, hides what can name a patient.
     """
     _compute_overview(slide)
     name = re.sub(r"(?i)(\.ome)?\.\w+$", "", Path(slide.path).name)
@@ -79,7 +81,7 @@ def _levels(slide: Slide, channel: int | None = None) -> list[LevelArray]:
 def _attributes(slide: Slide) -> dict[str, Any]:
     attributes: dict[str, Any] = {
         "multiscale": True,
-        "metadata": slide.metadata,
+        "metadata": masked(slide.metadata),
         "axis_labels": ("y", "x"),
     }
     if slide.mpp is not None:
