@@ -7,6 +7,7 @@ import pytest
 import tifffile
 
 from napari_wsigpu import open_slide
+from napari_wsigpu.privacy import masked
 from napari_wsigpu.viewer.layers import slide_layers
 from napari_wsigpu.viewer.sample import sample_path
 from tests import philips, slides
@@ -24,6 +25,15 @@ def test_rgb_slide_is_one_layer_in_micrometres():
         assert json.loads(json.dumps(attributes["metadata"]))["aperio"]["AppMag"] == "20"
         sizes = [level.shape[1::-1] for level in levels]
         assert sizes == list(slide.level_dimensions)
+
+
+def test_metadata_hides_what_can_name_a_patient():
+    with open_slide(sample_path()) as slide:
+        [(_, attributes, _)] = slide_layers(slide)
+        assert attributes["metadata"] == masked(slide.metadata)
+        text = json.dumps(attributes["metadata"])
+        for key in ("Filename", "Date", "User", "Title"):
+            assert slide.metadata["aperio"][key] not in text
 
 
 def test_channels_are_layers_with_names_and_limits(write_channels):

@@ -81,7 +81,7 @@ def test_search_filters_by_name_and_value(viewer, inspector):
 def test_copies_all_metadata_as_json(viewer, inspector):
     [layer] = viewer.open(sample_path(), plugin="napari-wsigpu")
     inspector.copy.click()
-    assert json.loads(QApplication.clipboard().text()) == layer.metadata
+    assert json.loads(QApplication.clipboard().text()) == layer.data[0].slide.metadata
 
 
 def test_closed_dock_no_longer_follows(viewer, inspector, qtbot):
