@@ -2,6 +2,7 @@ import os
 import shutil
 import sys
 
+import napari.settings
 import pytest
 import tifffile
 
@@ -10,6 +11,16 @@ from napari_wsigpu.viewer.sample import sample_path
 
 def has_display() -> bool:
     return not sys.platform.startswith("linux") or bool(os.environ.get("DISPLAY"))
+
+
+@pytest.fixture(autouse=True)
+def own_settings(monkeypatch, tmp_path_factory):
+    """napari's settings and those of its plugins, in files of the test."""
+    path = tmp_path_factory.mktemp("settings") / "settings.yaml"
+    monkeypatch.setattr(napari.settings, "_CFG_PATH", str(path))
+    monkeypatch.setattr(napari.settings, "_PLUGIN_SETTINGS", {})
+    monkeypatch.setattr(napari.settings, "_SETTINGS", None)
+    napari.settings.get_settings(path)
 
 
 @pytest.fixture

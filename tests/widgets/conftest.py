@@ -1,1 +1,1 @@
-from tests.viewer.conftest import viewer, write_channels  # noqa: F401
+from tests.viewer.conftest import own_settings, viewer, write_channels  # noqa: F401

@@ -11,6 +11,7 @@ from napari.utils.notifications import show_info, show_warning
 from napari_wsigpu.errors import NotASlideError, SlideError
 from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.slide import Slide, open_slide
+from napari_wsigpu.viewer.dock import open_inspector_with_a_slide
 from napari_wsigpu.viewer.layers import slide_layers
 from napari_wsigpu.viewer.lifetime import release_removed_slides
 
@@ -80,6 +81,7 @@ def read_slides(path: str | Sequence[str]) -> list[LayerData]:
     viewer = napari.current_viewer()
     if viewer is not None:
         release_removed_slides(viewer)
+        open_inspector_with_a_slide(viewer)
     return layers
 
 
