@@ -68,6 +68,13 @@ def test_what_can_name_a_patient_is_hidden(private_path, capsys, options):
     assert printed.err.splitlines()[-1].endswith("--private shows it.")
 
 
+def test_a_problem_does_not_repeat_what_is_hidden(tmp_path, capsys):
+    fields = ("AppMag = 40", "MPP = 0.5", "User = does not go")
+    slides.write_aperio(tmp_path / "slide.svs", slides.picture(60, 60), (), fields=fields)
+    assert main(["info", str(tmp_path / "slide.svs")]) == 0
+    assert "of 40 [hidden] with 0.5" in capsys.readouterr().out
+
+
 def test_private_shows_all(private_path, capsys):
     assert main(["info", "--private", "--json", str(private_path)]) == 0
     printed = capsys.readouterr()

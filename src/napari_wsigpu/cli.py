@@ -65,7 +65,9 @@ def _info(options: argparse.Namespace) -> int:
     for path in options.slide:
         try:
             with open_slide(path) as slide:
-                metadata = slide.metadata if options.private else masked(slide.metadata)
+                metadata = slide.metadata | {"problems": list(slide.layout.problems)}
+                if not options.private:
+                    metadata = masked(metadata)
                 text = _as_json(slide, metadata) if options.json else _as_text(slide, metadata)
         except SlideError as error:
             print(error, file=sys.stderr)
@@ -87,8 +89,7 @@ def _as_json(slide: Slide, metadata: Mapping[str, Any]) -> str:
         {"size": list(size), "downsample": downsample}
         for size, downsample in zip(slide.level_dimensions, slide.level_downsamples, strict=True)
     ]
-    problems = list(slide.layout.problems)
-    return json.dumps({"path": slide.path, "levels": levels, **metadata, "problems": problems})
+    return json.dumps({"path": slide.path, "levels": levels, **metadata})
 
 
 def _as_text(slide: Slide, metadata: Mapping[str, Any]) -> str:
@@ -111,5 +112,5 @@ def _as_text(slide: Slide, metadata: Mapping[str, Any]) -> str:
         )
     for name, image in slide.associated_images.items():
         lines.append(f"  {name:<11} {image.size[0]} x {image.size[1]}")
-    lines += [f"  problem     {problem}" for problem in slide.layout.problems]
+    lines += [f"  problem     {problem}" for problem in metadata["problems"]]
     return "\n".join(lines)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import lru_cache
 from itertools import pairwise
 from pathlib import PureWindowsPath
 from typing import TYPE_CHECKING, Any
@@ -71,7 +70,12 @@ LABELS, CONTENTS = ("name", "key", "k"), ("value", "v", "content", "text", "#tex
 
 WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 PATH = re.compile(r"\\|\.[A-Za-z]\w*$")
-DOCUMENT = re.compile(r"\s*(<[!?A-Za-z]|\{)")
+# A document (XML, JSON), which repeats all a file says; a date; a path to a folder.
+TELLING = re.compile(
+    r"^\s*(<[!?A-Za-z]|\{)"
+    r"|(?<!\d)(\d{4}[-:/]\d\d?[-:/]\d\d?|\d\d?/\d\d?/\d\d(\d\d)?)(?!\d)"
+    r"|(?<!\w)[A-Za-z]:\\|\\\\\w|/(home|Users)/|file:/"
+)
 
 
 def is_private(names: Sequence[str]) -> bool:
@@ -89,8 +93,8 @@ def masked(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return a slide's metadata with `MASK` in place of all that is private.
 
     Hidden are the values of private keys (`is_private`), also where they are repeated within
-    another text; texts that are whole documents (XML, JSON) or longer than 4096 characters,
-    because these repeat all a file says; and, where private values are so many that they can't
+    another text; whatever its key, a text that holds a date or a path, or is a document (XML,
+    JSON) or longer than 4096 characters; and, where private values are so many that they can't
     be looked for, every other text.
 
     Parameters
@@ -131,7 +135,7 @@ class _Repeats:
         if not isinstance(value, str):
             number = isinstance(value, int | float) and not isinstance(value, bool)
             return MASK if number and str(value) in self._values else value
-        if self._all or len(value) > LONGEST_TEXT or DOCUMENT.match(value):
+        if self._all or len(value) > LONGEST_TEXT or TELLING.search(value):
             return MASK
         return self._pattern.sub(MASK, value)
 
@@ -139,11 +143,9 @@ class _Repeats:
 def _rebuild(value: Any, parent: str, secret: bool, leaf: Leaf) -> Any:
     """Copy nested metadata, each leaf replaced by what `leaf` returns of it."""
     if isinstance(value, Mapping):
-        labels = _labels(value)
+        labels = {key: key for key in value} | _labels(value)
         return {
-            key: _rebuild(
-                item, key, secret or _speaks_of_people(labels.get(key, key), parent), leaf
-            )
+            key: _rebuild(item, key, secret or _speaks_of_people(labels[key], parent), leaf)
             for key, item in value.items()
         }
     if isinstance(value, list | tuple):
@@ -172,7 +174,6 @@ def _texts(value: Any, secret: bool) -> Iterable[str]:
     return {part for part in (text, path.name, path.stem) if len(part) >= SHORTEST_REPEAT}
 
 
-@lru_cache(4096)
 def _speaks_of_people(key: str, parent: str) -> bool:
     letters = re.sub(r"[^a-z]", "", key.lower())
     if any(stem in letters for stem in STEMS):
