@@ -57,8 +57,11 @@ def test_defaults_where_napari_does_not_know_the_plugin(plugin_settings):
     assert settings() == Settings()
 
 
-def test_defaults_where_the_file_is_damaged(plugin, tmp_path):
-    (tmp_path / "napari-wsigpu.yaml").write_text("slides: {show_private: [1, 2")
+@pytest.mark.parametrize(
+    "text", ["slides: {show_private: [1, 2", "no mapping", "slides: 7", "slides: {show_private: 7}"]
+)
+def test_defaults_where_the_file_is_damaged(plugin, tmp_path, text):
+    (tmp_path / "napari-wsigpu.yaml").write_text(text)
     assert settings() == Settings()
 
 

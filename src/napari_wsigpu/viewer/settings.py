@@ -34,10 +34,10 @@ class Settings:
 
 
 def settings() -> Settings:
-    """Return what is set now; the defaults where napari doesn't know this plugin."""
+    """Return what is set now; the defaults where napari doesn't know it or can't read it."""
     try:
         stored = get_plugin_settings(PLUGIN).slides
-    except KeyError:
+    except (KeyError, AssertionError):  # no such plugin; its file holds no mapping
         return Settings()
     return Settings(*(getattr(stored, field.name) for field in fields(Settings)))
 
