@@ -49,12 +49,11 @@ def test_one_that_is_open_stays_the_only_one(viewer):
     assert inspectors(viewer) == [widget]
 
 
-def test_stays_closed(viewer, qtbot):
+def test_stays_closed(viewer):
     open_slide_in(viewer)
     [inspector] = inspectors(viewer)
     viewer.window.remove_dock_widget(inspector)
     inspector.deleteLater()
-    qtbot.wait(50)
     open_slide_in(viewer)
     viewer.layers.clear()
     open_slide_in(viewer)
