@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import zlib
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,11 @@ def tiles(
                 missing = (size[0] - tile.shape[0], size[1] - tile.shape[1])
                 tile = np.pad(tile, ((0, missing[0]), (0, missing[1]), (0, 0)), "edge")
             yield np.ascontiguousarray(tile)
+
+
+def deflate(tile: NDArray[Any]) -> bytes:
+    """Encode a tile losslessly, as libtiff reads it too."""
+    return zlib.compress(tile.tobytes())
 
 
 def page(

@@ -16,6 +16,7 @@ from napari_wsigpu.ahead import read_ahead
 from napari_wsigpu.associated import AssociatedImage
 from napari_wsigpu.codecs.choose import choose_decoder
 from napari_wsigpu.codecs.device import Window
+from napari_wsigpu.engine.canvas import parts_of
 from napari_wsigpu.engine.level import LevelArray
 from napari_wsigpu.engine.log import TileLog
 from napari_wsigpu.engine.reader import RegionReader
@@ -99,6 +100,9 @@ class Slide:
         images |= {-1 - i: item.image for i, item in enumerate(layout.associated)}
         self._images: dict[int, LevelLayout] = images
         names = {-1 - i: f"the {item.name} image" for i, item in enumerate(layout.associated)}
+        parts = parts_of(self._pyramid)
+        names |= {number: part.name for number, part in parts.items()}
+        images = images | {number: part.image for number, part in parts.items()}
         self._log = TileLog(layout.path, names)
 
         def reader(source: ByteSource) -> RegionReader:

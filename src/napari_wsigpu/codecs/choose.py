@@ -7,6 +7,7 @@ import re
 import threading
 from collections import defaultdict, deque
 from contextlib import suppress
+from itertools import chain
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -36,8 +37,8 @@ def choose_decoder(layout: SlideLayout) -> CpuDecoder:
         If no decoder can read the slide's tiles.
     """
     decoder = CpuDecoder()
-    for level in layout.levels:
-        reason_against = decoder.refusal(level.encoding)
+    for image in chain.from_iterable(level.stored for level in layout.levels):
+        reason_against = decoder.refusal(image.encoding)
         if reason_against is not None:
             raise UnsupportedSlideError(
                 f"'{layout.path}' can't be decoded: {reason_against}; "

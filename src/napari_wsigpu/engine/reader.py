@@ -14,6 +14,7 @@ from napari_wsigpu.codecs.device import Window
 from napari_wsigpu.codecs.nvimagecodec import NvImageCodecDecoder
 from napari_wsigpu.codecs.verify import Verifier
 from napari_wsigpu.engine.cache import tile_cache
+from napari_wsigpu.engine.canvas import compose
 from napari_wsigpu.engine.device_cache import device_tiles
 from napari_wsigpu.engine.device_reader import DeviceReader
 from napari_wsigpu.engine.scheduler import TileScheduler
@@ -44,7 +45,8 @@ class RegionReader:
     layout : SlideLayout
         The slide.
     images : Mapping of int to LevelLayout
-        Pyramid levels by index from 0 on, associated images by -1, -2, ...
+        Pyramid levels by index from 0 on, then the pictures that lie on those that are
+        canvases; associated images by -1, -2, ...
     source, cpu, log
         Where bytes come from, what decodes them on the CPU, and what counts tiles.
     device : str
@@ -65,6 +67,7 @@ class RegionReader:
         self._path = layout.path
         self._background = layout.background
         self._images = images
+        self._numbers = {image: number for number, image in images.items()}
         self._source = source
         self._cpu = cpu
         self._log = log
@@ -121,6 +124,14 @@ class RegionReader:
         SlideError
             If the file can't be read.
         """
+        image = self._images[level]
+        if image.parts:
+
+            def read(picture: LevelLayout, rows: Span, columns: Span) -> NDArray[Any]:
+                number = self._numbers[picture]
+                return self.read(number, rows, columns, channel, tolerant=tolerant)
+
+            return compose(image, rows, columns, channel, self._background, read)
         if rows.step == columns.step == 1:
             window = Window(rows.start, columns.start, rows.length, columns.length, channel)
             pixels = self._by_gpu(level, window, tolerant=tolerant)
@@ -136,9 +147,8 @@ class RegionReader:
         image = self._images[level]
         top, bottom = _clipped(window.top, window.height, image.height)
         left, right = _clipped(window.left, window.width, image.width)
-        inside = self._scheduler.read(
-            level, Span(top, 1, bottom - top), Span(left, 1, right - left)
-        )
+        read = self.read if image.parts else self._scheduler.read
+        inside = read(level, Span(top, 1, bottom - top), Span(left, 1, right - left))
         if inside.shape[:2] == (window.height, window.width):
             return inside
         shape = (window.height, window.width, image.channels)
@@ -189,7 +199,9 @@ class RegionReader:
         if self._device == "auto" and not isinstance(recipe(image), str):
             way = pace.choose(_key(image))
         share = _share(image, way)
-        pixels = reader.read(level, window, to_host=False, share=share, out=out, stream=stream)
+        pixels = None
+        if not image.parts:
+            pixels = reader.read(level, window, to_host=False, share=share, out=out, stream=stream)
         if pixels is None:
             pixels = reader.send(self.read_window(level, window), out, stream)
         return pixels
@@ -214,7 +226,8 @@ class RegionReader:
     def _by_gpu(self, level: int, window: Window, *, tolerant: bool) -> NDArray[Any] | None:
         """Read by the GPU if it is there, ready and the fastest; else return None."""
         image = self._images[level]
-        if self._device == "cpu" or level < 0 or image.computed or self._gpu_failed:
+        by_cpu = self._device == "cpu" or image.computed or self._gpu_failed
+        if by_cpu or level < 0 or image.parts:
             return None
         how = recipe(image)
         if isinstance(how, str) or self._verifier.reason is not None:

@@ -11,6 +11,7 @@ from napari_wsigpu.codecs.decoder import EncodedTile
 from napari_wsigpu.codecs.memory import RegionMemory
 from napari_wsigpu.engine.average import area_average
 from napari_wsigpu.engine.cache import TileKey
+from napari_wsigpu.engine.canvas import compose, touches
 from napari_wsigpu.engine.span import Span, overlaps
 from napari_wsigpu.errors import SlideClosedError, SlideError
 from napari_wsigpu.storage.source import ByteRange
@@ -59,7 +60,8 @@ class TileScheduler:
     slide : int
         Number of the open slide, for the keys of its tiles.
     images : Mapping of int to LevelLayout
-        Pyramid levels by index from 0 on, associated images by -1, -2, ...
+        Pyramid levels by index from 0 on, then the pictures that lie on those that are
+        canvases; associated images by -1, -2, ...
     background : int or float
         Value of pixels that the file does not hold.
     source, decoder, cache, log
@@ -81,6 +83,7 @@ class TileScheduler:
     ) -> None:
         self._slide = slide
         self._images = images
+        self._numbers = {image: number for number, image in images.items()}
         self._background = background
         self._source = source
         self._decoder = decoder
@@ -136,6 +139,8 @@ class TileScheduler:
         self, level: int, rows: Span, columns: Span, channel: int | None, *, tolerant: bool
     ) -> tuple[NDArray[Any], dict[TileKey, str]]:
         image = self._images[level]
+        if image.parts:
+            return self._read_canvas(image, rows, columns, channel, tolerant=tolerant)
         samples = () if channel is not None else (image.channels,)
         pixels = self._memory.empty((rows.length, columns.length, *samples), image.dtype)
         absent: list[Placement] = []
@@ -165,6 +170,25 @@ class TileScheduler:
         self._log.count(tiles_asked=hits + len(absent), cache_hits=hits)
         self._log.note(failures, report=tolerant)
         return pixels, failures
+
+    def _read_canvas(
+        self,
+        image: LevelLayout,
+        rows: Span,
+        columns: Span,
+        channel: int | None,
+        *,
+        tolerant: bool,
+    ) -> tuple[NDArray[Any], dict[TileKey, str]]:
+        failures: dict[TileKey, str] = {}
+
+        def read(picture: LevelLayout, rows: Span, columns: Span) -> NDArray[Any]:
+            number = self._numbers[picture]
+            pixels, failed = self._read(number, rows, columns, channel, tolerant=tolerant)
+            failures.update(failed)
+            return pixels
+
+        return compose(image, rows, columns, channel, self._background, read), failures
 
     def _placements(
         self, level: int, rows: Span, columns: Span, pixels: NDArray[Any]
@@ -288,6 +312,8 @@ class TileScheduler:
         if not rows.length or not columns.length:
             return True
         image = self._images[level]
+        if image.parts:
+            return not touches(image, rows, columns)
         if not image.computed and image.grid.holds_any(
             rows.start, columns.start, rows.length, columns.length
         ):

@@ -113,6 +113,52 @@ class TileGrid:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Pieces:
+    """How a picture lies along one axis of a canvas: pieces of it, in ascending order.
+
+    Attributes
+    ----------
+    starts : ndarray of int64
+        The canvas' pixel at which each piece begins.
+    sources : ndarray of int64
+        The picture's pixel that is shown there.
+    end : int
+        Where the last piece ends on the canvas; each other one ends where the next begins.
+    """
+
+    starts: NDArray[np.int64]
+    sources: NDArray[np.int64]
+    end: int
+
+    @classmethod
+    def whole(cls, start: int, length: int) -> Pieces:
+        """Lay down a picture's axis in one piece."""
+        return cls(np.array([start], np.int64), np.zeros(1, np.int64), start + length)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """A picture on a canvas.
+
+    Attributes
+    ----------
+    image : LevelLayout
+        The picture as it is stored.
+    rows, columns : Pieces
+        Where its rows and columns lie; they may reach beyond the canvas.
+    """
+
+    image: LevelLayout
+    rows: Pieces
+    columns: Pieces
+
+    @classmethod
+    def at(cls, left: int, top: int, image: LevelLayout) -> Part:
+        """Lay down a whole picture."""
+        return cls(image, Pieces.whole(top, image.height), Pieces.whole(left, image.width))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class LevelLayout:
     """One resolution of a slide, or one associated image.
 
@@ -126,8 +172,11 @@ class LevelLayout:
         What a missing tile shows: the background, or the finer level, area averaged.
     computed : bool
         Whether the file lacks this level, so that all its tiles are "missing".
-    stated_downsample : float or None
-        Downsample that the file states, where sizes are rounded.
+    parts : tuple of Part
+        The pictures that lie on this level where it is a canvas, earlier ones on top; all have
+        its channels and type. `encoding` and `grid` are the first one's then.
+    reduction : float or None
+        How many pixels of level 0 one of this level spans, where the file says so.
     """
 
     width: int
@@ -137,7 +186,29 @@ class LevelLayout:
     grid: TileGrid
     missing: Literal["background", "finer"] = "background"
     computed: bool = False
-    stated_downsample: float | None = None
+    parts: tuple[Part, ...] = ()
+    reduction: float | None = None
+
+    @classmethod
+    def canvas(
+        cls, width: int, height: int, parts: Sequence[Part], reduction: float | None = None
+    ) -> LevelLayout:
+        """Lay pictures on a canvas, earlier ones on top."""
+        first = parts[0].image
+        return cls(
+            width,
+            height,
+            first.channels,
+            first.encoding,
+            first.grid,
+            parts=tuple(parts),
+            reduction=reduction,
+        )
+
+    @property
+    def stored(self) -> tuple[LevelLayout, ...]:
+        """The pictures that the file holds of it: itself, or those of its parts."""
+        return tuple(dict.fromkeys(part.image for part in self.parts)) or (self,)
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -153,10 +224,10 @@ class LevelLayout:
     def downsample(self, base: LevelLayout) -> float:
         """Return how many pixels of `base` one of these spans.
 
-        It is what the file states of both, or else the mean of both axes' ratios.
+        It is what the file says, else the mean of both axes' ratios.
         """
-        if self.stated_downsample is not None and base.stated_downsample is not None:
-            return self.stated_downsample / base.stated_downsample
+        if self.reduction is not None and base.reduction is not None:
+            return self.reduction / base.reduction
         return (base.width / self.width + base.height / self.height) / 2
 
 
@@ -282,5 +353,6 @@ def _halved(finer: LevelLayout) -> LevelLayout:
         grid=TileGrid(COMPUTED_TILE, COMPUTED_TILE, nothing, nothing),
         missing="finer",
         computed=True,
-        stated_downsample=None,
+        parts=(),
+        reduction=None,
     )

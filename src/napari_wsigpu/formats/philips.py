@@ -153,7 +153,7 @@ def _levels(
                 tiff.page_level(
                     page, path, size=(max(1, width // downsample), max(1, height // downsample))
                 ),
-                stated_downsample=downsample,
+                reduction=downsample,
             )
             for page, downsample in zip(pages, downsamples, strict=True)
         ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from datetime import datetime
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
@@ -29,8 +30,7 @@ if TYPE_CHECKING:
 
 VENDORS = {
     "ndpi": "hamamatsu",
-    "scn": "leica",
-    "avs": "trestle",
+    "avs": "argos",
     "qpi": "perkinelmer",
 }
 LARGEST_TILE = 1 << 30
@@ -41,6 +41,7 @@ UNNAMED_CHANNELS = 5
 
 TIFF_JPEG = 7
 MASK, YCBCR, RGB = 4, 6, 2
+DESCRIPTION, XML_PACKET = 270, 700
 LERC_PARAMETERS = 50674
 ICC_PROFILE, SHORTEST_PROFILE = 34675, 128
 IMAGE_CODECS = frozenset({7, 33003, 33004, 33005, 34712, 34887, 50001, 34927, 50002, 52546})
@@ -64,11 +65,6 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
         If the structure is damaged, or can't be shown as a slide.
     """
     main = _main_series(file, path)
-    if main.kind == "bif":
-        raise UnsupportedSlideError(
-            f"'{path}' is a Ventana BIF slide, whose overlapping tiles can't be placed yet; "
-            "convert it to a pyramidal TIFF."
-        )
     stored = [_level(series, file, path) for series in _pyramid(file, main)]
     base = stored[0]
     levels = [base]
@@ -98,7 +94,7 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
         vendor=VENDORS.get(main.kind, "generic-tiff"),
         levels=tuple(levels),
         rgb=rgb,
-        channels=() if rgb else _channels(base.channels, names),
+        channels=() if rgb else channel_names(base.channels, names),
         background=page.nodata,
         mpp=mpp,
         objective=_ndpi_objective(page) if main.kind == "ndpi" else None,
@@ -167,6 +163,13 @@ def _line(value: Any) -> str:
     return " ".join(value.split()) if isinstance(value, str) else ""
 
 
+def text_tag(page: TiffPage, code: int) -> str:
+    """Return the text of a tag whatever its encoding; empty if there is none."""
+    value = page.tags.valueof(code)
+    text = value.decode(errors="replace") if isinstance(value, bytes) else value
+    return text.rstrip("\0") if isinstance(text, str) else ""
+
+
 def icc_place(page: TiffPage) -> tuple[int, int] | None:
     """Return offset and length of a page's ICC profile in the file."""
     tag = page.tags.get(ICC_PROFILE)
@@ -183,16 +186,34 @@ def page_level(
     size: tuple[int, int] | None = None,
 ) -> LevelLayout:
     """Describe one page as one level, of the (width, height) `size` if its edges are padded."""
-    _, _, page_height, page_width, _ = page.shaped
+    return channels_level([page], path, missing=missing, size=size)
+
+
+def channels_level(
+    pages: Sequence[TiffPage],
+    path: str,
+    *,
+    missing: Literal["background", "finer"] = "background",
+    size: tuple[int, int] | None = None,
+) -> LevelLayout:
+    """Describe pages of one size and type as the channels of one level."""
+    first = pages[0]
+    for page in pages[1:]:
+        if page.hash != first.hash:
+            raise CorruptSlideError(
+                f"The channels of '{path}' differ in size or sample type; "
+                "get a fresh copy of the file."
+            )
+    _, _, page_height, page_width, _ = first.shaped
     width, height = size or (page_width, page_height)
-    return _build_level([page], page, width, height, path, missing=missing)
+    return _build_level(pages, first, width, height, path, missing=missing)
 
 
 def check_tiles_present(levels: Sequence[LevelLayout], path: str, file_size: int) -> None:
     """Refuse a file of which no stored tile is left."""
-    for level in levels:
-        ends = level.grid.offsets + level.grid.byte_counts
-        stored = level.grid.byte_counts > 0
+    for image in chain.from_iterable(level.stored for level in levels):
+        ends = image.grid.offsets + image.grid.byte_counts
+        stored = image.grid.byte_counts > 0
         if (stored & (ends <= file_size)).any() or not stored.any():
             return
     raise CorruptSlideError(
@@ -418,7 +439,8 @@ def _jpeg_color(page: TiffPage, separate: bool) -> JpegColor:
     return "cmyk" if page.samplesperpixel == 4 else "auto"
 
 
-def _channels(count: int, names: Sequence[Channel]) -> tuple[Channel, ...]:
+def channel_names(count: int, names: Sequence[Channel]) -> tuple[Channel, ...]:
+    """Return the names given if they are as many as the channels, else others."""
     if len(names) == count:
         return tuple(names)
     if count == 1:

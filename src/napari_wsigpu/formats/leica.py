@@ -1,0 +1,371 @@
+"""Leica SCN: scanned regions that lie on the canvas of one collection."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from napari_wsigpu.errors import SlideError
+from napari_wsigpu.formats import tiff
+from napari_wsigpu.formats.aperio import positive_number
+from napari_wsigpu.formats.fields import LONGEST_TEXT, texts, whole_number, xml_root
+from napari_wsigpu.formats.layout import (
+    AssociatedLayout,
+    Channel,
+    LevelLayout,
+    Part,
+    SlideLayout,
+)
+
+if TYPE_CHECKING:
+    from xml.etree.ElementTree import Element
+
+    from tifffile import TiffFile, TiffPage
+
+NAMESPACES = (
+    "http://www.leica-microsystems.com/scn/2010/03/10",
+    "http://www.leica-microsystems.com/scn/2010/10/01",
+)
+BRIGHTFIELD = "brightfield"
+MOST_DIFFERENT = 0.02
+FIELDS = {
+    "aperture": "scanSettings/illuminationSettings/numericalAperture",
+    "creation-date": "creationDate",
+    "illumination-source": "scanSettings/illuminationSettings/illuminationSource",
+    "objective": "scanSettings/objectiveSettings/objective",
+}
+
+
+class _Dimension(NamedTuple):
+    """One resolution: its size, and the page of each channel."""
+
+    width: int
+    height: int
+    pages: tuple[int, ...]
+
+
+class _Image(NamedTuple):
+    """One scan; its place and extent on the slide in nanometres."""
+
+    left: int
+    top: int
+    width: int
+    height: int
+    dimensions: tuple[_Dimension, ...]
+    fields: dict[str, str]
+    channels: tuple[Channel, ...]
+    planes: int
+
+    @property
+    def illumination(self) -> str:
+        return self.fields.get("illumination-source", "unknown")
+
+    def spacing(self, level: int) -> float:
+        """Nanometres a pixel."""
+        return self.width / self.dimensions[level].width
+
+    def fits(self, first: _Image) -> bool:
+        """Whether it can lie on one canvas with another."""
+        return (
+            self.fields.get("objective") == first.fields.get("objective")
+            and len(self.dimensions) == len(first.dimensions)
+            and all(
+                len(mine.pages) == len(other.pages)
+                and abs(self.spacing(level) / first.spacing(level) - 1) <= MOST_DIFFERENT
+                for level, (mine, other) in enumerate(
+                    zip(self.dimensions, first.dimensions, strict=True)
+                )
+            )
+        )
+
+
+class _Collection(NamedTuple):
+    """What the XML says; the slide's extent in nanometres."""
+
+    width: int
+    height: int
+    images: tuple[_Image, ...]
+    barcode: str | None
+
+    def is_macro(self, image: _Image) -> bool:
+        return image[:4] == (0, 0, self.width, self.height)
+
+
+def probe(file: TiffFile) -> bool:
+    """Whether Leica's software wrote the file, by the namespace in its description."""
+    first = file.pages.first
+    text = tiff.text_tag(first, tiff.DESCRIPTION)
+    return first.is_tiled and any(name in text for name in NAMESPACES)
+
+
+def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideLayout:
+    """Describe a Leica slide: all regions of one kind on one canvas.
+
+    Parameters
+    ----------
+    file : TiffFile
+        The open file.
+    path : str
+        Its absolute path.
+    file_size, modified_ns : int
+        Its size in bytes and its modification time.
+
+    Raises
+    ------
+    CorruptSlideError, UnsupportedSlideError
+        If the structure is damaged, or can't be shown as a slide.
+    """
+    pages: list[TiffPage] = [page.aspage() for page in file.pages]
+    problems: list[str] = []
+    collection = _collection(tiff.text_tag(pages[0], tiff.DESCRIPTION), len(pages), problems)
+    macros = [image for image in collection.images if collection.is_macro(image)]
+    scans = [image for image in collection.images if not collection.is_macro(image)]
+    if collection.images and not scans:
+        scans, macros = macros[:1], macros[1:]
+        problems.append("The slide has no scanned region; its overview is shown instead.")
+    regions = _alike(scans, problems)
+    levels, regions = _levels(collection, regions, pages, path, problems)
+    page = pages[regions[0].dimensions[0].pages[0]] if regions else _largest(pages)
+    if not levels:
+        levels = [tiff.page_level(page, path)]
+    tiff.check_tiles_present(levels, path, file_size)
+
+    base = levels[0]
+    first = regions[0] if regions else None
+    fields = dict(first.fields) if first is not None else {}
+    if collection.barcode is not None:
+        fields["barcode"] = collection.barcode
+    rgb = tiff.is_rgb(page) and base.channels in (3, 4)
+    mpp = tiff.resolution_mpp(page)
+    if mpp is None and first is not None:
+        mpp = first.spacing(0) / 1000, first.spacing(0) / 1000
+    tags = tiff.tiff_metadata(page)
+    tags.pop("ImageDescription", None)
+    places = [
+        {
+            "x": int(part.columns.starts[0]),
+            "y": int(part.rows.starts[0]),
+            "width": part.image.width,
+            "height": part.image.height,
+        }
+        for part in base.parts
+    ]
+    return SlideLayout(
+        path=path,
+        file_size=file_size,
+        modified_ns=modified_ns,
+        vendor="leica",
+        levels=tuple(levels),
+        associated=_macro(macros, pages, path, problems),
+        rgb=rgb,
+        channels=() if rgb else tiff.channel_names(base.channels, first.channels if first else ()),
+        background=np.iinfo(base.dtype).max if rgb and base.dtype.kind == "u" else 0,
+        mpp=mpp,
+        objective=positive_number(fields.get("objective")),
+        metadata={"leica": {**fields, "regions": places}, "tiff": tags},
+        hidden_planes=first.planes - 1 if first is not None else 0,
+        scanner=fields.get("device-model"),
+        scan_date=fields.get("creation-date"),
+        barcode=fields.get("barcode"),
+        icc=tiff.icc_place(page),
+        problems=tuple(problems),
+    )
+
+
+# What the XML says
+
+
+def _collection(text: str, pages: int, problems: list[str]) -> _Collection:
+    try:
+        element = xml_root(text).find("{*}collection")
+        if element is None:
+            raise ValueError("its XML names no collection of images")
+    except ValueError as error:
+        problems.append(f"The slide's largest image is shown alone: {error}.")
+        return _Collection(0, 0, (), None)
+    images = []
+    reasons = []
+    for child in element.iterfind("{*}image"):
+        try:
+            images.append(_image(child, pages))
+        except ValueError as error:
+            reasons.append(str(error))
+    if reasons:
+        problems.append(f"{len(reasons)} image(s) of the XML are left out: {reasons[0]}.")
+    try:
+        width, height = _size(element)
+    except ValueError as error:
+        problems.append(f"The collection is as large as its images reach: {error}.")
+        width = max((image.left + image.width for image in images), default=0)
+        height = max((image.top + image.height for image in images), default=0)
+    return _Collection(width, height, tuple(images), _barcode(element, problems))
+
+
+def _size(element: Element) -> tuple[int, int]:
+    width, height = (whole_number(element.get(name)) for name in ("sizeX", "sizeY"))
+    if min(width, height) < 1:
+        raise ValueError("its size is not above 0")
+    return width, height
+
+
+def _image(element: Element, pages: int) -> _Image:
+    view = element.find("{*}view")
+    if view is None:
+        raise ValueError("its place on the slide is not given")
+    left, top = (whole_number(view.get(name)) for name in ("offsetX", "offsetY"))
+    width, height = _size(view)
+    found: dict[tuple[int, int], dict[int, int]] = {}
+    planes = set()
+    for child in element.iterfind("{*}pixels/{*}dimension"):
+        planes.add(child.get("z", "0"))
+        if child.get("z", "0") != "0":
+            continue
+        channel, page = whole_number(child.get("c", "0")), whole_number(child.get("ifd"))
+        if not 0 <= page < pages:
+            raise ValueError(f"it is said to be in page {page}, which the file lacks")
+        found.setdefault(_size(child), {}).setdefault(channel, page)
+    if not found:
+        raise ValueError("it has no pixels")
+    dimensions = [
+        _Dimension(*size, tuple(page for _, page in sorted(channels.items())))
+        for size, channels in sorted(found.items(), reverse=True)
+    ]
+    fields = texts((name, element.findtext(_path(way))) for name, way in FIELDS.items())
+    device = element.find("{*}device")
+    if device is not None:
+        fields |= texts((f"device-{name}", device.get(name)) for name in ("model", "version"))
+    return _Image(
+        left, top, width, height, tuple(dimensions), fields, _channels(element), len(planes)
+    )
+
+
+def _channels(element: Element) -> tuple[Channel, ...]:
+    settings = element.iterfind(_path("scanSettings/channelSettings/channel"))
+    found = [
+        (whole_number(child.get("index", str(place))), child)
+        for place, child in enumerate(settings)
+    ]
+    return tuple(
+        Channel((child.get("name") or f"channel {index}")[:LONGEST_TEXT], _color(child.get("rgb")))
+        for index, child in sorted(found, key=lambda item: item[0])
+    )
+
+
+def _color(text: str | None) -> str | None:
+    try:
+        return f"#{int((text or '').lstrip('#')[:8], 16) & 0xFFFFFF:06x}"
+    except ValueError:
+        return None
+
+
+def _barcode(collection: Element, problems: list[str]) -> str | None:
+    text = collection.findtext("{*}barcode")
+    if not text:
+        return texts([("barcode", collection.get("barcode"))]).get("barcode")
+    try:
+        code = base64.b64decode(text[:LONGEST_TEXT]).decode(errors="replace")
+    except (binascii.Error, ValueError):
+        problems.append("The slide's barcode is no valid base64; it is given as it is stored.")
+        code = text[:LONGEST_TEXT]
+    return code
+
+
+def _path(way: str) -> str:
+    return "/".join(f"{{*}}{name}" for name in way.split("/"))
+
+
+# What is shown
+
+
+def _alike(scans: list[_Image], problems: list[str]) -> list[_Image]:
+    """Choose the brightfield regions, else those of the first kind, that fit on one canvas."""
+    if not scans:
+        return []
+    kinds = [image.illumination for image in scans]
+    kind = BRIGHTFIELD if BRIGHTFIELD in kinds else kinds[0]
+    others = len(scans) - kinds.count(kind)
+    if others:
+        problems.append(f"{others} region(s) of another illumination than {kind} are not shown.")
+    same = [image for image in scans if image.illumination == kind]
+    regions = [image for image in same if image.fits(same[0])]
+    if len(regions) < len(same):
+        problems.append(
+            f"{len(same) - len(regions)} region(s) of another objective, resolution or number of "
+            "levels are not shown."
+        )
+    return regions
+
+
+def _levels(
+    collection: _Collection,
+    regions: list[_Image],
+    pages: list[TiffPage],
+    path: str,
+    problems: list[str],
+) -> tuple[list[LevelLayout], list[_Image]]:
+    """Lay the regions on a canvas for each level."""
+
+    @cache
+    def picture(numbers: tuple[int, ...]) -> LevelLayout:
+        return tiff.channels_level([pages[number] for number in numbers], path)
+
+    pictures: list[list[LevelLayout]] = []
+    used: list[_Image] = []
+    reasons = []
+    for region in regions:
+        try:
+            images = [picture(dimension.pages) for dimension in region.dimensions]
+        except SlideError as error:
+            reasons.append(str(error))
+            continue
+        first = pictures[0] if pictures else images
+        if len({(image.channels, image.dtype) for image in (first[0], *images)}) > 1:
+            reasons.append("Its channels or sample type are others than the first one's.")
+            continue
+        pictures.append(images)
+        used.append(region)
+    if reasons:
+        problems.append(f"{len(reasons)} region(s) are left out: {reasons[0]}")
+    levels = []
+    for index in range(len(used[0].dimensions) if used else 0):
+        spacing = min(region.spacing(index) for region in used)
+        width = math.ceil(collection.width / spacing)
+        height = math.ceil(collection.height / spacing)
+        if max(width, height) >= tiff.LARGEST_SIDE:
+            problems.append(
+                "The slide's XML gives a collection too large for any slide; its largest image "
+                "is shown alone."
+            )
+            return [], used
+        parts = [
+            Part.at(int(region.left / spacing), int(region.top / spacing), images[index])
+            for region, images in zip(used, pictures, strict=True)
+        ]
+        levels.append(LevelLayout.canvas(width, height, parts))
+    return levels, used
+
+
+def _macro(
+    macros: list[_Image], pages: list[TiffPage], path: str, problems: list[str]
+) -> tuple[AssociatedLayout, ...]:
+    macros = [image for image in macros if image.illumination == BRIGHTFIELD]
+    if len(macros) > 1:
+        problems.append(f"The slide has {len(macros)} overviews; the first one is shown.")
+    for image in macros[:1]:
+        page = pages[image.dimensions[0].pages[0]]
+        try:
+            level = tiff.page_level(page, path)
+        except SlideError as error:
+            problems.append(f"The macro image is left out: {error}")
+        else:
+            return (AssociatedLayout("macro", level, icc=tiff.icc_place(page)),)
+    return ()
+
+
+def _largest(pages: list[TiffPage]) -> TiffPage:
+    return max(pages, key=lambda page: page.imagewidth * page.imagelength)
