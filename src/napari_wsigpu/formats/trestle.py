@@ -1,0 +1,141 @@
+"""Trestle MedScan: every page is a level, whose tiles may overlap."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from napari_wsigpu.formats import tiff
+from napari_wsigpu.formats.aperio import positive_number
+from napari_wsigpu.formats.fields import LONGEST_TEXT
+from napari_wsigpu.formats.layout import LevelLayout, Part, Pieces, SlideLayout
+
+if TYPE_CHECKING:
+    from tifffile import TiffFile, TiffPage
+
+
+def probe(file: TiffFile) -> bool:
+    """Whether MedScan wrote the file, all of whose pages are tiled."""
+    first = file.pages.first
+    return (
+        first.software.startswith("MedScan")
+        and bool(tiff.text_tag(first, tiff.DESCRIPTION))
+        and all(page.aspage().is_tiled for page in file.pages)
+    )
+
+
+def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideLayout:
+    """Describe a Trestle slide.
+
+    Parameters
+    ----------
+    file : TiffFile
+        The open file.
+    path : str
+        Its absolute path.
+    file_size, modified_ns : int
+        Its size in bytes and its modification time.
+
+    Raises
+    ------
+    CorruptSlideError, UnsupportedSlideError
+        If the structure is damaged, or can't be shown as a slide.
+    """
+    pages: list[TiffPage] = [page.aspage() for page in file.pages]
+    first = pages[0]
+    fields = parse_description(tiff.text_tag(first, tiff.DESCRIPTION))
+    problems: list[str] = []
+    overlaps = _overlaps(fields.get("OverlapsXY", ""), problems)
+    overlaps += [(0, 0)] * (len(pages) - len(overlaps))
+    levels: list[LevelLayout] = []
+    for page, overlap in zip(pages, overlaps, strict=False):
+        level = _level(tiff.page_level(page, path), overlap, problems)
+        base = levels[0] if levels else level
+        if (level.channels, level.dtype) != (base.channels, base.dtype):
+            problems.append("A level of other channels or another sample type is left out.")
+        else:
+            levels.append(level)
+    levels.sort(key=lambda level: -level.width * level.height)
+    tiff.check_tiles_present(levels, path, file_size)
+    rgb = tiff.is_rgb(first) and levels[0].channels in (3, 4)
+    tags = tiff.tiff_metadata(first)
+    return SlideLayout(
+        path=path,
+        file_size=file_size,
+        modified_ns=modified_ns,
+        vendor="trestle",
+        levels=tuple(levels),
+        rgb=rgb,
+        channels=() if rgb else tiff.channel_names(levels[0].channels, ()),
+        background=_background(fields.get("Background Color"), levels[0], rgb=rgb),
+        mpp=_mpp(first),
+        objective=positive_number(fields.get("Objective Power")),
+        metadata={"trestle": fields, "tiff": tags},
+        scanner=tags.get("Model"),
+        scan_date=tags.get("DateTime"),
+        icc=tiff.icc_place(first),
+        problems=tuple(problems),
+    )
+
+
+def parse_description(description: str) -> dict[str, str]:
+    """Return each ``key=value`` of an ImageDescription; the last of equal keys counts."""
+    pairs = (part.split("=", 1) for part in description.split(";") if "=" in part)
+    return {key.strip()[:LONGEST_TEXT]: value.strip()[:LONGEST_TEXT] for key, value in pairs}
+
+
+def _overlaps(text: str, problems: list[str]) -> list[tuple[int, int]]:
+    """Return by how many pixels the tiles of each level overlap, (x, y)."""
+    words = text.split()
+    numbers = [int(word) if word.isascii() and word.isdigit() else -1 for word in words]
+    if -1 in numbers:
+        problems.append("An overlap of the slide's tiles is no number; it is taken as 0.")
+    numbers = [max(0, value) for value in numbers]
+    return list(zip(numbers[::2], numbers[1::2], strict=False))
+
+
+def _level(stored: LevelLayout, overlap: tuple[int, int], problems: list[str]) -> LevelLayout:
+    """Let each tile cover the edge of those to the left of and above it."""
+    grid = stored.grid
+    if overlap == (0, 0):
+        return stored
+    if overlap[0] >= grid.tile_width or overlap[1] >= grid.tile_height:
+        problems.append(
+            "The tiles of a level are said to overlap by more than their size; they are shown "
+            "side by side."
+        )
+        return stored
+    columns = _pieces(stored.width, grid.tile_width, overlap[0])
+    rows = _pieces(stored.height, grid.tile_height, overlap[1])
+    return LevelLayout.canvas(columns.end, rows.end, [Part(stored, rows, columns)])
+
+
+def _pieces(length: int, tile: int, overlap: int) -> Pieces:
+    index = np.arange(math.ceil(length / tile), dtype=np.int64)
+    return Pieces(index * (tile - overlap), index * tile, length - (len(index) - 1) * overlap)
+
+
+def _mpp(page: TiffPage) -> tuple[float, float] | None:
+    """Read the resolution tags, which hold micrometres a pixel here."""
+    found = []
+    for code in (282, 283):
+        value = page.tags.valueof(code)
+        if value is None or 0 in value:
+            return None
+        found.append(value[0] / value[1])
+    return found[0], found[1]
+
+
+def _background(text: str | None, level: LevelLayout, *, rgb: bool) -> float:
+    """Return the brightness of a color given as hexadecimal digits, if it is a gray one."""
+    if not rgb or level.dtype.kind != "u":
+        return 0
+    most = int(np.iinfo(level.dtype).max)
+    try:
+        color = int((text or "")[:16], 16)
+    except ValueError:
+        return most
+    red, green, blue = (color >> shift & 0xFF for shift in (16, 8, 0))
+    return red if red == green == blue and most == 255 else most
