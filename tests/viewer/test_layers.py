@@ -10,7 +10,7 @@ from napari_wsigpu import open_slide
 from napari_wsigpu.privacy import masked
 from napari_wsigpu.viewer.layers import slide_layers
 from napari_wsigpu.viewer.sample import sample_path
-from tests import philips, slides
+from tests import leica, philips, slides
 
 
 def test_rgb_slide_is_one_layer_in_micrometres():
@@ -50,6 +50,27 @@ def test_channels_are_layers_with_names_and_limits(write_channels):
             np.testing.assert_array_equal(
                 levels[0][100:400:3, 50:900], pixels[index, 100:400:3, 50:900]
             )
+
+
+def test_channels_of_a_canvas_are_layers_with_an_overview(tmp_path):
+    pixels = slides.picture(90, 120, dtype="uint16")
+    item = leica.Scan(
+        [[pixels[..., :1], pixels[..., 1:2]]],
+        10_000,
+        15_500,
+        illumination="fluorescence",
+        channels=[{"name": "L5", "rgb": "#00FF00"}, {"name": "TX2"}],
+    )
+    path = leica.write(tmp_path / "slide.scn", [item], (1_000_000, 600_000))
+    with open_slide(path) as slide:
+        layers = slide_layers(slide)
+        assert [attributes["name"] for _, attributes, _ in layers] == ["slide L5", "slide TX2"]
+        assert layers[0][1]["colormap"] == "#00ff00"
+        for index, (levels, attributes, _) in enumerate(layers):
+            assert [level.shape for level in levels] == [(1200, 2000), (600, 1000)]
+            assert attributes["contrast_limits"][0] == 0
+            np.testing.assert_array_equal(levels[0][31:121, 20:140], pixels[..., index])
+            assert levels[1][16:60, 10:70].any()
 
 
 def test_channels_without_colours_get_different_ones(write_channels):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -129,9 +130,12 @@ def _paste(
     pixels = read(image, down, across)
     if not _is_all(rows, down):
         pixels = pixels[(rows - down.start) // down.step]
-    if not _is_all(columns, across):
-        pixels = pixels[:, (columns - across.start) // across.step]
-    target[...] = pixels
+    index = (columns - across.start) // across.step
+    ends = np.flatnonzero(np.diff(index) != 1) + 1
+    # A slice a run is many times as fast as an index for each column.
+    for first, last in pairwise((0, *ends.tolist(), len(index))):
+        start = index[first]
+        target[:, first:last] = pixels[:, start : start + last - first]
 
 
 def _covering(positions: NDArray[np.int64]) -> Span:
