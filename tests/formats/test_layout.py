@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from napari_wsigpu.formats.layout import Encoding, LevelLayout, SlideLayout, TileGrid
+from napari_wsigpu.formats.layout import Encoding, LevelLayout, Part, SlideLayout, TileGrid
 
 
 def level(width, height, counts=None):
@@ -39,6 +39,24 @@ def test_layouts_can_not_be_changed():
 def test_downsamples_are_the_mean_of_both_ratios():
     layout = slide(level(1000, 600), level(333, 300), level(125, 75))
     assert layout.downsamples == (1.0, (1000 / 333 + 2) / 2, 8.0)
+
+
+def test_downsamples_are_what_the_file_says_if_it_does():
+    said = [dataclasses.replace(level(96, 128), reduction=value) for value in (1.0, 4.5)]
+    assert slide(*said).downsamples == (1, 4.5)
+    assert slide(level(96, 128), said[1]).downsamples == (1, 1)
+
+
+def test_a_canvas_holds_each_picture_once():
+    one, other = level(60, 40), level(60, 50)
+    parts = [Part.at(5, 5, one), Part.at(90, 5, other), Part.at(200, 9, one)]
+    canvas = LevelLayout.canvas(300, 200, parts)
+    assert canvas.stored == (one, other)
+    assert one.stored == (one,)
+    assert (canvas.channels, canvas.dtype, canvas.grid) == (3, np.uint8, one.grid)
+    (computed,) = slide(canvas).computed_levels(150)
+    assert computed.parts == ()
+    assert computed.stored == (computed,)
 
 
 @pytest.mark.parametrize(

@@ -255,8 +255,14 @@ BOMB = (
         (lambda xml: xml.replace("collection", "selection"), "no collection"),
         (lambda xml: xml.replace(f'sizeX="{SIZE[0]}"', 'sizeX="nan"', 1), "missing or wrong"),
         (lambda xml: xml.replace(f'sizeX="{SIZE[0]}"', 'sizeX="-5"', 1), "not above 0"),
-        (lambda xml: xml.replace(f'sizeX="{SIZE[0]}"', f'sizeX="{10**15}"', 1), "too large"),
+        (lambda xml: xml.replace(f'sizeX="{SIZE[0]}"', f'sizeX="{10**15}"', 1), "no slide has"),
         (lambda xml: xml.replace(f'sizeX="{SIZE[0]}"', f'sizeX="{10**99}"', 1), "missing or wrong"),
+        (
+            lambda xml: xml.replace(f'sizeX="{SIZE[0]}"', "", 1).replace(
+                'offsetX="', 'offsetX="-100000000'
+            ),
+            "no slide has",
+        ),
         (lambda xml: xml.replace("<view", "<sight"), "place on the slide"),
         (lambda xml: xml.replace('offsetX="10000"', 'offsetX="1e999"'), "missing or wrong"),
         (lambda xml: xml.replace('ifd="1"', 'ifd="99"'), "page 99"),

@@ -226,8 +226,8 @@ class RegionReader:
     def _by_gpu(self, level: int, window: Window, *, tolerant: bool) -> NDArray[Any] | None:
         """Read by the GPU if it is there, ready and the fastest; else return None."""
         image = self._images[level]
-        by_cpu = self._device == "cpu" or image.computed or self._gpu_failed
-        if by_cpu or level < 0 or image.parts:
+        stored = level >= 0 and not image.computed and not image.parts
+        if self._device == "cpu" or not stored or self._gpu_failed:
             return None
         how = recipe(image)
         if isinstance(how, str) or self._verifier.reason is not None:

@@ -336,9 +336,9 @@ def _levels(
         spacing = min(region.spacing(index) for region in used)
         width = math.ceil(collection.width / spacing)
         height = math.ceil(collection.height / spacing)
-        if max(width, height) >= tiff.LARGEST_SIDE:
+        if not 0 < min(width, height) <= max(width, height) < tiff.LARGEST_SIDE:
             problems.append(
-                "The slide's XML gives a collection too large for any slide; its largest image "
+                "The slide's XML gives the collection a size that no slide has; its first image "
                 "is shown alone."
             )
             return [], used

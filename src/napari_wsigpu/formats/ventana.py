@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tifffile import TiffFile, TiffPage
 
 NAMES = {"Label Image": "macro", "Label_Image": "macro", "Thumbnail": "thumbnail"}
-# Joints by direction: along x or y, and whether the second tile's number there is the higher.
+# The axis of a joint (x, y), and on which side of the first tile the second one lies.
 DIRECTIONS = {"RIGHT": (0, 1), "LEFT": (0, -1), "UP": (1, -1), "DOWN": (1, 1)}
 # These scanners say of each pair of tiles how far it overlaps, and store lower levels stitched.
 STITCHED = "VENTANA DP"
@@ -37,7 +37,7 @@ STITCHED = "VENTANA DP"
 class _Area(NamedTuple):
     """A scanned area: its place on the slide, its first tile and its tiles, each (x, y)."""
 
-    place: tuple[float, float]
+    place: tuple[int, int]
     first: tuple[int, int]
     tiles: tuple[int, int]
 
@@ -117,7 +117,7 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
         objective=positive_number(fields.get("Magnification")),
         metadata={"ventana": {**fields, "regions": places}, "tiff": tags},
         scanner=fields.get("ScannerModel"),
-        scan_date=fields.get("ScanDate") or tags.get("DateTime"),
+        scan_date=tags.get("DateTime"),
         barcode=fields.get("Barcode2D") or fields.get("Barcode1D"),
         icc=tiff.icc_place(page),
         problems=tuple(problems),
@@ -270,8 +270,8 @@ def _area(info: Element, origin: Element, base: LevelLayout) -> _Area:
         raise ValueError("it has no tiles")
     if ends[0] > grid.columns or ends[1] > grid.rows:
         raise ValueError("it reaches beyond the file's tiles")
-    place = number(info.get("Pos-X")), number(info.get("Pos-Y"))
-    return _Area((math.trunc(place[0]), math.trunc(place[1])), first, (count[0], count[1]))
+    x, y = (math.trunc(number(info.get(name))) for name in ("Pos-X", "Pos-Y"))
+    return _Area((x, y), first, (count[0], count[1]))
 
 
 def _joint(item: Element, area: _Area, base: LevelLayout) -> _Joint | None:
