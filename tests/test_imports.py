@@ -11,7 +11,8 @@ SCRIPT = """
 import importlib, pathlib, sys
 
 FORBIDDEN = {"napari", "qtpy", "magicgui", "superqt", "npe2", "vispy", "cupy", "nvidia", "kvikio",
-             "PyQt5", "PyQt6", "PySide2", "PySide6", "dask", "zarr", "PIL", "openslide"}
+             "PyQt5", "PyQt6", "PySide2", "PySide6", "dask", "zarr", "PIL", "openslide",
+             "pydicom", "wsidicom"}
 
 class Hook:
     def find_spec(self, name, path=None, target=None):
@@ -43,6 +44,8 @@ def engine_modules():
     for folder in ("formats", "storage", "codecs", "engine"):
         files += (root / folder).glob("*.py")
     names = [".".join(file.relative_to(root.parent).with_suffix("").parts) for file in files]
+    # What imports the packages of an extra is imported when it is first needed.
+    names.remove("napari_wsigpu.formats.dicom_instance")
     return [name.removesuffix(".__init__") for name in names]
 
 

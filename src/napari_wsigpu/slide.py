@@ -23,6 +23,7 @@ from napari_wsigpu.engine.reader import RegionReader
 from napari_wsigpu.errors import LevelError, RegionError, SlideClosedError
 from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.storage.file import FileSource
+from napari_wsigpu.storage.files import FilesSource
 from napari_wsigpu.storage.memory import MemorySource
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class Slide:
         self._reading = 0
         self._closed = False
         decoder = choose_decoder(layout)
-        self._source = FileSource(layout.path, layout.file_size, layout.modified_ns)
+        self._source = _source_of(layout)
         self._pyramid = (*layout.levels, *layout.computed_levels(LARGEST_OVERVIEW))
         images = dict(enumerate(self._pyramid))
         images |= {-1 - i: item.image for i, item in enumerate(layout.associated)}
@@ -465,6 +466,12 @@ class Slide:
             with self._idle:
                 self._reading -= 1
                 self._idle.notify_all()
+
+
+def _source_of(layout: SlideLayout) -> ByteSource:
+    if layout.files:
+        return FilesSource(layout.files)
+    return FileSource(layout.path, layout.file_size, layout.modified_ns)
 
 
 def _integers(name: str, values: tuple[int, int]) -> tuple[int, int]:

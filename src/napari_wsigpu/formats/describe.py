@@ -17,7 +17,7 @@ from napari_wsigpu.errors import (
     SlideNotFoundError,
     file_error,
 )
-from napari_wsigpu.formats import aperio, leica, philips, tiff, trestle, ventana
+from napari_wsigpu.formats import aperio, dicom, leica, philips, tiff, trestle, ventana
 
 if TYPE_CHECKING:
     import os
@@ -51,7 +51,7 @@ def describe(path: str | os.PathLike[str]) -> SlideLayout:
     Parameters
     ----------
     path : str or PathLike
-        A TIFF file, whatever its name.
+        A TIFF file, whatever its name; a file of a DICOM slide, or the folder that holds one.
 
     Returns
     -------
@@ -72,6 +72,8 @@ def describe(path: str | os.PathLike[str]) -> SlideLayout:
         status = Path(name).stat()
         if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
             raise NotASlideError(f"'{name}' is no regular file; choose an SVS or TIFF file.")
+        if dicom.probe(Path(name)):
+            return dicom.parse(Path(name))
         with Path(name).open("rb") as file:
             magic = file.read(4)
     except OSError as error:

@@ -269,6 +269,23 @@ class Channel:
     color: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class SlideFile:
+    """One of the files of a slide that has several.
+
+    Attributes
+    ----------
+    path : str
+        Its absolute path.
+    size, modified_ns : int
+        Its size in bytes and its modification time when it was described.
+    """
+
+    path: str
+    size: int
+    modified_ns: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SlideLayout:
     """All that is known of a slide without decoding a pixel.
@@ -306,6 +323,9 @@ class SlideLayout:
         Offset and length of the ICC profile in the file, or the profile that the metadata hold.
     problems : tuple of str
         What is wrong with the file although it can be shown, one sentence each.
+    files : tuple of SlideFile
+        The files of a slide that has several; offsets count from the first one's begin through
+        all of them. Empty where `path` is all there is.
     """
 
     path: str
@@ -326,6 +346,7 @@ class SlideLayout:
     barcode: str | None = None
     icc: tuple[int, int] | bytes | None = None
     problems: tuple[str, ...] = ()
+    files: tuple[SlideFile, ...] = ()
 
     @property
     def downsamples(self) -> tuple[float, ...]:

@@ -9,6 +9,7 @@ import napari
 from napari.utils.notifications import show_info, show_warning
 
 from napari_wsigpu.errors import NotASlideError, SlideError
+from napari_wsigpu.formats import dicom
 from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.slide import Slide, open_slide
 from napari_wsigpu.viewer.dock import open_inspector_with_a_slide
@@ -91,6 +92,8 @@ def _as_list(path: str | Sequence[str]) -> list[str]:
 
 def _is_ours(path: str) -> bool:
     try:
+        if Path(path).is_dir() and not dicom.probe(Path(path)):
+            return False
         layout = describe(path)
     except NotASlideError:
         return Path(path).suffix.lower() == ".svs"

@@ -1,0 +1,317 @@
+"""DICOM whole-slide images: a series of files, most often one a level."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import replace
+from itertools import accumulate, islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from napari_wsigpu.errors import NotASlideError, SlideError, UnsupportedSlideError
+from napari_wsigpu.formats.aperio import positive_number
+from napari_wsigpu.formats.layout import (
+    AssociatedLayout,
+    Channel,
+    LevelLayout,
+    SlideFile,
+    SlideLayout,
+    TileGrid,
+)
+from napari_wsigpu.formats.tiff import check_tiles_present
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from napari_wsigpu.formats.dicom_instance import Instance
+    from napari_wsigpu.formats.layout import Encoding
+
+PREAMBLE, MAGIC = 128, b"DICM"
+# The attribute MediaStorageSOPClassUID, whose encoding no transfer syntax changes.
+WSI_CLASS = b"\x02\0\x02\0UI\x1e\x001.2.840.10008.5.1.4.1.1.77.1.6"
+FILE_META = 1024
+MOST_ENTRIES = 4096
+MOST_STRANGERS = 64
+MOST_CHANNELS = 64
+MOST_TILES = 1 << 24
+ASSOCIATED = {"LABEL": "label", "OVERVIEW": "macro", "THUMBNAIL": "thumbnail"}
+
+
+def probe(path: Path) -> bool:
+    """Whether a path is a DICOM file, or a folder that holds a DICOM slide.
+
+    A file that is TIFF as well is one of both by its name.
+
+    Raises
+    ------
+    OSError
+        If it can't be read.
+    """
+    if path.is_dir():
+        return _first_in(path) is not None
+    return _begin(path)[PREAMBLE:].startswith(MAGIC) and path.suffix.lower() not in {
+        ".tif",
+        ".tiff",
+    }
+
+
+def parse(path: Path) -> SlideLayout:
+    """Describe the slide that a file belongs to, or that a folder holds.
+
+    Parameters
+    ----------
+    path : Path
+        Absolute path; the slide's other files lie beside the file.
+
+    Raises
+    ------
+    NotASlideError
+        If it is another kind of DICOM file.
+    UnsupportedSlideError
+        If the slide can't be shown, or the packages for DICOM are not installed.
+    SlideError
+        If it can't be read or is damaged.
+    """
+    chosen = _first_in(path) if path.is_dir() else path
+    if chosen is None or not _is_wsi(chosen):
+        raise NotASlideError(
+            f"'{path}' is a DICOM file of another kind than a whole-slide image; "
+            "open it with a program for radiology."
+        )
+    try:
+        from napari_wsigpu.formats import dicom_instance
+    except ImportError as error:
+        raise UnsupportedSlideError(
+            f"'{path}' is a DICOM slide, which needs further packages ({error}); "
+            'run pip install "napari-wsigpu[dicom]" and start again.'
+        ) from error
+
+    problems: list[str] = []
+    found: dict[str, Instance] = {}
+    others = sorted(file for file in chosen.parent.iterdir() if file != chosen and _is_wsi(file))
+    for file in (chosen, *others):
+        try:
+            instance = dicom_instance.read(file)
+        except SlideError as error:
+            if file == chosen and not path.is_dir():
+                raise
+            problems.append(str(error))
+        else:
+            found.setdefault(instance.uid, instance)
+    instances = _one_series(path, chosen, list(found.values()), problems)
+    return _layout(path, instances, problems)
+
+
+def _begin(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(FILE_META)
+
+
+def _is_wsi(path: Path) -> bool:
+    try:
+        begin = _begin(path) if path.is_file() else b""
+    except OSError:
+        return False
+    return begin[PREAMBLE:].startswith(MAGIC) and WSI_CLASS in begin
+
+
+def _first_in(folder: Path) -> Path | None:
+    """Return a file of a DICOM slide in a folder; gives up soon where there is none."""
+    strangers = 0
+    for entry in islice(folder.iterdir(), MOST_ENTRIES):
+        if entry.suffix.lower() in (".dcm", ""):
+            if _is_wsi(entry):
+                return entry
+            strangers += 1
+            if strangers == MOST_STRANGERS:
+                return None
+    return None
+
+
+def _one_series(
+    path: Path, chosen: Path, instances: Sequence[Instance], problems: list[str]
+) -> list[Instance]:
+    """Return the files of the chosen file's series; in a folder, of the largest image's."""
+    levels = [instance for instance in instances if instance.flavor == "VOLUME"]
+    if path.is_dir():
+        main = max(levels, key=lambda each: each.width * each.height, default=None)
+    else:
+        main = next(each for each in instances if each.path == chosen)
+    series = [each for each in instances if main is not None and each.series == main.series]
+    if not any(each.flavor == "VOLUME" for each in series):
+        reason = problems[0] if problems else "none of its files is a level of a slide"
+        raise UnsupportedSlideError(f"'{path}' holds no slide that can be shown: {reason}")
+    others = len({each.series for each in instances}) - 1
+    if path.is_dir() and others:
+        problems.append(
+            f"The folder holds {others} more DICOM series, which are not shown; open a file of one."
+        )
+    return series
+
+
+def _layout(path: Path, instances: Sequence[Instance], problems: list[str]) -> SlideLayout:
+    ends = list(accumulate(each.size for each in instances))
+    starts = {each.uid: end - each.size for each, end in zip(instances, ends, strict=True)}
+    groups: dict[tuple[int, int], list[Instance]] = defaultdict(list)
+    associated: dict[str, AssociatedLayout] = {}
+    for each in instances:
+        name = ASSOCIATED.get(each.flavor)
+        if name is None:
+            groups[each.height, each.width].append(each)
+        elif name not in associated:
+            image = _level([each], starts, ends[-1], problems)
+            associated[name] = AssociatedLayout(name, image, icc=_icc(each, starts))
+    sizes = sorted(groups, key=math.prod, reverse=True)
+    levels: list[LevelLayout] = []
+    for size in sizes:
+        level = _level(groups[size], starts, ends[-1], problems)
+        if levels and (level.channels, level.dtype) != (levels[0].channels, levels[0].dtype):
+            problems.append(
+                f"The level of {level.width} x {level.height} pixels is left out, as it differs "
+                "from the finest one in channels or sample type."
+            )
+        else:
+            levels.append(level)
+    check_tiles_present(levels, str(path), ends[-1])
+    main = groups[sizes[0]]
+    metadata = main[0].metadata
+    labels = [each.metadata for each in instances if each.flavor == "LABEL"]
+    barcodes = (_joined(each, "BarcodeValue") for each in (metadata, *labels))
+    rgb = levels[0].encoding.samples == 3
+    return SlideLayout(
+        path=str(path),
+        file_size=ends[-1],
+        modified_ns=max(each.modified_ns for each in instances),
+        vendor="dicom",
+        levels=tuple(levels),
+        associated=tuple(associated.values()),
+        rgb=rgb,
+        channels=() if rgb else _channels(main),
+        background=np.iinfo(levels[0].dtype).max if rgb else 0,
+        mpp=main[0].mpp,
+        objective=positive_number(_first_optical_path(metadata).get("ObjectiveLensPower")),
+        metadata={"dicom": metadata},
+        hidden_planes=_hidden_planes(main),
+        scanner=_joined(metadata, "Manufacturer", "ManufacturerModelName"),
+        scan_date=_joined(metadata, "AcquisitionDateTime")
+        or _joined(metadata, "ContentDate", "ContentTime"),
+        barcode=next(filter(None, barcodes), None),
+        icc=_icc(main[0], starts),
+        problems=(*problems, *(text for each in instances for text in each.problems)),
+        files=tuple(SlideFile(str(each.path), each.size, each.modified_ns) for each in instances),
+    )
+
+
+def _level(
+    instances: Sequence[Instance], starts: Mapping[str, int], past: int, problems: list[str]
+) -> LevelLayout:
+    """Put the frames of instances of one size in their places.
+
+    `starts` says where each file begins in the slide's bytes, `past` where all end.
+    """
+    first = instances[0]
+    same = [each for each in instances if _tiling(each) == _tiling(first)]
+    if len(same) < len(instances):
+        problems.append(
+            f"{len(instances) - len(same)} file(s) of {first.width} x {first.height} pixels are "
+            "left out, as their frames differ in size or encoding from those of others."
+        )
+    total = first.metadata.get("InConcatenationTotalNumber")
+    if isinstance(total, int) and total > len(same):
+        problems.append(
+            f"{total - len(same)} of {total} files of the level of {first.width} x "
+            f"{first.height} pixels are missing."
+        )
+    paths = _optical_paths(same)
+    shown = paths if first.encoding.samples == 1 else paths[:1]
+    rows = math.ceil(first.height / first.tile_height)
+    columns = math.ceil(first.width / first.tile_width)
+    shape = (len(shown), rows, columns)
+    if len(shown) > MOST_CHANNELS or math.prod(shape) > MOST_TILES:
+        raise UnsupportedSlideError(
+            f"'{first.path}' claims {len(shown)} channels of {rows * columns} frames, more than a "
+            "slide can have; get a fresh copy of the file."
+        )
+    offsets = np.full(shape, starts[first.uid], np.int64)
+    byte_counts = np.zeros(shape, np.int64)
+    lowest = min(float(each.frames.z.min()) for each in same)
+    for each in same:
+        frames = each.frames
+        lost = (frames.offsets < 0) | (frames.offsets > each.size - frames.byte_counts)
+        if lost.any():
+            problems.append(
+                f"'{each.path.name}' is cut off: {int(lost.sum())} of its frames lie beyond its "
+                "end; get a fresh copy of it."
+            )
+        places = np.where(lost, past, frames.offsets + starts[each.uid])
+        for plane, name in enumerate(shown):
+            chosen = (frames.paths == name) & (frames.z == lowest)
+            where = (plane, frames.rows[chosen], frames.columns[chosen])
+            offsets[where] = places[chosen]
+            byte_counts[where] = frames.byte_counts[chosen]
+    missing = int((byte_counts == 0).sum())
+    if missing and first.metadata.get("DimensionOrganizationType") == "TILED_FULL":
+        problems.append(
+            f"{missing} of {byte_counts.size} frames of the level of {first.width} x "
+            f"{first.height} pixels are missing."
+        )
+    return LevelLayout(
+        first.width,
+        first.height,
+        first.encoding.samples * len(shown),
+        replace(first.encoding, jpeg_tables=(None,) * len(shown)),
+        TileGrid(first.tile_height, first.tile_width, offsets, byte_counts),
+    )
+
+
+def _tiling(instance: Instance) -> tuple[int, int, Encoding]:
+    return instance.tile_height, instance.tile_width, instance.encoding
+
+
+def _optical_paths(instances: Sequence[Instance]) -> list[str]:
+    names = [name for each in instances for name in np.unique(each.frames.paths).tolist()]
+    return sorted(set(names))
+
+
+def _hidden_planes(instances: Sequence[Instance]) -> int:
+    """Return how many focal planes, and optical paths of colour pictures, are not shown."""
+    planes = len(np.unique(np.concatenate([each.frames.z for each in instances])))
+    paths = 1 if instances[0].encoding.samples == 1 else len(_optical_paths(instances))
+    return planes * paths - 1
+
+
+def _channels(instances: Sequence[Instance]) -> tuple[Channel, ...]:
+    """Name each optical path as the files describe it."""
+    stated = [item for each in instances for item in _items(each.metadata, "OpticalPathSequence")]
+    names = {
+        str(item.get("OpticalPathIdentifier")): item.get("OpticalPathDescription")
+        for item in stated
+    }
+    paths = _optical_paths(instances)
+    if len(paths) == 1:
+        return (Channel(names.get(paths[0]) or "gray"),)
+    return tuple(Channel(names.get(path) or f"channel {path}") for path in paths)
+
+
+def _first_optical_path(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
+    return next(iter(_items(metadata, "OpticalPathSequence")), {})
+
+
+def _items(metadata: Mapping[str, Any], keyword: str) -> list[Mapping[str, Any]]:
+    value = metadata.get(keyword)
+    return value if isinstance(value, list) else []
+
+
+def _joined(metadata: Mapping[str, Any], *keywords: str) -> str | None:
+    texts = [metadata.get(keyword) for keyword in keywords]
+    return " ".join(text for text in texts if isinstance(text, str) and text.strip()) or None
+
+
+def _icc(instance: Instance, starts: Mapping[str, int]) -> tuple[int, int] | None:
+    if instance.icc is None:
+        return None
+    offset, length = instance.icc
+    return offset + starts[instance.uid], length

@@ -1,0 +1,417 @@
+"""One file of a DICOM slide: where its frames lie, how they are encoded, what it says.
+
+wsidicom finds the frames, and pydicom reads the attributes; both are the extra ``dicom``.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from pydicom.dataelem import RawDataElement
+from pydicom.filereader import read_partial
+from pydicom.multival import MultiValue
+from pydicom.sequence import Sequence as DicomSequence
+from pydicom.uid import (
+    JPEG2000,
+    UID,
+    ExplicitVRLittleEndian,
+    ImplicitVRLittleEndian,
+    JPEG2000Lossless,
+    JPEGBaseline8Bit,
+    JPEGExtended12Bit,
+)
+from pydicom.valuerep import BYTES_VR
+from upath import UPath
+from wsidicom.errors import WsiDicomNotSupportedError
+from wsidicom.file.io import WsiDicomReader, WsiDicomReadIO
+from wsidicom.instance import TileType
+
+from napari_wsigpu.errors import (
+    CorruptSlideError,
+    SlideError,
+    UnsupportedSlideError,
+    file_error,
+)
+from napari_wsigpu.formats.layout import Encoding, JpegColor
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import BinaryIO
+
+    from numpy.typing import NDArray
+    from pydicom import Dataset
+    from pydicom.tag import BaseTag
+    from wsidicom.instance import WsiDataset
+
+RAW, JPEG, JPEG_2000, JPEG_2000_YCBCR = 1, 7, 34712, 33003
+COMPRESSIONS = {
+    ImplicitVRLittleEndian: RAW,
+    ExplicitVRLittleEndian: RAW,
+    JPEGBaseline8Bit: JPEG,
+    JPEGExtended12Bit: JPEG,
+    JPEG2000Lossless: JPEG_2000,
+    JPEG2000: JPEG_2000,
+}
+# By compression and photometric interpretation: what the codecs call it.
+COLORS: dict[tuple[int, str], tuple[int, JpegColor]] = {
+    (RAW, "RGB"): (RAW, "auto"),
+    (JPEG, "RGB"): (JPEG, "stored"),
+    (JPEG, "YBR_FULL"): (JPEG, "ycbcr"),
+    (JPEG, "YBR_FULL_422"): (JPEG, "ycbcr"),
+    (JPEG_2000, "RGB"): (JPEG_2000, "auto"),
+    (JPEG_2000, "YBR_ICT"): (JPEG_2000, "auto"),
+    (JPEG_2000, "YBR_RCT"): (JPEG_2000, "auto"),
+    (JPEG_2000, "YBR_FULL"): (JPEG_2000_YCBCR, "auto"),
+    (JPEG_2000, "YBR_FULL_422"): (JPEG_2000_YCBCR, "auto"),
+}
+MIN_IS_BLACK, RGB = 1, 2
+PER_FRAME_GROUPS = 0x52009230
+MOST_FRAMES = 1 << 22
+LARGEST_TILE = 1 << 30
+LARGEST_SIDE = 1 << 31
+ITEM, ITEM_HEADER = 0xE000FFFE, 8
+Z_DECIMALS = 3
+LONGEST_VALUE = 1 << 16
+DEEPEST = 16
+
+
+class Frames(NamedTuple):
+    """The frames of an instance, one entry each.
+
+    Attributes
+    ----------
+    offsets, byte_counts : ndarray of int64
+        Where they lie in the file.
+    rows, columns : ndarray of int64
+        Which tile of the level they are.
+    z : ndarray of float64
+        Their focal plane, lowest first.
+    paths : ndarray of str
+        Their optical path.
+    """
+
+    offsets: NDArray[np.int64]
+    byte_counts: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    columns: NDArray[np.int64]
+    z: NDArray[np.float64]
+    paths: NDArray[np.str_]
+
+
+@dataclass(frozen=True)
+class Instance:
+    """What one file says.
+
+    Attributes
+    ----------
+    path : Path
+        The file.
+    size, modified_ns : int
+        Its size in bytes and its modification time.
+    uid, series : str
+        Its own UID and its series'.
+    flavor : {"VOLUME", "LABEL", "OVERVIEW", "THUMBNAIL"}
+        What it shows.
+    width, height, tile_width, tile_height : int
+        Sizes of the whole picture and of one frame.
+    encoding : Encoding
+        How its frames are encoded.
+    frames : Frames
+        Its frames.
+    mpp : tuple of float or None
+        Micrometres a pixel, (x, y).
+    icc : tuple of (int, int) or None
+        Offset and length of the ICC profile in the file.
+    metadata : dict
+        All attributes by keyword, JSON-serialisable.
+    problems : tuple of str
+        What is wrong with it, one sentence each.
+    """
+
+    path: Path
+    size: int
+    modified_ns: int
+    uid: str
+    series: str
+    flavor: str
+    width: int
+    height: int
+    tile_width: int
+    tile_height: int
+    encoding: Encoding
+    frames: Frames
+    mpp: tuple[float, float] | None
+    icc: tuple[int, int] | None
+    metadata: dict[str, Any]
+    problems: tuple[str, ...]
+
+
+def read(path: Path) -> Instance:
+    """Describe one DICOM whole-slide file.
+
+    Raises
+    ------
+    CorruptSlideError, UnsupportedSlideError
+        If it is damaged, or holds what can't be shown.
+    SlideError
+        If it can't be read.
+    """
+    try:
+        with path.open("rb") as stream:
+            return _read(path, stream)
+    except SlideError:
+        raise
+    except OSError as error:
+        raise file_error(str(path), error) from error
+    except WsiDicomNotSupportedError as error:
+        raise UnsupportedSlideError(
+            f"'{path}' can't be shown: its transfer syntax, pixel format or kind of image is not "
+            "supported, or an attribute is missing; convert it to JPEG or JPEG 2000."
+        ) from error
+    except MemoryError:
+        raise
+    except Exception as error:
+        # On damaged files the parsers raise whatever the damaged value happened to break.
+        reason = str(error).replace(str(path), "").split("\n")[0].strip(" :()")[:120]
+        raise CorruptSlideError(
+            f"The DICOM file '{path}' is damaged ({reason or type(error).__name__}); "
+            "get a fresh copy of it."
+        ) from error
+
+
+def _read(path: Path, stream: BinaryIO) -> Instance:
+    status = path.stat()
+    header = read_partial(stream, _is_per_frame)
+    icc = _icc_place(header, stream)
+    problems: list[str] = []
+    metadata = _plain(header.file_meta, problems) | _plain(header, problems)
+    reader = WsiDicomReader(WsiDicomReadIO(stream, UPath(path)))
+    dataset = reader.dataset
+    width, height = int(dataset.image_size.width), int(dataset.image_size.height)
+    tile_width, tile_height = int(dataset.tile_size.width), int(dataset.tile_size.height)
+    encoding = _encoding(path, reader, header)
+    _check_sizes(path, width, height, tile_width, tile_height, encoding, dataset.frame_count)
+    grid = (math.ceil(height / tile_height), math.ceil(width / tile_width))
+    frames = _frames(path, reader, grid, (tile_height, tile_width), problems)
+    _check_fragments(path, stream, reader, frames)
+    spacing = dataset.pixel_spacing
+    mpp = None
+    if spacing is not None:
+        mpp = (float(spacing.width) * 1000, float(spacing.height) * 1000)
+        if not all(math.isfinite(value) and value > 0 for value in mpp):
+            mpp = None
+    if mpp is None and header.get("SharedFunctionalGroupsSequence"):
+        problems.append(f"'{path.name}' states no pixel size that can be.")
+    return Instance(
+        path=path,
+        size=status.st_size,
+        modified_ns=status.st_mtime_ns,
+        uid=str(dataset.uids.instance),
+        series=str(dataset.uids.slide.series_instance),
+        flavor=str(dataset.image_type.value),
+        width=width,
+        height=height,
+        tile_width=tile_width,
+        tile_height=tile_height,
+        encoding=encoding,
+        frames=frames,
+        mpp=mpp,
+        icc=icc,
+        metadata=metadata,
+        problems=tuple(problems),
+    )
+
+
+def _is_per_frame(tag: BaseTag, vr: str | None, length: int) -> bool:
+    return int(tag) >= PER_FRAME_GROUPS
+
+
+def _encoding(path: Path, reader: WsiDicomReader, header: Dataset) -> Encoding:
+    dataset = reader.dataset
+    samples, bits = int(dataset.samples_per_pixel), int(dataset.bits)
+    allocated = int(header.get("BitsAllocated", bits))
+    photometric = str(dataset.photometric_interpretation)
+    compression = COMPRESSIONS.get(reader.transfer_syntax)
+    color: tuple[int, JpegColor] | None = None
+    if compression is not None and samples == 1:
+        color = (compression, "gray" if compression == JPEG else "auto")
+    elif compression is not None and samples == 3:
+        color = COLORS.get((compression, photometric))
+    exact = bits == allocated if compression == RAW else 8 < bits <= 16 or bits == 8
+    if color is None or not exact or allocated not in (8, 16) or (compression == JPEG and bits > 8):
+        raise UnsupportedSlideError(
+            f"'{path}' can't be decoded: {samples} sample(s) of {bits} bit as {photometric} in "
+            f"{UID(reader.transfer_syntax).name} are not supported; "
+            "convert it to JPEG or JPEG 2000."
+        )
+    return Encoding(
+        compression=color[0],
+        photometric=MIN_IS_BLACK if samples == 1 else RGB,
+        predictor=1,
+        fill_order=1,
+        byte_order="<",
+        dtype=f"uint{allocated}",
+        samples=samples,
+        jpeg_color=color[1],
+    )
+
+
+def _check_sizes(
+    path: Path,
+    width: int,
+    height: int,
+    tile_width: int,
+    tile_height: int,
+    encoding: Encoding,
+    count: int,
+) -> None:
+    if min(width, height, tile_width, tile_height, count) < 1:
+        raise CorruptSlideError(f"'{path}' holds an image without pixels; get a fresh copy of it.")
+    tiles = math.ceil(height / tile_height) * math.ceil(width / tile_width)
+    tile_bytes = tile_width * tile_height * encoding.samples * np.dtype(encoding.dtype).itemsize
+    if max(width, height) >= LARGEST_SIDE or tile_bytes > LARGEST_TILE:
+        raise UnsupportedSlideError(
+            f"'{path}' claims {width} x {height} pixels in frames of {tile_width} x {tile_height}, "
+            "more than a slide can have; get a fresh copy of the file."
+        )
+    if max(count, tiles) > MOST_FRAMES:
+        raise UnsupportedSlideError(
+            f"'{path}' claims {max(count, tiles)} frames, more than a slide can have; "
+            "get a fresh copy of the file."
+        )
+
+
+def _frames(
+    path: Path,
+    reader: WsiDicomReader,
+    grid: tuple[int, int],
+    tile: tuple[int, int],
+    problems: list[str],
+) -> Frames:
+    dataset: WsiDataset = reader.dataset
+    places = np.array(list(reader.frame_index), np.int64).reshape(-1, 2)
+    if dataset.tile_type == TileType.FULL:
+        positions = _full_positions(dataset, grid)
+    else:
+        positions = _sparse_positions(path, dataset, tile)
+    rows, columns, z, paths = positions
+    if len(rows) != len(places):
+        raise CorruptSlideError(
+            f"'{path}' states places for {len(rows)} frames but holds {len(places)}; "
+            "get a fresh copy of the file."
+        )
+    inside = (rows >= 0) & (rows < grid[0]) & (columns >= 0) & (columns < grid[1])
+    if not inside.all():
+        problems.append(f"{int((~inside).sum())} frames of '{path.name}' lie outside of its image.")
+    return Frames(
+        places[inside, 0],
+        places[inside, 1],
+        rows[inside],
+        columns[inside],
+        np.round(z[inside], Z_DECIMALS),
+        paths[inside],
+    )
+
+
+def _full_positions(
+    dataset: WsiDataset, grid: tuple[int, int]
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Tiles lie row by row, planes of tiles by focal plane, then by optical path."""
+    index = np.arange(dataset.frame_count, dtype=np.int64) + dataset.frame_offset
+    plane, tile = np.divmod(index, grid[0] * grid[1])
+    path, z = np.divmod(plane, max(1, int(dataset.number_of_focal_planes)))
+    rows, columns = np.divmod(tile, grid[1])
+    names = np.array(dataset.optical_path_identifiers, np.str_)
+    return rows, columns, z + dataset.z_offset, names[np.minimum(path, len(names) - 1)]
+
+
+def _sparse_positions(
+    file: Path, dataset: WsiDataset, tile: tuple[int, int]
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
+    stated = dataset.frame_positions
+    top, left = stated.rows - 1, stated.columns - 1
+    if (top % tile[0]).any() or (left % tile[1]).any():
+        raise UnsupportedSlideError(
+            f"The frames of '{file}' lie in no regular grid, which can't be shown yet; "
+            "convert it to tiled frames."
+        )
+    count = len(top)
+    z, paths = stated.z_offsets, stated.optical_path_identifiers
+    if z is None:
+        z = np.full(count, dataset.read_z_offset())
+    if paths is None:
+        paths = np.full(count, dataset.read_optical_path_identifier())
+    return top // tile[0], left // tile[1], z, paths
+
+
+def _check_fragments(path: Path, stream: BinaryIO, reader: WsiDicomReader, frames: Frames) -> None:
+    """Refuse frames that are cut into pieces, by the first one's own length."""
+    if not reader.transfer_syntax.is_encapsulated or not len(frames.offsets):
+        return
+    first = int(np.argmin(frames.offsets))
+    stream.seek(int(frames.offsets[first]) - ITEM_HEADER)
+    tag, length = struct.unpack("<2I", stream.read(ITEM_HEADER))
+    if tag != ITEM or length > frames.byte_counts[first] + ITEM_HEADER:
+        raise CorruptSlideError(
+            f"The list of frames of '{path}' leads astray; get a fresh copy of the file."
+        )
+    if length + 1 < frames.byte_counts[first]:
+        raise UnsupportedSlideError(
+            f"The frames of '{path}' are cut into fragments, which can't be shown yet; "
+            "convert it to one fragment a frame."
+        )
+
+
+def _icc_place(header: Dataset, stream: BinaryIO) -> tuple[int, int] | None:
+    """Return where the first optical path's profile lies, if its bytes are found."""
+    first = next(iter(header.get("OpticalPathSequence") or []), None)
+    profile = None if first is None else first.get("ICCProfile")
+    if not isinstance(profile, bytes) or not profile:
+        return None
+    with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as file:
+        offset = file.find(profile, 0, stream.tell())
+    return (offset, len(profile)) if offset >= 0 else None
+
+
+def _plain(dataset: Dataset, problems: list[str], depth: int = 0) -> dict[str, Any]:
+    """Return the attributes that have a keyword and are no bulk of bytes."""
+    plain: dict[str, Any] = {}
+    for tag in sorted(dataset.keys()):
+        stored = dataset.get_item(tag)
+        if isinstance(stored, RawDataElement) and stored.VR != "SQ" and _is_long(stored):
+            if stored.VR not in BYTES_VR:
+                problems.append(f"The attribute {tag} is left out, as it is too long.")
+            continue
+        try:
+            element = dataset[tag]
+        except (ValueError, TypeError, KeyError, AttributeError, NotImplementedError, struct.error):
+            problems.append(f"The attribute {tag} can't be read.")
+            continue
+        value = element.value
+        if not element.keyword or isinstance(value, bytes):
+            continue
+        if isinstance(value, DicomSequence):
+            if depth < DEEPEST:
+                plain[element.keyword] = [_plain(item, problems, depth + 1) for item in value]
+        elif isinstance(value, MultiValue):
+            plain[element.keyword] = [_scalar(each) for each in value]
+        else:
+            plain[element.keyword] = _scalar(value)
+    return plain
+
+
+def _is_long(stored: RawDataElement) -> bool:
+    return stored.value is not None and len(stored.value) > LONGEST_VALUE
+
+
+def _scalar(value: Any) -> Any:
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else str(value)
+    return None if value is None else str(value)

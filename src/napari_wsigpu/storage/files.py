@@ -1,0 +1,85 @@
+"""Encoded bytes from several local files, as if they lay one after another in one."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from napari_wsigpu.storage.file import FileSource
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from napari_wsigpu.formats.layout import SlideFile
+
+
+class FilesSource:
+    """Local files as one source; a range ends with the file in which it begins.
+
+    Parameters
+    ----------
+    files : sequence of SlideFile
+        In the order in which they follow one another.
+    """
+
+    def __init__(self, files: Sequence[SlideFile]) -> None:
+        self._sources = [FileSource(file.path, file.size, file.modified_ns) for file in files]
+        self._starts = np.array([0, *accumulate(file.size for file in files)][:-1], np.int64)
+
+    def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """Return the bytes of each (offset, length), in order; fewer where its file ends before."""
+        views = [memoryview(b"")] * len(ranges)
+        offsets = np.array([offset for offset, _ in ranges], np.int64)
+        for source, start, members in self._by_file(offsets):
+            chosen = [(ranges[i][0] - start, ranges[i][1]) for i in members.tolist()]
+            for index, view in zip(members.tolist(), source.read(chosen), strict=True):
+                views[index] = view
+        return views
+
+    def read_joined(
+        self,
+        offsets: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        room: Callable[[int], bytearray] = bytearray,
+    ) -> tuple[bytearray, NDArray[np.int64], NDArray[np.int64]]:
+        """Read many ranges into one buffer; see `ByteSource.read_joined`."""
+        parts = self._by_file(offsets)
+        if len(parts) == 1:
+            source, start, _ = parts[0]
+            return source.read_joined(offsets - start, lengths, room)
+        read = [
+            (members, *source.read_joined(offsets[members] - start, lengths[members]))
+            for source, start, members in parts
+        ]
+        buffer = room(sum(len(part) for _, part, _, _ in read))
+        starts, found, place = np.zeros_like(offsets), np.zeros_like(lengths), 0
+        for members, part, part_starts, part_lengths in read:
+            buffer[place : place + len(part)] = part
+            starts[members] = part_starts + place
+            found[members] = part_lengths
+            place += len(part)
+        return buffer, starts, found
+
+    def release(self) -> None:
+        """Close the files, after reads in flight, until the next read opens them again."""
+        for source in self._sources:
+            source.release()
+
+    def close(self) -> None:
+        """Close the files for good, after reads in flight."""
+        for source in self._sources:
+            source.close()
+
+    def _by_file(
+        self, offsets: NDArray[np.int64]
+    ) -> list[tuple[FileSource, int, NDArray[np.int64]]]:
+        """Return each file that is asked for, where it begins, and the indices of its ranges."""
+        owners = np.searchsorted(self._starts, offsets, "right") - 1
+        return [
+            (self._sources[owner], int(self._starts[owner]), np.flatnonzero(owners == owner))
+            for owner in np.unique(owners).tolist()
+        ]
