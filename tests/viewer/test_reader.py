@@ -1,8 +1,10 @@
 """Which paths the reader takes, and what it says of those that it can't open."""
 
+import importlib
 import os
 import time
 
+import npe2
 import numpy as np
 import psutil
 import pytest
@@ -11,6 +13,7 @@ import tifffile
 from napari_wsigpu.errors import CorruptSlideError, NotASlideError, SlideError
 from napari_wsigpu.viewer.reader import get_reader, read_slides
 from napari_wsigpu.viewer.sample import sample_path
+from tests import slides
 
 SAMPLE = str(sample_path())
 
@@ -94,3 +97,43 @@ def test_a_failure_closes_the_slides_before_it(tmp_path):
     with pytest.raises(SlideError):
         read_slides([SAMPLE, str(bad)])
     assert os.path.realpath(SAMPLE) not in {os.path.realpath(path) for path in open_files()}
+
+
+class TestDicom:
+    WSI = bytes(128) + b"DICM" + b"\x02\0\x02\0UI\x1e\x001.2.840.10008.5.1.4.1.1.77.1.6" + bytes(9)
+    CT = bytes(128) + b"DICM" + b"\x02\0\x02\0UI\x1a\x001.2.840.10008.5.1.4.1.1.2\0" + bytes(9)
+
+    def test_takes_a_slide_and_its_folder(self, tmp_path):
+        pytest.importorskip("wsidicom", reason='pip install "napari-wsigpu[dicom]"')
+        dicomslides = importlib.import_module("tests.dicomslides")
+        dicomslides.write_slide(tmp_path, slides.picture(300, 500))
+        for path in (str(tmp_path / "8.dcm"), str(tmp_path)):
+            layers = get_reader(path)(path)
+            levels, attributes, _ = layers[0]
+            assert [level.shape[:2] for level in levels] == [(300, 500), (150, 250), (75, 125)]
+            assert attributes["scale"] == (0.5, 0.25)
+            close(layers)
+
+    def test_says_what_is_wrong_with_a_damaged_slide(self, tmp_path):
+        path = tmp_path / "a.dcm"
+        path.write_bytes(self.WSI)
+        with pytest.raises(SlideError, match=r"a\.dcm"):
+            get_reader(str(path))(str(path))
+
+    def test_leaves_other_kinds_to_others(self, tmp_path):
+        (tmp_path / "ct.dcm").write_bytes(self.CT)
+        assert get_reader(str(tmp_path / "ct.dcm")) is None
+        assert get_reader(str(tmp_path)) is None
+
+    def test_leaves_other_folders_soon(self, tmp_path):
+        for index in range(1000):
+            (tmp_path / f"{index}.dcm").write_bytes(self.CT)
+        start = time.perf_counter()
+        assert get_reader(str(tmp_path)) is None
+        assert time.perf_counter() - start < 0.1
+
+    def test_the_manifest_names_them(self):
+        manifest = npe2.PluginManifest.from_distribution("napari-wsigpu")
+        reader = manifest.contributions.readers[0]
+        assert {"*.dcm", "*.DCM"} <= set(reader.filename_patterns)
+        assert reader.accepts_directories

@@ -142,8 +142,8 @@ def _one_series(
         main = next(each for each in instances if each.path == chosen)
     series = [each for each in instances if main is not None and each.series == main.series]
     if not any(each.flavor == "VOLUME" for each in series):
-        reason = problems[0] if problems else "none of its files is a level of a slide"
-        raise UnsupportedSlideError(f"'{path}' holds no slide that can be shown: {reason}")
+        reason = problems[0] if problems else "None of its files is a level of a slide."
+        raise UnsupportedSlideError(f"'{path}' holds no slide that can be shown. {reason}")
     others = len({each.series for each in instances}) - 1
     if path.is_dir() and others:
         problems.append(

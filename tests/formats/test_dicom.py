@@ -1,0 +1,82 @@
+"""What is done with DICOM files where the packages for them are not installed."""
+
+import sys
+
+import pytest
+
+from napari_wsigpu import formats, open_slide
+from napari_wsigpu.errors import NotASlideError, UnsupportedSlideError
+from napari_wsigpu.formats import dicom
+
+META = b"\x02\0\x02\0UI\x1e\0"
+WSI = bytes(128) + b"DICM" + META + b"1.2.840.10008.5.1.4.1.1.77.1.6" + bytes(9)
+CT = bytes(128) + b"DICM" + b"\x02\0\x02\0UI\x1a\0" + b"1.2.840.10008.5.1.4.1.1.2\0" + bytes(9)
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(name, content=WSI):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def without_packages(monkeypatch):
+    for name in ("pydicom", "wsidicom", *sys.modules):
+        if name.partition(".")[0] in ("pydicom", "wsidicom"):
+            monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, "napari_wsigpu.formats.dicom_instance", raising=False)
+    monkeypatch.delattr(formats, "dicom_instance", raising=False)
+
+
+@pytest.mark.parametrize("name", ["a.dcm", "a", "a.svs"])
+def test_a_file_is_known_by_its_content(write, name):
+    assert dicom.probe(write(name))
+    assert dicom.probe(write(name, CT))
+
+
+@pytest.mark.parametrize("content", [b"", bytes(131), bytes(128) + b"DICN"])
+def test_other_files(write, content):
+    assert not dicom.probe(write("a.dcm", content))
+
+
+@pytest.mark.parametrize("name", ["a.tif", "a.TIFF"])
+def test_what_is_tiff_as_well_is_tiff_by_its_name(write, name):
+    assert not dicom.probe(write(name))
+
+
+def test_a_folder_is_known_by_a_slide_in_it(write):
+    write("other/notes.txt", b"")
+    write("other/ct.dcm", CT)
+    folder = write("other/slide.tif").parent
+    assert not dicom.probe(folder)
+    write("other/IM000001")
+    assert dicom.probe(folder)
+
+
+def test_a_folder_of_many_other_files_is_left_soon(tmp_path, monkeypatch):
+    for index in range(300):
+        (tmp_path / f"{index}.dcm").write_bytes(CT)
+    opened = []
+    begin = dicom._begin
+    monkeypatch.setattr(dicom, "_begin", lambda path: opened.append(path) or begin(path))
+    assert not dicom.probe(tmp_path)
+    assert len(opened) == dicom.MOST_STRANGERS
+
+
+def test_one_sentence_says_what_to_install(write, without_packages):
+    path = write("a.dcm")
+    for each in (path, path.parent):
+        with pytest.raises(UnsupportedSlideError) as caught:
+            open_slide(each)
+        assert 'pip install "napari-wsigpu[dicom]"' in str(caught.value)
+        assert str(each) in str(caught.value)
+
+
+def test_another_kind_of_dicom_needs_no_packages(write, without_packages):
+    with pytest.raises(NotASlideError, match=r"ct\.dcm' is a DICOM file of another kind"):
+        open_slide(write("ct.dcm", CT))

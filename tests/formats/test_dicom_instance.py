@@ -1,0 +1,463 @@
+"""DICOM slides against OpenSlide, wsidicom and the pixels that were written."""
+
+import importlib
+import json
+import math
+import os
+import pickle
+import re
+import shutil
+
+import numpy as np
+import openslide
+import pytest
+
+from napari_wsigpu import Slide, open_slide
+from napari_wsigpu.errors import (
+    CorruptSlideError,
+    NotASlideError,
+    SlideChangedError,
+    TileError,
+    UnsupportedSlideError,
+)
+from napari_wsigpu.formats.describe import describe
+from tests import oracles, slides
+
+INSTALL = 'the packages for DICOM are not installed: pip install "napari-wsigpu[dicom]"'
+pydicom = pytest.importorskip("pydicom", reason=INSTALL)
+wsidicom = pytest.importorskip("wsidicom", reason=INSTALL)
+
+from tests import dicomslides  # noqa: E402
+
+PIXELS = slides.picture(300, 500)
+GRAY = slides.picture(300, 500, 1)
+RGB_KINDS = [kind for kind in dicomslides.KINDS if "gray" not in kind]
+LOSSLESS = ["raw", "raw gray", "jpeg 2000 rct"]
+
+
+def picture(kind):
+    return GRAY if "gray" in kind else PIXELS
+
+
+def save(path, pixels=PIXELS, *arguments, **options):
+    return dicomslides.save(path, dicomslides.instance(pixels, *arguments, **options))
+
+
+def whole(slide, level=0):
+    return slide.levels[level][...]
+
+
+def wsidicom_levels(folder):
+    with wsidicom.WsiDicom.open(folder) as slide:
+        found = [
+            np.asarray(slide.read_region((0, 0), level.level, level.size.to_tuple()))
+            for level in slide.pyramid
+        ]
+    return [pixels.reshape(*pixels.shape[:2], -1) for pixels in found]
+
+
+class TestPixels:
+    @pytest.mark.parametrize("table", ["basic", "extended", "none"])
+    @pytest.mark.parametrize("kind", dicomslides.KINDS)
+    def test_levels(self, tmp_path, kind, table):
+        written = dicomslides.write_slide(tmp_path, picture(kind), kind=kind, table=table)
+        expected = wsidicom_levels(tmp_path)
+        with open_slide(tmp_path / "7.dcm") as slide:
+            assert slide.level_count == len(written) == len(expected)
+            for level in range(slide.level_count):
+                np.testing.assert_array_equal(whole(slide, level), expected[level])
+                if kind in LOSSLESS:
+                    np.testing.assert_array_equal(whole(slide, level), written[level])
+
+    @pytest.mark.parametrize("kind", RGB_KINDS)
+    def test_as_openslide_reads_them(self, tmp_path, kind):
+        dicomslides.write_slide(tmp_path, PIXELS, kind=kind)
+        path = tmp_path / "9.dcm"
+        with open_slide(path) as slide:
+            found = slide.level_dimensions, slide.level_downsamples
+            assert found == oracles.openslide_shape(path)
+            for level in range(slide.level_count):
+                np.testing.assert_array_equal(
+                    whole(slide, level), oracles.openslide_level(path, level)
+                )
+
+    def test_uint16(self, tmp_path):
+        pixels = slides.picture(90, 130, 1, "uint16")
+        with open_slide(save(tmp_path / "a.dcm", pixels, "raw gray")) as slide:
+            assert slide.levels[0].dtype == np.uint16
+            np.testing.assert_array_equal(whole(slide), pixels)
+
+    def test_a_folder_is_its_slide(self, tmp_path):
+        written = dicomslides.write_slide(tmp_path, PIXELS, kind="raw")
+        with open_slide(tmp_path) as slide:
+            assert slide.path == str(tmp_path)
+            np.testing.assert_array_equal(whole(slide, 2), written[2])
+
+    @pytest.mark.parametrize("kind", RGB_KINDS)
+    def test_by_a_device(self, tmp_path, host_gpu, kind):
+        dicomslides.write_slide(tmp_path, PIXELS, kind=kind)
+        path = tmp_path / "9.dcm"
+        with open_slide(path, device="cpu") as slide:
+            expected = [whole(slide, level) for level in range(3)]
+        with open_slide(path, device="cuda") as slide:
+            for level in range(3):
+                difference = whole(slide, level).astype(int) - expected[level]
+                assert abs(difference).max() <= 3
+            by_device = slide.stats()["decoded"].get("nvimagecodec", 0)
+        assert (by_device > 0) == (kind != "raw")
+
+
+class TestSparse:
+    MISSING = (0, 7, 13, 39)
+
+    def expected(self):
+        pixels = PIXELS.copy()
+        for index in self.MISSING:
+            y, x = (64 * place for place in divmod(index, 8))
+            pixels[y : y + 64, x : x + 64] = 255
+        return pixels
+
+    @pytest.mark.parametrize("kind", ["raw", "jpeg 2000 rct"])
+    def test_missing_tiles_are_background(self, tmp_path, kind):
+        path = save(tmp_path / "a.dcm", PIXELS, kind, sparse=True, missing=self.MISSING)
+        with open_slide(path) as slide:
+            np.testing.assert_array_equal(whole(slide), self.expected())
+            assert slide.layout.problems == ()
+            assert slide.stats()["failed"] == 0
+        np.testing.assert_array_equal(wsidicom_levels(tmp_path)[0], self.expected())
+
+    def test_frames_in_any_order(self, tmp_path):
+        dataset = dicomslides.instance(PIXELS, "raw", sparse=True)
+        order = np.random.default_rng(0).permutation(dataset.NumberOfFrames)
+        groups = list(dataset.PerFrameFunctionalGroupsSequence)
+        frames = np.frombuffer(dataset.PixelData, np.uint8).reshape(len(order), -1)
+        dataset.PerFrameFunctionalGroupsSequence = [groups[index] for index in order]
+        dataset.PixelData = frames[order].tobytes()
+        with open_slide(dicomslides.save(tmp_path / "a.dcm", dataset)) as slide:
+            np.testing.assert_array_equal(whole(slide), PIXELS)
+
+    def test_frames_beside_the_grid(self, tmp_path):
+        dataset = dicomslides.instance(PIXELS, "raw", sparse=True)
+        place = dataset.PerFrameFunctionalGroupsSequence[3].PlanePositionSlideSequence[0]
+        place.ColumnPositionInTotalImagePixelMatrix += 5
+        path = dicomslides.save(tmp_path / "a.dcm", dataset)
+        with pytest.raises(UnsupportedSlideError, match="no regular grid"):
+            open_slide(path)
+
+    def test_frames_outside_of_the_image(self, tmp_path):
+        dataset = dicomslides.instance(PIXELS, "raw", sparse=True)
+        place = dataset.PerFrameFunctionalGroupsSequence[0].PlanePositionSlideSequence[0]
+        place.ColumnPositionInTotalImagePixelMatrix += 64 * 1000
+        with open_slide(dicomslides.save(tmp_path / "a.dcm", dataset)) as slide:
+            assert "1 frames of 'a.dcm' lie outside" in slide.layout.problems[0]
+            expected = PIXELS.copy()
+            expected[:64, :64] = 255
+            np.testing.assert_array_equal(whole(slide), expected)
+
+
+class TestSeveralFilesALevel:
+    @pytest.mark.parametrize("sparse", [False, True])
+    @pytest.mark.parametrize("kind", ["raw", "jpeg ycbcr"])
+    def test_a_concatenation(self, tmp_path, kind, sparse, host_gpu):
+        for number, (first, past) in enumerate([(0, 11), (11, 27), (27, 40)], start=1):
+            part = (first, past, number)
+            save(tmp_path / f"{9 - number}.dcm", PIXELS, kind, part=part, sparse=sparse)
+        for device in ("cpu", "cuda"):
+            with open_slide(tmp_path / "8.dcm", device=device) as slide:
+                assert len(slide.layout.files) == 3
+                found = whole(slide)
+                assert slide.layout.problems == ()
+            if kind == "raw":
+                np.testing.assert_array_equal(found, PIXELS)
+            else:
+                expected = oracles.openslide_level(tmp_path / "8.dcm")
+                assert abs(found.astype(int) - expected).max() <= 3
+
+    def test_a_lost_part_is_said(self, tmp_path):
+        total = {"InConcatenationTotalNumber": 2}
+        save(tmp_path / "a.dcm", PIXELS, "raw", part=(0, 16, 1), **total)
+        with open_slide(tmp_path) as slide:
+            assert [text.split(" of ")[0] for text in slide.layout.problems] == [
+                "1",
+                "24",
+            ]
+            np.testing.assert_array_equal(whole(slide)[:128], PIXELS[:128])
+            assert (whole(slide)[128:] == 255).all()
+
+    def test_optical_paths_are_channels(self, tmp_path):
+        planes = [slides.picture(100, 150, 1), 255 - slides.picture(100, 150, 1)]
+        for index, name in enumerate(["DAPI", "CD3"]):
+            path = dicomslides.item(OpticalPathIdentifier=str(index), OpticalPathDescription=name)
+            save(tmp_path / f"{index}.dcm", planes[index], "raw gray", OpticalPathSequence=[path])
+        with open_slide(tmp_path) as slide:
+            assert [channel.name for channel in slide.channels] == ["DAPI", "CD3"]
+            np.testing.assert_array_equal(whole(slide), np.concatenate(planes, axis=2))
+
+    def test_optical_paths_and_focal_planes_of_one_file(self, tmp_path):
+        planes = [slides.picture(100, 150, 1) // (index + 1) for index in range(4)]
+        dataset = dicomslides.instance(planes[0], "raw gray")
+        dataset.OpticalPathSequence = [
+            dicomslides.item(OpticalPathIdentifier=name) for name in "AB"
+        ]
+        dataset.NumberOfOpticalPaths = dataset.TotalPixelMatrixFocalPlanes = 2
+        measures = dataset.SharedFunctionalGroupsSequence[0].PixelMeasuresSequence[0]
+        measures.SpacingBetweenSlices = 0.002
+        frames = [tile for plane in planes for tile in dicomslides.tiles_of(plane)]
+        dataset.NumberOfFrames = len(frames)
+        dataset.PixelData = b"".join(tile.tobytes() for tile in frames)
+        with open_slide(dicomslides.save(tmp_path / "a.dcm", dataset)) as slide:
+            assert slide.layout.hidden_planes == 1
+            np.testing.assert_array_equal(
+                whole(slide), np.concatenate([planes[0], planes[2]], axis=2)
+            )
+
+    def test_copies_of_a_file_are_one(self, tmp_path):
+        written = dicomslides.write_slide(tmp_path, PIXELS, kind="raw")
+        shutil.copy(tmp_path / "9.dcm", tmp_path / "1.dcm")
+        for name in ("1.dcm", "9.dcm"):
+            with open_slide(tmp_path / name) as slide:
+                assert slide.level_count == 3
+                np.testing.assert_array_equal(whole(slide), written[0])
+
+    def test_files_of_another_series(self, tmp_path):
+        dicomslides.write_slide(tmp_path, PIXELS, kind="raw")
+        save(tmp_path / "a.dcm", PIXELS[:90], "raw", SeriesInstanceUID="1.2.3")
+        with open_slide(tmp_path) as slide:
+            assert slide.level_count == 3
+            assert slide.layout.problems[0].startswith("The folder holds 1 more DICOM series")
+        with open_slide(tmp_path / "a.dcm") as slide:
+            assert slide.level_dimensions == ((500, 90),)
+
+    def test_other_files_are_left_alone(self, tmp_path):
+        dicomslides.write_slide(tmp_path, PIXELS, kind="raw")
+        (tmp_path / "notes.txt").write_text("DICM")
+        (tmp_path / "folder.dcm").mkdir()
+        (tmp_path / "DICOMDIR").write_bytes(bytes(128) + b"DICM" + bytes(99))
+        assert describe(tmp_path).problems == ()
+
+
+class TestMetadata:
+    @pytest.fixture
+    def slide(self, tmp_path):
+        dicomslides.write_slide(tmp_path, PIXELS, BarcodeValue=None)
+        label, overview, thumbnail = (slides.picture(50, 40 + step) for step in range(3))
+        save(tmp_path / "l.dcm", label, "raw", flavor="LABEL", BarcodeValue="S24-0001")
+        save(tmp_path / "o.dcm", overview, "raw", flavor="OVERVIEW")
+        save(tmp_path / "t.dcm", thumbnail, "raw", flavor="THUMBNAIL")
+        with open_slide(tmp_path / "9.dcm") as slide:
+            yield slide
+
+    def test_normalised(self, slide):
+        properties = oracles.openslide_properties(slide.path)
+        assert slide.vendor == properties[openslide.PROPERTY_NAME_VENDOR] == "dicom"
+        for found, name in (
+            (slide.mpp[0], openslide.PROPERTY_NAME_MPP_X),
+            (slide.mpp[1], openslide.PROPERTY_NAME_MPP_Y),
+            (slide.objective, openslide.PROPERTY_NAME_OBJECTIVE_POWER),
+        ):
+            assert math.isclose(found, float(properties[name]), rel_tol=1e-9)
+        assert slide.mpp == (0.25, 0.5)
+        assert slide.layout.scanner == "Acme Scan 9"
+        assert slide.layout.scan_date == "20240229131415.5"
+        assert slide.layout.barcode == "S24-0001"
+        assert slide.layout.problems == ()
+
+    def test_every_property_that_openslide_has(self, slide):
+        properties = oracles.openslide_properties(slide.path)
+        named = {name: text for name, text in properties.items() if name.startswith("dicom.")}
+        assert len(named) > 40
+        for name, text in named.items():
+            found = slide.metadata
+            for part in re.findall(r"\w+", name):
+                found = found[int(part) if part.isdigit() else part]
+            if isinstance(found, int | float):
+                assert math.isclose(found, float(text), rel_tol=1e-6), name
+            else:
+                assert found == text, name
+
+    def test_it_is_json(self, slide):
+        text = json.dumps(slide.metadata, allow_nan=False)
+        assert "Müller^Ada" in json.loads(text)["dicom"]["PatientName"]
+        assert "PixelData" not in text
+        assert "ICCProfile" not in text
+
+    def test_icc_profiles(self, slide):
+        assert slide.icc_profile == dicomslides.ICC
+        with openslide.OpenSlide(slide.path) as other:
+            assert other.color_profile.tobytes() == slide.icc_profile
+
+    def test_associated_images(self, slide):
+        with openslide.OpenSlide(slide.path) as other:
+            assert set(other.associated_images) == {"label", "macro"} | {"thumbnail"}
+            assert set(slide.associated_images) == set(other.associated_images)
+        for step, name in enumerate(("label", "macro", "thumbnail")):
+            expected = slides.picture(50, 40 + step)
+            np.testing.assert_array_equal(slide.associated_images[name].read(), expected)
+            offset, length = slide.layout.associated[step].icc
+            profile = slide._source.read([(offset, length)])[0]
+            assert bytes(profile) == dicomslides.ICC
+
+    def test_a_slide_that_says_little(self, tmp_path):
+        absent = (
+            "SharedFunctionalGroupsSequence",
+            "OpticalPathSequence",
+            "Manufacturer",
+            "ManufacturerModelName",
+            "AcquisitionDateTime",
+            "BarcodeValue",
+            "DimensionOrganizationType",
+        )
+        save(tmp_path / "a.dcm", PIXELS[:64, :64], "raw", **dict.fromkeys(absent))
+        with open_slide(tmp_path) as slide:
+            found = slide.metadata
+            names = ("scanner", "objective", "mpp", "scan_date", "barcode")
+            assert [found[name] for name in names] == [None] * 5
+            assert slide.icc_profile is None
+            np.testing.assert_array_equal(whole(slide), PIXELS[:64, :64])
+
+    @pytest.mark.parametrize("spacing", [(0, 0.001), (-0.5, 0.5), (0.0, 0.0)])
+    def test_a_spacing_that_can_not_be(self, tmp_path, spacing):
+        save(tmp_path / "a.dcm", PIXELS, "raw", spacing=spacing)
+        layout = describe(tmp_path)
+        assert layout.mpp is None
+        assert layout.problems == ("'a.dcm' states no pixel size that can be.",)
+
+    def test_a_long_text_is_left_out(self, tmp_path):
+        save(tmp_path / "a.dcm", PIXELS, "raw", LabelText="x" * 70_000)
+        layout = describe(tmp_path)
+        assert layout.problems == ("The attribute (2200,0002) is left out, as it is too long.",)
+        assert "LabelText" not in layout.metadata["dicom"]
+
+
+def test_pickled_and_rebuilt(tmp_path):
+    written = dicomslides.write_slide(tmp_path, PIXELS, kind="raw")
+    with open_slide(tmp_path) as slide, pickle.loads(pickle.dumps(slide)) as twin:
+        assert isinstance(twin, Slide)
+        np.testing.assert_array_equal(whole(twin, 1), written[1])
+        with pytest.raises(AttributeError):
+            slide.layout.files = ()
+
+
+def test_leaves_no_handle(tmp_path, leaves_nothing):
+    dicomslides.write_slide(tmp_path, PIXELS)
+    with open_slide(tmp_path) as slide:
+        whole(slide)
+
+
+def test_a_changed_file_is_noticed(tmp_path):
+    dicomslides.write_slide(tmp_path, PIXELS, kind="raw")
+    with open_slide(tmp_path / "9.dcm") as slide:
+        os.utime(tmp_path / "8.dcm", ns=(0, 0))
+        whole(slide)
+        with pytest.raises(SlideChangedError, match=r"8\.dcm"):
+            whole(slide, 1)
+
+
+class TestRefused:
+    def test_another_kind_of_dicom(self, tmp_path):
+        dataset = pydicom.dcmread(pydicom.data.get_testdata_file("CT_small.dcm"))
+        dataset.save_as(tmp_path / "ct.dcm")
+        with pytest.raises(NotASlideError, match=r"ct\.dcm' is a DICOM file of another kind"):
+            open_slide(tmp_path / "ct.dcm")
+
+    @pytest.mark.parametrize("options", [{"table": "basic"}, {"table": "none"}])
+    def test_fragments(self, tmp_path, options):
+        save(tmp_path / "a.dcm", PIXELS, "jpeg ycbcr", fragments=2, **options)
+        with pytest.raises((UnsupportedSlideError, CorruptSlideError), match="fragment"):
+            open_slide(tmp_path / "a.dcm")
+
+    @pytest.mark.parametrize("photometric", ["YBR_FULL", "PALETTE COLOR", "HSV"])
+    def test_colours(self, tmp_path, photometric):
+        save(tmp_path / "a.dcm", PIXELS, "raw", PhotometricInterpretation=photometric)
+        with pytest.raises(UnsupportedSlideError, match=r"a\.dcm"):
+            open_slide(tmp_path / "a.dcm")
+
+    def test_only_a_label(self, tmp_path):
+        save(tmp_path / "a.dcm", PIXELS, "raw", flavor="LABEL")
+        with pytest.raises(UnsupportedSlideError, match="None of its files is a level"):
+            open_slide(tmp_path / "a.dcm")
+
+    def test_a_bad_level_is_left_out(self, tmp_path):
+        dicomslides.write_slide(tmp_path, PIXELS, kind="raw")
+        path = tmp_path / "8.dcm"
+        path.write_bytes(path.read_bytes()[:700])
+        with open_slide(tmp_path / "9.dcm") as slide:
+            assert slide.level_count == 2
+            assert len(slide.layout.problems) == 1
+            assert "8.dcm" in slide.layout.problems[0]
+
+
+class TestHostile:
+    """Claims that no file keeps; memory, time and the sentence are checked by the probe."""
+
+    @pytest.fixture
+    def run_probe(self):
+        pytest.importorskip("resource", reason="memory can't be limited on this system")
+        return importlib.import_module("tests.test_bad_input").run_probe
+
+    def test_cut_frames_fail_by_name(self, tmp_path):
+        path = save(tmp_path / "a.dcm", PIXELS, "raw")
+        path.write_bytes(path.read_bytes()[:-100_000])
+        with open_slide(path) as slide:
+            assert "is cut off" in slide.layout.problems[0]
+            np.testing.assert_array_equal(whole_rows(slide, 192), PIXELS[:192])
+            with pytest.raises(TileError, match="level 0, row 3, column 7"):
+                whole(slide)
+
+    @pytest.mark.filterwarnings("ignore::UserWarning:pydicom")
+    def test_claims(self, tmp_path, run_probe):
+        claims = {
+            "huge": {"TotalPixelMatrixColumns": 2**32 - 1, "TotalPixelMatrixRows": 2**32 - 1},
+            "tiles": {"Rows": 65535, "Columns": 65535},
+            "nothing": {"TotalPixelMatrixRows": 0},
+            "no tile": {"Rows": 0},
+            "frames": {"NumberOfFrames": 2**31 - 1},
+            "negative": {"NumberOfFrames": -5},
+            "paths": {"NumberOfOpticalPaths": 2**31},
+            "planes": {"TotalPixelMatrixFocalPlanes": 2**31},
+            "bits": {"BitsAllocated": 64, "BitsStored": 64},
+            "samples": {"SamplesPerPixel": 60_000},
+            "long": {"LabelText": "x" * 50_000_000},
+        }
+        for kind in ("raw", "jpeg ycbcr"):
+            for sparse in (False, True):
+                for name, values in claims.items():
+                    file = tmp_path / f"{kind} {sparse} {name}" / "a.dcm"
+                    file.parent.mkdir()
+                    save(file, PIXELS[:90, :90], kind, sparse=sparse, **values)
+        lines = run_probe(*tmp_path.glob("*/a.dcm"))
+        assert len(lines) == 4 * len(claims)
+
+    @pytest.mark.parametrize("table", ["basic", "extended", "none"])
+    def test_damaged_lists_of_frames(self, tmp_path, run_probe, table):
+        content = save(tmp_path / "a.dcm", PIXELS[:90, :90], table=table).read_bytes()
+        begin = content.index(b"\xe0\x7f\x10\x00OB")
+        if table == "extended":
+            begin = content.index(b"\xe0\x7f\x01\x00OV")
+        rng = np.random.default_rng(1)
+        for index in range(30):
+            damaged = bytearray(content)
+            for place in begin + rng.integers(0, 140, 1 + index % 3):
+                damaged[place] = rng.choice([0, 1, 127, 255])
+            (tmp_path / f"{index}").mkdir()
+            (tmp_path / f"{index}" / "a.dcm").write_bytes(damaged)
+        assert len(run_probe(*tmp_path.glob("*/a.dcm"))) == 30
+
+    def test_cut_anywhere(self, tmp_path, run_probe):
+        content = save(tmp_path / "a.dcm", PIXELS[:90, :90]).read_bytes()
+        for length in range(140, len(content), len(content) // 40):
+            (tmp_path / f"{length}").mkdir()
+            (tmp_path / f"{length}" / "a.dcm").write_bytes(content[:length])
+        assert len(run_probe(*tmp_path.glob("*/a.dcm"))) >= 40
+
+    def test_deeply_nested(self, tmp_path):
+        dataset = dicomslides.item(CodeMeaning="x")
+        for _ in range(40):
+            dataset = dicomslides.item(ContentSequence=[dataset])
+        save(tmp_path / "a.dcm", PIXELS, "raw", ContentSequence=[dataset])
+        text = json.dumps(describe(tmp_path).metadata)
+        assert 10 < text.count("ContentSequence") < 20
+
+
+def whole_rows(slide, height):
+    return slide.read_region((0, 0), (slide.dimensions[0], height))
