@@ -13,6 +13,7 @@ import openslide
 import pytest
 
 from napari_wsigpu import Slide, open_slide
+from napari_wsigpu.compat.cucim import CuImage, CuImageOpenError
 from napari_wsigpu.errors import (
     CorruptSlideError,
     NotASlideError,
@@ -342,6 +343,12 @@ def test_leaves_no_handle(tmp_path, leaves_nothing):
     dicomslides.write_slide(tmp_path, PIXELS)
     with open_slide(tmp_path) as slide:
         whole(slide)
+
+
+def test_cucim_opens_tiff_only(tmp_path, leaves_nothing):
+    dicomslides.write_slide(tmp_path, PIXELS)
+    with pytest.raises(CuImageOpenError, match="It is no TIFF file"):
+        CuImage(tmp_path / "9.dcm")
 
 
 def test_a_changed_file_is_noticed(tmp_path):

@@ -465,6 +465,9 @@ class _File:
             self.slide = open_slide(path)
         except OSError as error:
             raise CuImageOpenError(f"Cannot open {path}! {error}") from error
+        if "tiff" not in self.slide.layout.metadata:
+            self.slide.close()
+            raise CuImageOpenError(f"Cannot open {path}! It is no TIFF file; use open_slide.")
         # Code for cuCIM seldom closes its images.
         weakref.finalize(self, self.slide.close)
 
