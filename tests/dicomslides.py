@@ -194,6 +194,7 @@ def write_slide(
     folder: Path, pixels: NDArray[Any], steps: Sequence[int] = (2, 2), **options: Any
 ) -> list[NDArray[Any]]:
     """Write a pyramid, one file a level, and return its levels."""
+    folder.mkdir(exist_ok=True)
     levels = [pixels]
     for step in steps:
         levels.append(slides.average(levels[-1], step))

@@ -28,6 +28,8 @@ INSTALL = 'the packages for DICOM are not installed: pip install "napari-wsigpu[
 pydicom = pytest.importorskip("pydicom", reason=INSTALL)
 wsidicom = pytest.importorskip("wsidicom", reason=INSTALL)
 
+from wsidicom.file import OffsetTableType  # noqa: E402
+
 from tests import dicomslides  # noqa: E402
 
 PIXELS = slides.picture(300, 500)
@@ -106,6 +108,37 @@ class TestPixels:
                 assert abs(difference).max() <= 3
             by_device = slide.stats()["decoded"].get("nvimagecodec", 0)
         assert (by_device > 0) == (kind != "raw")
+
+
+class TestWrittenByWsidicom:
+    @pytest.fixture
+    def save_again(self, tmp_path):
+        dicomslides.write_slide(tmp_path / "first", PIXELS)
+        folder = tmp_path / "second"
+
+        def save_again(**options):
+            with wsidicom.WsiDicom.open(tmp_path / "first") as slide:
+                slide.save(folder, **options)
+            return folder
+
+        return save_again
+
+    def check(self, folder, files):
+        expected = wsidicom_levels(folder)
+        with open_slide(folder) as slide:
+            assert slide.layout.problems == ()
+            assert len(slide.layout.files) == files
+            assert slide.mpp == (0.25, 0.5)
+            for level, pixels in enumerate(expected):
+                np.testing.assert_array_equal(whole(slide, level), pixels)
+
+    @pytest.mark.parametrize("table", ["BASIC", "EXTENDED", "EMPTY"])
+    def test_lists_of_frames(self, save_again, table):
+        self.check(save_again(offset_table=OffsetTableType[table]), files=3)
+
+    def test_concatenations(self, save_again):
+        parts = wsidicom.ConcatenationByFrames(9)
+        self.check(save_again(concatenation=parts), files=5 + 2 + 1)
 
 
 class TestSparse:

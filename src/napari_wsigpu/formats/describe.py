@@ -76,6 +76,8 @@ def describe(path: str | os.PathLike[str]) -> SlideLayout:
             return dicom.parse(Path(name))
         with Path(name).open("rb") as file:
             magic = file.read(4)
+    except SlideError:
+        raise
     except OSError as error:
         raise file_error(name, error) from error
     if magic not in TIFF_MAGIC:

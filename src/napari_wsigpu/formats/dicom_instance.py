@@ -5,6 +5,7 @@ wsidicom finds the frames, and pydicom reads the attributes; both are the extra 
 
 from __future__ import annotations
 
+import errno
 import math
 import mmap
 import struct
@@ -167,6 +168,8 @@ def read(path: Path) -> Instance:
     except SlideError:
         raise
     except OSError as error:
+        if error.errno == errno.EINVAL:  # a place before the file's begin
+            raise _damaged(path, error) from error
         raise file_error(str(path), error) from error
     except WsiDicomNotSupportedError as error:
         raise UnsupportedSlideError(
@@ -177,11 +180,15 @@ def read(path: Path) -> Instance:
         raise
     except Exception as error:
         # On damaged files the parsers raise whatever the damaged value happened to break.
-        reason = str(error).replace(str(path), "").split("\n")[0].strip(" :()")[:120]
-        raise CorruptSlideError(
-            f"The DICOM file '{path}' is damaged ({reason or type(error).__name__}); "
-            "get a fresh copy of it."
-        ) from error
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> CorruptSlideError:
+    reason = str(getattr(error, "error", error)).split("\n")[0].rstrip(".")[:120]
+    return CorruptSlideError(
+        f"The DICOM file '{path}' is damaged ({reason or type(error).__name__}); "
+        "get a fresh copy of it."
+    )
 
 
 def _read(path: Path, stream: BinaryIO) -> Instance:
