@@ -7,6 +7,7 @@ import os
 import pickle
 import re
 import shutil
+import zlib
 
 import numpy as np
 import openslide
@@ -349,12 +350,37 @@ class TestMetadata:
             assert slide.icc_profile is None
             np.testing.assert_array_equal(whole(slide), PIXELS[:64, :64])
 
-    @pytest.mark.parametrize("spacing", [(0, 0.001), (-0.5, 0.5), (0.0, 0.0)])
+    @pytest.mark.filterwarnings("ignore::UserWarning:pydicom")
+    @pytest.mark.parametrize("spacing", [(0, 0.001), (-0.5, 0.5), (0.5,), "NaN", "1E999", "wide"])
     def test_a_spacing_that_can_not_be(self, tmp_path, spacing):
-        save(tmp_path / "a.dcm", PIXELS, "raw", spacing=spacing)
+        path = save(tmp_path / "a.dcm", PIXELS, "raw", spacing=(0.12345678, 0.87654321))
+        texts = [spacing] * 2 if isinstance(spacing, str) else [str(value) for value in spacing]
+        old, new = b"0.12345678\\0.87654321", "\\".join(texts).encode()
+        content = path.read_bytes()
+        assert content.count(old) == 1
+        path.write_bytes(content.replace(old, new.ljust(len(old))))
+        with open_slide(path) as slide:
+            assert slide.mpp is None
+            assert slide.layout.problems[-1] == "'a.dcm' states no pixel size that can be."
+            np.testing.assert_array_equal(whole(slide), PIXELS)
+
+    def test_a_level_of_another_picture_is_left_out(self, tmp_path):
+        dicomslides.write_slide(tmp_path, PIXELS, kind="raw")
+        save(tmp_path / "a.dcm", PIXELS[:90], "raw")
+        save(tmp_path / "b.dcm", GRAY[::4, ::4], "raw gray", TotalPixelMatrixFocalPlanes=None)
         layout = describe(tmp_path)
-        assert layout.mpp is None
-        assert layout.problems == ("'a.dcm' states no pixel size that can be.",)
+        assert len(layout.levels) == 3
+        assert [text.split(" pixels")[0] for text in layout.problems][:1] == [
+            "The level of 500 x 90"
+        ]
+
+    def test_levels_of_another_pyramid_are_left_out(self, tmp_path):
+        dicomslides.write_slide(tmp_path, PIXELS, kind="raw", PyramidUID="1.2.3")
+        save(tmp_path / "a.dcm", PIXELS[::3, ::3], "raw", PyramidUID="1.2.4")
+        save(tmp_path / "l.dcm", PIXELS[:50, :50], "raw", flavor="LABEL")
+        layout = describe(tmp_path / "8.dcm")
+        assert [level.width for level in layout.levels] == [500, 250, 125]
+        assert [item.name for item in layout.associated] == ["label"]
 
     def test_a_long_text_is_left_out(self, tmp_path):
         save(tmp_path / "a.dcm", PIXELS, "raw", LabelText="x" * 70_000)
@@ -411,6 +437,24 @@ class TestRefused:
         save(tmp_path / "a.dcm", PIXELS, "raw", PhotometricInterpretation=photometric)
         with pytest.raises(UnsupportedSlideError, match=r"a\.dcm"):
             open_slide(tmp_path / "a.dcm")
+
+    @pytest.mark.parametrize("name", ["JPEGLSLossless", "RLELossless", "ExplicitVRBigEndian"])
+    def test_transfer_syntaxes(self, tmp_path, name):
+        path = save(tmp_path / "a.dcm", PIXELS, "raw")
+        uid = getattr(pydicom.uid, name)
+        old = b"\x02\0\x10\0UI\x14\0" + b"1.2.840.10008.1.2.1\0"
+        new = b"\x02\0\x10\0UI" + len(uid).to_bytes(2, "little") + uid.encode()
+        path.write_bytes(path.read_bytes().replace(old, new.ljust(len(old), b"\0")))
+        with pytest.raises(UnsupportedSlideError, match=r"its transfer syntax, .*, is not supp"):
+            open_slide(path)
+
+    def test_a_deflated_header_is_not_inflated(self, tmp_path, monkeypatch):
+        dataset = dicomslides.instance(PIXELS, "raw")
+        dataset.file_meta.TransferSyntaxUID = pydicom.uid.DeflatedExplicitVRLittleEndian
+        path = dicomslides.save(tmp_path / "a.dcm", dataset)
+        monkeypatch.setattr(zlib, "decompress", lambda *_: pytest.fail("was inflated"))
+        with pytest.raises(UnsupportedSlideError, match="Deflated"):
+            open_slide(path)
 
     def test_only_a_label(self, tmp_path):
         save(tmp_path / "a.dcm", PIXELS, "raw", flavor="LABEL")

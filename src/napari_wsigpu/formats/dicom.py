@@ -140,7 +140,11 @@ def _one_series(
         main = max(levels, key=lambda each: each.width * each.height, default=None)
     else:
         main = next(each for each in instances if each.path == chosen)
-    series = [each for each in instances if main is not None and each.series == main.series]
+    series = [
+        each
+        for each in instances
+        if main is not None and each.series == main.series and _may_share_pyramid(each, main)
+    ]
     if not any(each.flavor == "VOLUME" for each in series):
         reason = problems[0] if problems else "None of its files is a level of a slide."
         raise UnsupportedSlideError(f"'{path}' holds no slide that can be shown. {reason}")
@@ -150,6 +154,12 @@ def _one_series(
             f"The folder holds {others} more DICOM series, which are not shown; open a file of one."
         )
     return series
+
+
+def _may_share_pyramid(instance: Instance, other: Instance) -> bool:
+    """Whether two files are levels of one pyramid, as far as both say which, or one is none."""
+    uids = {str(each.metadata.get("PyramidUID") or "") for each in (instance, other)} - {""}
+    return len(uids) < 2 or {instance.flavor, other.flavor} != {"VOLUME"}
 
 
 def _layout(path: Path, instances: Sequence[Instance], problems: list[str]) -> SlideLayout:
@@ -168,10 +178,10 @@ def _layout(path: Path, instances: Sequence[Instance], problems: list[str]) -> S
     levels: list[LevelLayout] = []
     for size in sizes:
         level = _level(groups[size], starts, ends[-1], problems)
-        if levels and (level.channels, level.dtype) != (levels[0].channels, levels[0].dtype):
+        if levels and not _is_same_picture(level, levels[0]):
             problems.append(
                 f"The level of {level.width} x {level.height} pixels is left out, as it differs "
-                "from the finest one in channels or sample type."
+                "from the finest one in shape, channels or sample type."
             )
         else:
             levels.append(level)
@@ -191,7 +201,7 @@ def _layout(path: Path, instances: Sequence[Instance], problems: list[str]) -> S
         rgb=rgb,
         channels=() if rgb else _channels(main),
         background=np.iinfo(levels[0].dtype).max if rgb else 0,
-        mpp=main[0].mpp,
+        mpp=_mpp(main[0], problems),
         objective=positive_number(_first_optical_path(metadata).get("ObjectiveLensPower")),
         metadata={"dicom": metadata},
         hidden_planes=_hidden_planes(main),
@@ -267,6 +277,13 @@ def _level(
     )
 
 
+def _is_same_picture(level: LevelLayout, base: LevelLayout) -> bool:
+    """Whether a level shows what `base` shows, up to two pixels of its own."""
+    difference = abs(level.width * base.height - level.height * base.width)
+    same_shape = difference <= 2 * max(base.width, base.height)
+    return same_shape and (level.channels, level.dtype) == (base.channels, base.dtype)
+
+
 def _tiling(instance: Instance) -> tuple[int, int, Encoding]:
     return instance.tile_height, instance.tile_width, instance.encoding
 
@@ -300,9 +317,23 @@ def _first_optical_path(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
     return next(iter(_items(metadata, "OpticalPathSequence")), {})
 
 
-def _items(metadata: Mapping[str, Any], keyword: str) -> list[Mapping[str, Any]]:
+def _mpp(instance: Instance, problems: list[str]) -> tuple[float, float] | None:
+    """Return micrometres a pixel (x, y) by the spacing in mm of rows and columns."""
+    for group in _items(instance.metadata, "SharedFunctionalGroupsSequence"):
+        for measures in _items(group, "PixelMeasuresSequence"):
+            spacing = measures.get("PixelSpacing")
+            values = spacing if isinstance(spacing, list) else []
+            found = [number * 1000 for value in values if (number := positive_number(value))]
+            if len(found) == len(values) == 2:
+                return found[1], found[0]
+            problems.append(f"'{instance.path.name}' states no pixel size that can be.")
+    return None
+
+
+def _items(metadata: Mapping[str, Any], keyword: str) -> list[dict[str, Any]]:
+    """Return the items of a sequence; none where it is no sequence."""
     value = metadata.get(keyword)
-    return value if isinstance(value, list) else []
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def _joined(metadata: Mapping[str, Any], *keywords: str) -> str | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from pydicom.dataelem import RawDataElement
-from pydicom.filereader import read_partial
+from pydicom.filereader import read_file_meta_info, read_partial
 from pydicom.multival import MultiValue
 from pydicom.sequence import Sequence as DicomSequence
 from pydicom.uid import (
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from pydicom import Dataset
     from pydicom.tag import BaseTag
     from wsidicom.instance import WsiDataset
+
+    Positions = tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]
 
 RAW, JPEG, JPEG_2000, JPEG_2000_YCBCR = 1, 7, 34712, 33003
 COMPRESSIONS = {
@@ -124,8 +126,6 @@ class Instance:
         How its frames are encoded.
     frames : Frames
         Its frames.
-    mpp : tuple of float or None
-        Micrometres a pixel, (x, y).
     icc : tuple of (int, int) or None
         Offset and length of the ICC profile in the file.
     metadata : dict
@@ -146,7 +146,6 @@ class Instance:
     tile_height: int
     encoding: Encoding
     frames: Frames
-    mpp: tuple[float, float] | None
     icc: tuple[int, int] | None
     metadata: dict[str, Any]
     problems: tuple[str, ...]
@@ -193,6 +192,13 @@ def _damaged(path: Path, error: Exception) -> CorruptSlideError:
 
 def _read(path: Path, stream: BinaryIO) -> Instance:
     status = path.stat()
+    syntax = UID(str(read_file_meta_info(path).get("TransferSyntaxUID", "")))
+    if syntax not in COMPRESSIONS:
+        # Nor is a deflated header to be inflated, which may be of any size.
+        raise UnsupportedSlideError(
+            f"'{path}' can't be decoded: its transfer syntax, {syntax.name or 'none'}, is not "
+            "supported; convert it to JPEG or JPEG 2000."
+        )
     header = read_partial(stream, _is_per_frame)
     icc = _icc_place(header, stream)
     problems: list[str] = []
@@ -204,16 +210,13 @@ def _read(path: Path, stream: BinaryIO) -> Instance:
     encoding = _encoding(path, reader, header)
     _check_sizes(path, width, height, tile_width, tile_height, encoding, dataset.frame_count)
     grid = (math.ceil(height / tile_height), math.ceil(width / tile_width))
-    frames = _frames(path, reader, grid, (tile_height, tile_width), problems)
+    places = np.array(list(reader.frame_index), np.int64).reshape(-1, 2)
+    if dataset.tile_type == TileType.FULL:
+        stated = _full_positions(dataset, grid, header)
+    else:
+        stated = _sparse_positions(path, dataset, (tile_height, tile_width))
+    frames = _frames(path, places, stated, grid, problems)
     _check_fragments(path, stream, reader, frames)
-    spacing = dataset.pixel_spacing
-    mpp = None
-    if spacing is not None:
-        mpp = (float(spacing.width) * 1000, float(spacing.height) * 1000)
-        if not all(math.isfinite(value) and value > 0 for value in mpp):
-            mpp = None
-    if mpp is None and header.get("SharedFunctionalGroupsSequence"):
-        problems.append(f"'{path.name}' states no pixel size that can be.")
     return Instance(
         path=path,
         size=status.st_size,
@@ -227,7 +230,6 @@ def _read(path: Path, stream: BinaryIO) -> Instance:
         tile_height=tile_height,
         encoding=encoding,
         frames=frames,
-        mpp=mpp,
         icc=icc,
         metadata=metadata,
         problems=tuple(problems),
@@ -249,8 +251,12 @@ def _encoding(path: Path, reader: WsiDicomReader, header: Dataset) -> Encoding:
         color = (compression, "gray" if compression == JPEG else "auto")
     elif compression is not None and samples == 3:
         color = COLORS.get((compression, photometric))
-    exact = bits == allocated if compression == RAW else 8 < bits <= 16 or bits == 8
-    if color is None or not exact or allocated not in (8, 16) or (compression == JPEG and bits > 8):
+    possible = {
+        RAW: bits == allocated and bits in (8, 16),
+        JPEG: bits == 8,
+        JPEG_2000: 8 <= bits <= 16,
+    }
+    if color is None or compression is None or not possible[compression]:
         raise UnsupportedSlideError(
             f"'{path}' can't be decoded: {samples} sample(s) of {bits} bit as {photometric} in "
             f"{UID(reader.transfer_syntax).name} are not supported; "
@@ -262,7 +268,7 @@ def _encoding(path: Path, reader: WsiDicomReader, header: Dataset) -> Encoding:
         predictor=1,
         fill_order=1,
         byte_order="<",
-        dtype=f"uint{allocated}",
+        dtype="uint8" if bits == 8 else "uint16",
         samples=samples,
         jpeg_color=color[1],
     )
@@ -295,18 +301,13 @@ def _check_sizes(
 
 def _frames(
     path: Path,
-    reader: WsiDicomReader,
+    places: NDArray[np.int64],
+    stated: Positions,
     grid: tuple[int, int],
-    tile: tuple[int, int],
     problems: list[str],
 ) -> Frames:
-    dataset: WsiDataset = reader.dataset
-    places = np.array(list(reader.frame_index), np.int64).reshape(-1, 2)
-    if dataset.tile_type == TileType.FULL:
-        positions = _full_positions(dataset, grid)
-    else:
-        positions = _sparse_positions(path, dataset, tile)
-    rows, columns, z, paths = positions
+    """Join where the frames lie in the file and where in the image."""
+    rows, columns, z, paths = stated
     if len(rows) != len(places):
         raise CorruptSlideError(
             f"'{path}' states places for {len(rows)} frames but holds {len(places)}; "
@@ -315,31 +316,32 @@ def _frames(
     inside = (rows >= 0) & (rows < grid[0]) & (columns >= 0) & (columns < grid[1])
     if not inside.all():
         problems.append(f"{int((~inside).sum())} frames of '{path.name}' lie outside of its image.")
+    if not inside.any():
+        raise CorruptSlideError(
+            f"No frame of '{path}' lies in its image; get a fresh copy of the file."
+        )
     return Frames(
         places[inside, 0],
         places[inside, 1],
         rows[inside],
         columns[inside],
-        np.round(z[inside], Z_DECIMALS),
+        np.round(z[inside], Z_DECIMALS).astype(np.float64),
         paths[inside],
     )
 
 
-def _full_positions(
-    dataset: WsiDataset, grid: tuple[int, int]
-) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
+def _full_positions(dataset: WsiDataset, grid: tuple[int, int], header: Dataset) -> Positions:
     """Tiles lie row by row, planes of tiles by focal plane, then by optical path."""
     index = np.arange(dataset.frame_count, dtype=np.int64) + dataset.frame_offset
     plane, tile = np.divmod(index, grid[0] * grid[1])
     path, z = np.divmod(plane, max(1, int(dataset.number_of_focal_planes)))
     rows, columns = np.divmod(tile, grid[1])
-    names = np.array(dataset.optical_path_identifiers, np.str_)
+    stated = header.get("OpticalPathSequence") or []
+    names = np.array([str(item.get("OpticalPathIdentifier", "0")) for item in stated] or ["0"])
     return rows, columns, z + dataset.z_offset, names[np.minimum(path, len(names) - 1)]
 
 
-def _sparse_positions(
-    file: Path, dataset: WsiDataset, tile: tuple[int, int]
-) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
+def _sparse_positions(file: Path, dataset: WsiDataset, tile: tuple[int, int]) -> Positions:
     stated = dataset.frame_positions
     top, left = stated.rows - 1, stated.columns - 1
     if (top % tile[0]).any() or (left % tile[1]).any():
