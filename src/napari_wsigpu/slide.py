@@ -48,7 +48,8 @@ def open_slide(path: str | os.PathLike[str], device: str = "auto") -> Slide:
     Parameters
     ----------
     path : str or PathLike
-        An Aperio SVS or any TIFF file; what it is, is decided by its content.
+        An Aperio SVS or any TIFF file, or a file or the folder of a DICOM slide; what it is, is
+        decided by its content.
     device : str
         What decodes tiles: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
 

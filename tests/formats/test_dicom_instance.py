@@ -262,6 +262,7 @@ class TestSeveralFilesALevel:
             assert slide.layout.problems[0].startswith("The folder holds 1 more DICOM series")
         with open_slide(tmp_path / "a.dcm") as slide:
             assert slide.level_dimensions == ((500, 90),)
+            assert slide.layout.problems == ()
 
     def test_other_files_are_left_alone(self, tmp_path):
         dicomslides.write_slide(tmp_path, PIXELS, kind="raw")
@@ -438,13 +439,20 @@ class TestRefused:
         with pytest.raises(UnsupportedSlideError, match=r"a\.dcm"):
             open_slide(tmp_path / "a.dcm")
 
-    @pytest.mark.parametrize("name", ["JPEGLSLossless", "RLELossless", "ExplicitVRBigEndian"])
-    def test_transfer_syntaxes(self, tmp_path, name):
-        path = save(tmp_path / "a.dcm", PIXELS, "raw")
-        uid = getattr(pydicom.uid, name)
-        old = b"\x02\0\x10\0UI\x14\0" + b"1.2.840.10008.1.2.1\0"
-        new = b"\x02\0\x10\0UI" + len(uid).to_bytes(2, "little") + uid.encode()
-        path.write_bytes(path.read_bytes().replace(old, new.ljust(len(old), b"\0")))
+    @pytest.mark.parametrize(
+        ("kind", "written", "claimed"),
+        [
+            ("raw", b"1.2.840.10008.1.2.1\0", b"1.2.840.10008.1.2.5\0"),
+            ("jpeg ycbcr", b"1.2.840.10008.1.2.4.50", b"1.2.840.10008.1.2.4.80"),
+            ("jpeg ycbcr", b"1.2.840.10008.1.2.4.50", b"1.2.840.10008.1.2.4.57"),
+        ],
+        ids=["RLE", "JPEG-LS", "lossless JPEG"],
+    )
+    def test_transfer_syntaxes(self, tmp_path, kind, written, claimed):
+        path = save(tmp_path / "a.dcm", PIXELS, kind)
+        content = path.read_bytes()
+        assert content.count(written) == 1
+        path.write_bytes(content.replace(written, claimed))
         with pytest.raises(UnsupportedSlideError, match=r"its transfer syntax, .*, is not supp"):
             open_slide(path)
 

@@ -91,16 +91,21 @@ def parse(path: Path) -> SlideLayout:
 
     problems: list[str] = []
     found: dict[str, Instance] = {}
+    series = None
     others = sorted(file for file in chosen.parent.iterdir() if file != chosen and _is_wsi(file))
     for file in (chosen, *others):
         try:
-            instance = dicom_instance.read(file)
+            instance = dicom_instance.read(file, series)
         except SlideError as error:
-            if file == chosen and not path.is_dir():
+            if file == path:
                 raise
             problems.append(str(error))
-        else:
-            found.setdefault(instance.uid, instance)
+            continue
+        if instance is None:
+            continue
+        found.setdefault(instance.uid, instance)
+        if file == path:
+            series = instance.series
     instances = _one_series(path, chosen, list(found.values()), problems)
     return _layout(path, instances, problems)
 

@@ -20,6 +20,7 @@ from pydicom.sequence import Sequence as DicomSequence
 from pydicom.uid import (
     JPEG2000,
     UID,
+    DeflatedExplicitVRLittleEndian,
     ExplicitVRLittleEndian,
     ImplicitVRLittleEndian,
     JPEG2000Lossless,
@@ -151,8 +152,15 @@ class Instance:
     problems: tuple[str, ...]
 
 
-def read(path: Path) -> Instance:
+def read(path: Path, series: str | None = None) -> Instance | None:
     """Describe one DICOM whole-slide file.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    series : str, optional
+        UID of the only series that is wanted; of a file of another one all returned is None.
 
     Raises
     ------
@@ -163,7 +171,7 @@ def read(path: Path) -> Instance:
     """
     try:
         with path.open("rb") as stream:
-            return _read(path, stream)
+            return _read(path, stream, series)
     except SlideError:
         raise
     except OSError as error:
@@ -190,16 +198,18 @@ def _damaged(path: Path, error: Exception) -> CorruptSlideError:
     )
 
 
-def _read(path: Path, stream: BinaryIO) -> Instance:
+def _read(path: Path, stream: BinaryIO, series: str | None) -> Instance | None:
     status = path.stat()
     syntax = UID(str(read_file_meta_info(path).get("TransferSyntaxUID", "")))
-    if syntax not in COMPRESSIONS:
-        # Nor is a deflated header to be inflated, which may be of any size.
+    # A deflated header might be of any size.
+    header = None if syntax == DeflatedExplicitVRLittleEndian else read_partial(stream, _is_frames)
+    if header is not None and series not in (None, header.get("SeriesInstanceUID")):
+        return None
+    if header is None or syntax not in COMPRESSIONS:
         raise UnsupportedSlideError(
             f"'{path}' can't be decoded: its transfer syntax, {syntax.name or 'none'}, is not "
             "supported; convert it to JPEG or JPEG 2000."
         )
-    header = read_partial(stream, _is_per_frame)
     icc = _icc_place(header, stream)
     problems: list[str] = []
     metadata = _plain(header.file_meta, problems) | _plain(header, problems)
@@ -236,7 +246,7 @@ def _read(path: Path, stream: BinaryIO) -> Instance:
     )
 
 
-def _is_per_frame(tag: BaseTag, vr: str | None, length: int) -> bool:
+def _is_frames(tag: BaseTag, vr: str | None, length: int) -> bool:
     return int(tag) >= PER_FRAME_GROUPS
 
 
