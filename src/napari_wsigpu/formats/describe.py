@@ -17,7 +17,7 @@ from napari_wsigpu.errors import (
     SlideNotFoundError,
     file_error,
 )
-from napari_wsigpu.formats import aperio, tiff
+from napari_wsigpu.formats import aperio, hamamatsu, tiff
 
 if TYPE_CHECKING:
     import os
@@ -41,7 +41,7 @@ class Vendor(Protocol):
 
 
 # What none of them claims is described by `tiff`.
-VENDORS: tuple[Vendor, ...] = (aperio,)
+VENDORS: tuple[Vendor, ...] = (aperio, hamamatsu)
 TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 
 

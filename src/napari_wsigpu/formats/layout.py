@@ -40,7 +40,8 @@ class Encoding:
     jpeg_tables : tuple of (bytes or None)
         Shared JPEG tables, one entry a plane.
     jpeg_header : bytes or None
-        Header that turns a restart interval of a large JPEG into a JPEG of its own.
+        Header that turns a restart interval of a large JPEG into a JPEG of its own. A tile's
+        planes are such intervals, then, one below the other.
     lerc_wrapping : int
         Compression around LERC: 0 none, 1 deflate, 2 zstd.
     """
@@ -203,7 +204,7 @@ class SlideLayout:
     vendor : str
         Vendor as OpenSlide names it, for example ``"aperio"`` or ``"generic-tiff"``.
     levels : tuple of LevelLayout
-        Stored levels, finest first.
+        Levels, finest first: the stored ones, and computed ones where the format has them.
     associated : tuple of AssociatedLayout
         Associated images.
     rgb : bool
@@ -250,7 +251,7 @@ class SlideLayout:
 
     @property
     def downsamples(self) -> tuple[float, ...]:
-        """Downsample of each stored level."""
+        """Downsample of each level."""
         return tuple(level.downsample(self.levels[0]) for level in self.levels)
 
     def computed_levels(self, largest_side: int) -> tuple[LevelLayout, ...]:
@@ -258,13 +259,14 @@ class SlideLayout:
         computed: list[LevelLayout] = []
         coarsest = self.levels[-1]
         while max(coarsest.width, coarsest.height) > largest_side:
-            coarsest = _halved(coarsest)
+            size = -(-coarsest.width // 2), -(-coarsest.height // 2)
+            coarsest = computed_level(coarsest, *size)
             computed.append(coarsest)
         return tuple(computed)
 
 
-def _halved(finer: LevelLayout) -> LevelLayout:
-    width, height = -(-finer.width // 2), -(-finer.height // 2)
+def computed_level(finer: LevelLayout, width: int, height: int) -> LevelLayout:
+    """Return a level of that size that the file lacks, averaged from the next finer one."""
     shape = (1, math.ceil(height / COMPUTED_TILE), math.ceil(width / COMPUTED_TILE))
     nothing = np.broadcast_to(np.zeros((), np.int64), shape)
     return replace(

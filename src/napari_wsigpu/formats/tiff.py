@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from tifffile import TiffFile, TiffFrame, TiffPage, TiffPageSeries
 
 VENDORS = {
-    "ndpi": "hamamatsu",
     "philips": "philips",
     "scn": "leica",
     "avs": "trestle",
@@ -38,6 +37,19 @@ LARGEST_SIDE = 1 << 31
 MOST_CHANNELS = 64
 RAW_BLOCK = 4 << 20
 UNNAMED_CHANNELS = 5
+
+TEXT_TAGS = {
+    "Make": 271,
+    "Model": 272,
+    "Software": 305,
+    "DateTime": 306,
+    "Artist": 315,
+    "HostComputer": 316,
+    "Copyright": 33432,
+    "DocumentName": 269,
+}
+RATIONAL_TAGS = {"XResolution": 282, "YResolution": 283, "XPosition": 286, "YPosition": 287}
+RESOLUTION_UNITS = {1: "none", 2: "inch", 3: "centimeter"}
 
 TIFF_JPEG = 7
 MASK, YCBCR, RGB = 4, 6, 2
@@ -98,10 +110,13 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
         vendor=VENDORS.get(main.kind, "generic-tiff"),
         levels=tuple(levels),
         rgb=rgb,
-        channels=() if rgb else _channels(base.channels, names),
+        channels=()
+        if rgb
+        else tuple(names)
+        if len(names) == base.channels
+        else unnamed_channels(base.channels),
         background=page.nodata,
         mpp=mpp,
-        objective=_ndpi_objective(page) if main.kind == "ndpi" else None,
         metadata=metadata,
         hidden_planes=_image_count(main) // len(_channel_pages(main)) - 1,
         icc=icc_place(page),
@@ -120,7 +135,7 @@ def is_rgb(page: TiffPage) -> bool:
 
 def resolution_mpp(page: TiffPage) -> tuple[float, float] | None:
     """Return micrometres a pixel (x, y) by the resolution tags, or None."""
-    micrometres = {2: 25400.0, 3: 10000.0}.get(int(page.tags.valueof(296, 2)))
+    micrometres = {2: 25400.0, 3: 10000.0}.get(page.tags.valueof(296, 2))
     if micrometres is None:
         return None
     mpp = []
@@ -133,17 +148,16 @@ def resolution_mpp(page: TiffPage) -> tuple[float, float] | None:
 
 
 def tiff_metadata(page: TiffPage) -> dict[str, Any]:
-    """Return the descriptive text tags of a page."""
-    texts = {
-        "ImageDescription": page.description,
-        "Software": page.software,
-        "DateTime": page.tags.valueof(306),
-        "Make": page.tags.valueof(271),
-        "Model": page.tags.valueof(272),
-        "Artist": page.tags.valueof(315),
-        "Copyright": page.tags.valueof(33432),
-    }
-    return {name: text for name, text in texts.items() if isinstance(text, str) and text}
+    """Return the descriptive tags of a page: texts, and numbers of resolution and position."""
+    texts = {name: page.tags.valueof(code) for name, code in TEXT_TAGS.items()}
+    found: dict[str, Any] = {"ImageDescription": page.description, **texts}
+    metadata = {name: text for name, text in found.items() if isinstance(text, str) and text}
+    for name, code in RATIONAL_TAGS.items():
+        value = page.tags.valueof(code)
+        if isinstance(value, tuple) and len(value) == 2 and value[1]:
+            metadata[name] = value[0] / value[1]
+    metadata["ResolutionUnit"] = RESOLUTION_UNITS.get(page.tags.valueof(296, 2), "unknown")
+    return metadata
 
 
 def icc_place(page: TiffPage) -> tuple[int, int] | None:
@@ -395,14 +409,8 @@ def _jpeg_color(page: TiffPage, separate: bool) -> JpegColor:
     return "cmyk" if page.samplesperpixel == 4 else "auto"
 
 
-def _channels(count: int, names: Sequence[Channel]) -> tuple[Channel, ...]:
-    if len(names) == count:
-        return tuple(names)
+def unnamed_channels(count: int) -> tuple[Channel, ...]:
+    """Return channels that a file does not name."""
     if count == 1:
         return (Channel("gray"),)
     return tuple(Channel(f"channel {index}") for index in range(count))
-
-
-def _ndpi_objective(page: TiffPage) -> float | None:
-    value = page.tags.valueof(65421)
-    return float(value) if isinstance(value, int | float) and value > 0 else None
