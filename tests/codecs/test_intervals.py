@@ -1,3 +1,5 @@
+import itertools
+
 import imagecodecs
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ def intervals(pixels, blocks):
     height = data.index(b"\xff\xc0") + 5
     header = data[:height] + b"\0\x08" + (8 * blocks).to_bytes(2, "big")
     header += data[height + 4 : places[0]]
-    pairs = zip(places[:-1], places[1:], strict=True)
+    pairs = itertools.pairwise(places)
     return header, [memoryview(data)[start:end] for start, end in pairs]
 
 

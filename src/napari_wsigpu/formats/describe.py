@@ -15,9 +15,10 @@ from napari_wsigpu.errors import (
     NotASlideError,
     SlideError,
     SlideNotFoundError,
+    UnsupportedSlideError,
     file_error,
 )
-from napari_wsigpu.formats import aperio, hamamatsu, tiff
+from napari_wsigpu.formats import aperio, foreign, hamamatsu, tiff
 
 if TYPE_CHECKING:
     import os
@@ -73,10 +74,12 @@ def describe(path: str | os.PathLike[str]) -> SlideLayout:
         if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
             raise NotASlideError(f"'{name}' is no regular file; choose an SVS or TIFF file.")
         with Path(name).open("rb") as file:
-            magic = file.read(4)
+            head = file.read(foreign.HEAD)
     except OSError as error:
         raise file_error(name, error) from error
-    if magic not in TIFF_MAGIC:
+    if not head.startswith(TIFF_MAGIC):
+        if refusal := foreign.refusal(name, head):
+            raise UnsupportedSlideError(refusal)
         raise NotASlideError(
             f"'{name}' is not a TIFF-based slide (it does not begin as a TIFF file does); "
             "choose an SVS or TIFF file."
