@@ -30,13 +30,16 @@ VENDORS = {
     "philips": "philips",
     "scn": "leica",
     "avs": "trestle",
-    "qpi": "perkinelmer",
 }
 LARGEST_TILE = 1 << 30
 LARGEST_SIDE = 1 << 31
 MOST_CHANNELS = 64
 RAW_BLOCK = 4 << 20
 UNNAMED_CHANNELS = 5
+ALIKE = (
+    "shape", "dtype", "compression", "photometric", "predictor", "fillorder", "planarconfig",
+    "tilewidth", "tilelength", "rowsperstrip",
+)  # fmt: skip
 
 TEXT_TAGS = {
     "Make": 271,
@@ -177,6 +180,19 @@ def page_level(
     """Describe one page as one level."""
     _, _, height, width, _ = page.shaped
     return _build_level([page], page, width, height, path, missing=missing)
+
+
+def pages_level(pages: Sequence[TiffPage], path: str) -> LevelLayout:
+    """Describe pages of one size, of which each holds other channels, as one level."""
+    first = pages[0]
+    for page in pages[1:]:
+        if any(getattr(page, name) != getattr(first, name) for name in ALIKE):
+            raise CorruptSlideError(
+                f"The channels of '{path}' are stored in different ways; "
+                "get a fresh copy of the file."
+            )
+    _, _, height, width, _ = first.shaped
+    return _build_level(pages, first, width, height, path)
 
 
 def check_tiles_present(levels: Sequence[LevelLayout], path: str, file_size: int) -> None:
