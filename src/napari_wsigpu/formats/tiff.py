@@ -1,4 +1,4 @@
-"""Any TIFF pyramid that no vendor module claims: generic, OME, and what tifffile knows.
+"""Any TIFF pyramid that no vendor module claims: generic, and what tifffile knows.
 
 tifffile's `series` and `levels` say what is a pyramid; this module turns them into layouts.
 """
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 
 from napari_wsigpu.errors import CorruptSlideError, NotASlideError, UnsupportedSlideError
-from napari_wsigpu.formats import ome
 from napari_wsigpu.formats.layout import (
     Channel,
     Encoding,
@@ -78,13 +77,13 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
     CorruptSlideError, NotASlideError, UnsupportedSlideError
         If the structure is damaged, or can't be shown as a slide.
     """
-    main = _main_series(file, path)
+    main = main_image(file, path)
     if main.kind == "bif":
         raise UnsupportedSlideError(
             f"'{path}' is a Ventana BIF slide, whose overlapping tiles can't be placed yet; "
             "convert it to a pyramidal TIFF."
         )
-    stored = [_level(series, file, path) for series in _pyramid(file, main)]
+    stored = [series_level(series, path) for series in _pyramid(file, main)]
     base = stored[0]
     levels = [base]
     for level in stored[1:]:
@@ -97,14 +96,7 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
     check_tiles_present(levels, path, file_size)
 
     page = keyframe(main)
-    described = ome.parse(file.ome_metadata) if main.kind == "ome" else None
     metadata: dict[str, Any] = {"tiff": tiff_metadata(page)}
-    mpp = resolution_mpp(page)
-    names: Sequence[Channel] = ()
-    if described is not None:
-        metadata["ome"] = described.metadata
-        mpp = described.mpp
-        names = described.channels
     rgb = is_rgb(page) and base.channels in (3, 4)
     return SlideLayout(
         path=path,
@@ -113,13 +105,9 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
         vendor=VENDORS.get(main.kind, "generic-tiff"),
         levels=tuple(levels),
         rgb=rgb,
-        channels=()
-        if rgb
-        else tuple(names)
-        if len(names) == base.channels
-        else unnamed_channels(base.channels),
+        channels=() if rgb else unnamed_channels(base.channels),
         background=page.nodata,
-        mpp=mpp,
+        mpp=resolution_mpp(page),
         metadata=metadata,
         hidden_planes=_image_count(main) // len(_channel_pages(main)) - 1,
         icc=icc_place(page),
@@ -208,19 +196,31 @@ def check_tiles_present(levels: Sequence[LevelLayout], path: str, file_size: int
     )
 
 
-def _main_series(file: TiffFile, path: str) -> TiffPageSeries:
-    images = [
+def images(file: TiffFile) -> list[TiffPageSeries]:
+    """Return the images of a file whose samples can be shown."""
+    return [
         series
         for series in file.series
         if series.dtype is not None
         and not _is_mask(keyframe(series))
         and {"Y", "X"} <= set(series.axes)
     ]
-    if not images:
+
+
+def main_image(file: TiffFile, path: str) -> TiffPageSeries:
+    """Return the largest image of a file.
+
+    Raises
+    ------
+    NotASlideError
+        If there is none.
+    """
+    found = images(file)
+    if not found:
         raise NotASlideError(
             f"'{path}' holds no image of 8, 16 or 32 bit samples; convert it to such a TIFF."
         )
-    return max(images, key=_area)
+    return max(found, key=_area)
 
 
 def _is_mask(page: TiffPage) -> bool:
@@ -228,11 +228,12 @@ def _is_mask(page: TiffPage) -> bool:
 
 
 def _area(series: TiffPageSeries) -> int:
-    width, height = _size(series)
+    width, height = size(series)
     return width * height
 
 
-def _size(series: TiffPageSeries) -> tuple[int, int]:
+def size(series: TiffPageSeries) -> tuple[int, int]:
+    """Return width and height of a series."""
     width, height = (int(series.shape[series.axes.index(axis)]) for axis in "XY")
     return width, height
 
@@ -241,14 +242,14 @@ def _pyramid(file: TiffFile, main: TiffPageSeries) -> list[TiffPageSeries]:
     """Return the levels that tifffile found, and reduced images with other steps."""
     levels = list(main.levels)
     if main.kind in ("generic", "uniform", "shaped"):
-        known = {_size(level) for level in levels}
-        width, height = _size(main)
+        known = {size(level) for level in levels}
+        width, height = size(main)
         others = [level for series in file.series if series is not main for level in series.levels]
         for series in others:
             page = keyframe(series)
             if _is_mask(page) or not page.is_reduced:
                 continue
-            w, h = _size(series)
+            w, h = size(series)
             same_shape = abs(w * height - h * width) <= max(width, height) * 2
             same_kind = series.axes == main.axes and series.dtype == main.dtype
             if same_shape and same_kind and w < width and h < height and (w, h) not in known:
@@ -291,8 +292,9 @@ def _channel_pages(series: TiffPageSeries) -> list[TiffPage | TiffFrame]:
     return cast("list[TiffPage | TiffFrame]", found)
 
 
-def _level(series: TiffPageSeries, file: TiffFile, path: str) -> LevelLayout:
-    width, height = _size(series)
+def series_level(series: TiffPageSeries, path: str) -> LevelLayout:
+    """Describe a series as one level, of its further axes only the first plane."""
+    width, height = size(series)
     return _build_level(_channel_pages(series), keyframe(series), width, height, path)
 
 
