@@ -101,7 +101,7 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
         objective=lens if lens > 0 else None,
         metadata=metadata,
         hidden_planes=len(same_size) - 1,
-        scanner=" ".join(texts[key] for key in ("Make", "Model") if key in texts) or None,
+        scanner=tiff.make_and_model(texts),
         scan_date=texts.get("DateTime"),
         barcode=metadata["hamamatsu"].get("Reference"),
         icc=tiff.icc_place(first),

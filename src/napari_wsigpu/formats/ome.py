@@ -89,8 +89,8 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
         channels=described.channels if named else layout.channels,
         mpp=described.mpp,
         objective=described.objective,
-        scanner=described.scanner,
-        scan_date=described.scan_date or layout.scan_date,
+        scanner=described.scanner or layout.scanner,
+        scan_date=described.scan_date,
         metadata=metadata,
         problems=(*layout.problems, *described.problems, *problems),
     )

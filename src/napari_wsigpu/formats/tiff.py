@@ -21,14 +21,14 @@ from napari_wsigpu.formats.layout import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from tifffile import TiffFile, TiffFrame, TiffPage, TiffPageSeries
 
 VENDORS = {
     "philips": "philips",
     "scn": "leica",
-    "avs": "trestle",
+    "avs": "argos",
 }
 LARGEST_TILE = 1 << 30
 LARGEST_SIDE = 1 << 31
@@ -110,6 +110,7 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
         mpp=resolution_mpp(page),
         metadata=metadata,
         hidden_planes=_image_count(main) // len(_channel_pages(main)) - 1,
+        scanner=make_and_model(metadata["tiff"]),
         icc=icc_place(page),
     )
 
@@ -129,26 +130,39 @@ def resolution_mpp(page: TiffPage) -> tuple[float, float] | None:
     micrometres = {2: 25400.0, 3: 10000.0}.get(page.tags.valueof(296, 2))
     if micrometres is None:
         return None
-    mpp = []
-    for code in (282, 283):
-        value = page.tags.valueof(code)
-        if value is None or 0 in value:
-            return None
-        mpp.append(micrometres / (value[0] / value[1]))
-    return mpp[0], mpp[1]
+    x, y = (_number(page, code) or 0 for code in (282, 283))
+    if min(x, y) <= 0:
+        return None
+    mpp = micrometres / x, micrometres / y
+    return mpp if math.isfinite(sum(mpp)) else None
+
+
+def _number(page: TiffPage, code: int) -> float | None:
+    """Return a tag's number, or that of its first fraction; None where it has none."""
+    value = page.tags.valueof(code)
+    if isinstance(value, tuple) and len(value) > 1 and value[1]:
+        value = value[0] / value[1]
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def tiff_metadata(page: TiffPage) -> dict[str, Any]:
     """Return the descriptive tags of a page: texts, and numbers of resolution and position."""
     texts = {name: page.tags.valueof(code) for name, code in TEXT_TAGS.items()}
     found: dict[str, Any] = {"ImageDescription": page.description, **texts}
-    metadata = {name: text for name, text in found.items() if isinstance(text, str) and text}
+    metadata: dict[str, Any] = {
+        name: text for name, text in found.items() if isinstance(text, str) and text
+    }
     for name, code in RATIONAL_TAGS.items():
-        value = page.tags.valueof(code)
-        if isinstance(value, tuple) and len(value) == 2 and value[1]:
-            metadata[name] = value[0] / value[1]
+        number = _number(page, code)
+        if number is not None:
+            metadata[name] = number
     metadata["ResolutionUnit"] = RESOLUTION_UNITS.get(page.tags.valueof(296, 2), "unknown")
     return metadata
+
+
+def make_and_model(metadata: Mapping[str, Any]) -> str | None:
+    """Return what `tiff_metadata` says of the scanner."""
+    return " ".join(metadata[key] for key in ("Make", "Model") if key in metadata) or None
 
 
 def icc_place(page: TiffPage) -> tuple[int, int] | None:
