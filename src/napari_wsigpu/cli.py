@@ -89,11 +89,13 @@ def _as_text(slide: Slide) -> str:
         f"  objective   {objective}",
     ]
     for index, level in enumerate(slide.layout.levels):
+        tiles = f"{level.grid.tile_width} x {level.grid.tile_height}"
+        compression = compression_name(level.encoding.compression)
         lines.append(
             f"  level {index:<5} {level.width} x {level.height} "
             f"({level.channels} x {level.dtype}), downsample "
-            f"{slide.level_downsamples[index]:.4g}, tiles {level.grid.tile_width} x "
-            f"{level.grid.tile_height}, {compression_name(level.encoding.compression)}"
+            f"{slide.level_downsamples[index]:.4g}, "
+            f"{'computed' if level.computed else f'tiles {tiles}, {compression}'}"
         )
     for name, image in slide.associated_images.items():
         lines.append(f"  {name:<11} {image.size[0]} x {image.size[1]}")

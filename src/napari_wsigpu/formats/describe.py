@@ -18,7 +18,17 @@ from napari_wsigpu.errors import (
     UnsupportedSlideError,
     file_error,
 )
-from napari_wsigpu.formats import aperio, foreign, hamamatsu, huron, ome, perkinelmer, tiff
+from napari_wsigpu.formats import (
+    aperio,
+    argos,
+    foreign,
+    hamamatsu,
+    huron,
+    ome,
+    perkinelmer,
+    tiff,
+    trestle,
+)
 
 if TYPE_CHECKING:
     import os
@@ -42,7 +52,7 @@ class Vendor(Protocol):
 
 
 # What none of them claims is described by `tiff`.
-VENDORS: tuple[Vendor, ...] = (aperio, hamamatsu, huron, perkinelmer, ome)
+VENDORS: tuple[Vendor, ...] = (aperio, argos, hamamatsu, huron, perkinelmer, trestle, ome)
 TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 
 

@@ -76,11 +76,7 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
         if _focal_plane(page) == shown and all(page.imagewidth < item.width for item in stored):
             stored.append(_level(page, path, problems))
     base, first = stored[0], pages[0]
-    if any(item.channels != base.channels or item.dtype != base.dtype for item in stored):
-        raise CorruptSlideError(
-            f"The levels of '{path}' differ in channels or sample type; "
-            "get a fresh copy of the file."
-        )
+    tiff.check_alike(stored, path)
     tiff.check_tiles_present(stored, path, file_size)
     same_size = [page for page in in_pyramid if page.imagewidth == in_pyramid[0].imagewidth]
     lens = _number(first, SOURCE_LENS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from napari_wsigpu.errors import CorruptSlideError, SlideError
+from napari_wsigpu.errors import SlideError
 from napari_wsigpu.formats import markup, tiff
 from napari_wsigpu.formats.layout import AssociatedLayout, Channel, SlideLayout
 
@@ -73,11 +73,7 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
                 f"channels instead of {len(channels_of)}."
             )
     base = levels[0]
-    if any(item.channels != base.channels or item.dtype != base.dtype for item in levels):
-        raise CorruptSlideError(
-            f"The levels of '{path}' differ in channels or sample type; "
-            "get a fresh copy of the file."
-        )
+    tiff.check_alike(levels, path)
     tiff.check_tiles_present(levels, path, file_size)
     first, root = pages[channels_of[0]], described[channels_of[0]]
     rgb = tiff.is_rgb(first) and base.channels in (3, 4)

@@ -83,16 +83,9 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
             f"'{path}' is a Ventana BIF slide, whose overlapping tiles can't be placed yet; "
             "convert it to a pyramidal TIFF."
         )
-    stored = [series_level(series, path) for series in _pyramid(file, main)]
-    base = stored[0]
-    levels = [base]
-    for level in stored[1:]:
-        if level.channels != base.channels or level.dtype != base.dtype:
-            raise CorruptSlideError(
-                f"The levels of '{path}' differ in channels or sample type; "
-                "get a fresh copy of the file."
-            )
-        levels.append(level)
+    levels = [series_level(series, path) for series in _pyramid(file, main)]
+    base = levels[0]
+    check_alike(levels, path)
     check_tiles_present(levels, path, file_size)
 
     page = keyframe(main)
@@ -195,6 +188,15 @@ def pages_level(pages: Sequence[TiffPage], path: str) -> LevelLayout:
             )
     _, _, height, width, _ = first.shaped
     return _build_level(pages, first, width, height, path)
+
+
+def check_alike(levels: Sequence[LevelLayout], path: str) -> None:
+    """Refuse levels that are not of the same channels and samples."""
+    if len({(level.channels, level.dtype) for level in levels}) > 1:
+        raise CorruptSlideError(
+            f"The levels of '{path}' differ in channels or sample type; "
+            "get a fresh copy of the file."
+        )
 
 
 def check_tiles_present(levels: Sequence[LevelLayout], path: str, file_size: int) -> None:
