@@ -1,3 +1,5 @@
+import json
+
 import numpy as np
 import pytest
 import tifffile
@@ -208,3 +210,29 @@ def test_no_level(tmp_path, lens):
     ndpi.write(path, [ndpi.level(picture(64, 64), lens=lens)])
     with pytest.raises(CorruptSlideError, match="without a level"):
         open_slide(path)
+
+
+@pytest.mark.parametrize(
+    ("code", "value"),
+    [
+        (65422, (ndpi.ASCII, "x")),
+        (65422, (ndpi.FLOAT, float("nan"))),
+        (65424, (ndpi.ASCII, "x")),
+        (65426, (ndpi.ASCII, "x" * 39)),
+        (65426, (ndpi.LONG, (0,) * 40)),
+        (65426, (ndpi.LONG, (1 << 31,) * 40)),
+        (65427, (ndpi.LONG, 7)),
+        (65427, (ndpi.LONG, (7,) * 40)),
+        (65449, (ndpi.LONG, (7,) * 40)),
+        (65449, (ndpi.ASCII, "=\r\n" * 10_000)),
+        (65434, (ndpi.LONG, (7,) * 40)),
+        (282, (ndpi.RATIONAL, (0, 0))),
+    ],
+)
+def test_impossible_tags(tmp_path, code, value):
+    path = tmp_path / "slide.ndpi"
+    data, tags = ndpi.level(picture(HEIGHT, WIDTH), 48)
+    ndpi.write(path, [(data, tags | {code: value})])
+    with open_slide(path, "cpu") as slide:
+        json.dumps(slide.metadata, allow_nan=False)
+        np.testing.assert_array_equal(slide.levels[0][...], oracles.tifffile_page(path))
