@@ -1,5 +1,6 @@
 import json
 
+import imagecodecs
 import numpy as np
 import pytest
 import tifffile
@@ -168,6 +169,25 @@ def test_wrong_places_of_markers(tmp_path, tags):
         (problem,) = slide.layout.problems
         assert "restart markers" in problem
         np.testing.assert_array_equal(slide.levels[0][...], oracles.tifffile_page(path))
+
+
+def test_gray_levels_of_16_bits(tmp_path):
+    """Stored as JPEG XR; tags still say RGB of 8 bits."""
+    path = tmp_path / "slide.ndpi"
+    levels = [slides.picture(HEIGHT // step, WIDTH // step, 1, "uint16") for step in (1, 2)]
+    pages = []
+    for pixels in levels:
+        data = imagecodecs.jpegxr_encode(pixels[..., 0], level=1.0)
+        _, tags = ndpi.level(np.zeros((*pixels.shape[:2], 3), np.uint8))
+        more = {259: (ndpi.SHORT, 22610), 279: (ndpi.LONG, len(data)), 65441: (ndpi.LONG, 17)}
+        pages.append((data, tags | more))
+    ndpi.write(path, pages)
+    with open_slide(path, "cpu") as slide, tifffile.TiffFile(path) as file:
+        assert [channel.name for channel in slide.channels] == ["gray"]
+        assert slide.layout.background == 0
+        for page, level, expected in zip(file.pages, slide.levels, levels, strict=False):
+            np.testing.assert_array_equal(page.asarray(), expected[..., 0])
+            np.testing.assert_array_equal(level[...], expected)
 
 
 def test_an_interval_that_does_not_end_at_a_marker(tmp_path):

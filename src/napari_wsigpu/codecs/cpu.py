@@ -79,6 +79,10 @@ def _jpegxl(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) -> Non
     imagecodecs.jpegxl_decode(data, out=out)
 
 
+def _jpegxr(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) -> None:
+    imagecodecs.jpegxr_decode(data, out=out)
+
+
 def _lerc(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) -> None:
     if encoding.lerc_wrapping:
         unwrap = LERC_WRAPPINGS[encoding.lerc_wrapping]
@@ -88,11 +92,13 @@ def _lerc(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) -> None:
 
 IMAGE_CODECS: dict[int, Callable[[Any, Encoding, int, NDArray[Any]], None]] = {
     7: _jpeg,
+    22610: _jpegxr,
     33003: _jpeg2000,
     33004: _jpeg2000,
     33005: _jpeg2000,
     34712: _jpeg2000,
     34887: _lerc,
+    34934: _jpegxr,
     34927: _webp,
     50001: _webp,
     50002: _jpegxl,

@@ -57,7 +57,9 @@ TIFF_JPEG = 7
 MASK, YCBCR, RGB = 4, 6, 2
 LERC_PARAMETERS = 50674
 ICC_PROFILE, SHORTEST_PROFILE = 34675, 128
-IMAGE_CODECS = frozenset({7, 33003, 33004, 33005, 34712, 34887, 50001, 34927, 50002, 52546})
+IMAGE_CODECS = frozenset(
+    {7, 22610, 33003, 33004, 33005, 34712, 34887, 34934, 50001, 34927, 50002, 52546}
+)
 
 
 def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideLayout:
