@@ -36,7 +36,7 @@ KNOWN_ELSEWHERE = frozenset(
         "YOffsetFromSlideCenter", "SlideLabel", "Comments", "McuStarts",
     )
 )  # fmt: skip
-TILE_PIXELS = 512 * 512
+TILE_PIXELS = 512 * 256
 SCALES = (2, 4, 8)
 JPEG_HEAD, FRAME = 1 << 16, (0xC0, 0xC1, 0xC2)
 
