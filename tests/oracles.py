@@ -27,6 +27,21 @@ def openslide_properties(path: Path) -> Mapping[str, str]:
         return dict(slide.properties)
 
 
+def openslide_tiff_tags(path: Path) -> dict[str, str]:
+    """Properties that OpenSlide takes from the TIFF tags."""
+    prefix = "tiff."
+    return {
+        name.removeprefix(prefix): value
+        for name, value in openslide_properties(path).items()
+        if name.startswith(prefix)
+    }
+
+
+def as_property(value: Any) -> str:
+    """Write a value as OpenSlide does."""
+    return f"{value:.17g}" if isinstance(value, float) else str(value)
+
+
 def openslide_shape(path: Path) -> tuple[Any, Any]:
     """(level_dimensions, level_downsamples)."""
     with openslide.OpenSlide(path) as slide:

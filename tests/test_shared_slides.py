@@ -113,6 +113,15 @@ def test_pyramids_are_tifffiles(name):
             np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.parametrize("name", ["openslide-boxes.tiff", "CMU-1-Small-Region.svs"])
+def test_tiff_tags_are_openslides(name):
+    path = shared_slide(name)
+    with open_slide(path) as slide:
+        found = slide.metadata["tiff"]
+    tags = oracles.openslide_tiff_tags(path)
+    assert {name: oracles.as_property(value) for name, value in found.items()} == tags
+
+
 @pytest.mark.parametrize("name", ["openslide-boxes.tiff", "largeimage-yb10kx5k.zstd.tiff"])
 def test_pyramids_are_openslides(name):
     path = shared_slide(name)

@@ -104,11 +104,13 @@ def _as_text(slide: Slide, metadata: Mapping[str, Any]) -> str:
     given = {"scanner": "scanner", "scan_date": "scanned", "barcode": "barcode"}
     lines += [f"  {name:<11} {metadata[key]}" for key, name in given.items() if metadata[key]]
     for index, level in enumerate(slide.layout.levels):
+        tiles = f"{level.grid.tile_width} x {level.grid.tile_height}"
+        compression = compression_name(level.encoding.compression)
         lines.append(
             f"  level {index:<5} {level.width} x {level.height} "
             f"({level.channels} x {level.dtype}), downsample "
-            f"{slide.level_downsamples[index]:.4g}, tiles {level.grid.tile_width} x "
-            f"{level.grid.tile_height}, {compression_name(level.encoding.compression)}"
+            f"{slide.level_downsamples[index]:.4g}, "
+            f"{'computed' if level.computed else f'tiles {tiles}, {compression}'}"
         )
     for name, image in slide.associated_images.items():
         lines.append(f"  {name:<11} {image.size[0]} x {image.size[1]}")

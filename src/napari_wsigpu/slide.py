@@ -48,8 +48,8 @@ def open_slide(path: str | os.PathLike[str], device: str = "auto") -> Slide:
     Parameters
     ----------
     path : str or PathLike
-        An Aperio SVS or any TIFF file, or a file or the folder of a DICOM slide; what it is, is
-        decided by its content.
+        A slide of any vendor, a TIFF file, or a file or the folder of a DICOM slide; what it is,
+        is decided by its content.
     device : str
         What decodes tiles: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
 
@@ -83,7 +83,7 @@ class Slide:
     layout : SlideLayout
         The immutable description of the file.
     levels : tuple of LevelArray
-        Stored levels, finest first, as exact array-likes.
+        The file's levels, finest first, as exact array-likes.
     associated_images : Mapping of str to AssociatedImage
         Pictures beside the slide.
     """
@@ -143,17 +143,17 @@ class Slide:
 
     @property
     def level_count(self) -> int:
-        """Number of stored levels."""
+        """Number of levels: the stored ones, and those that the format lets decoders scale."""
         return len(self.layout.levels)
 
     @property
     def level_dimensions(self) -> tuple[tuple[int, int], ...]:
-        """(width, height) of each stored level in its own pixels."""
+        """(width, height) of each level in its own pixels."""
         return tuple((level.width, level.height) for level in self.layout.levels)
 
     @property
     def level_downsamples(self) -> tuple[float, ...]:
-        """How many pixels of level 0 one pixel of each stored level spans."""
+        """How many pixels of level 0 one pixel of each level spans."""
         return self.layout.downsamples
 
     @property

@@ -187,6 +187,24 @@ class TestLossless:
 
         assert_same(read(write(tmp_path, pixels, encode, compression=compression)), pixels)
 
+    @pytest.mark.parametrize("channels", [1, 3])
+    @pytest.mark.parametrize("dtype", ["uint8", "uint16"])
+    @pytest.mark.parametrize("compression", [22610, 34934])
+    def test_jpeg_xr(self, tmp_path, compression, dtype, channels):
+        pixels = slides.picture(HEIGHT, WIDTH, channels, dtype)
+
+        def encode(tile):
+            return imagecodecs.jpegxr_encode(tile.squeeze(), level=1.0)
+
+        path = write(
+            tmp_path,
+            pixels,
+            encode,
+            compression=compression,
+            photometric=2 if channels == 3 else 1,
+        )
+        assert_same(read(path), pixels)
+
     @pytest.mark.parametrize("planar", [False, True])
     @pytest.mark.parametrize("dtype", ["uint8", "uint16"])
     @pytest.mark.parametrize("compression", [33004, 33005, 34712])

@@ -294,7 +294,7 @@ class TestMetadata:
             assert math.isclose(found, float(properties[name]), rel_tol=1e-9)
         assert slide.mpp == (0.25, 0.5)
         assert slide.layout.scanner == "Acme Scan 9"
-        assert slide.layout.scan_date == "20240229131415.5"
+        assert slide.layout.scan_date == "2024-02-29T13:14:15.500000"
         assert slide.layout.barcode == "S24-0001"
         assert slide.layout.problems == ()
 

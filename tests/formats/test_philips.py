@@ -68,7 +68,7 @@ def test_facts_are_openslides(eight):
         assert slide.objective == float(properties["openslide.objective-power"])
         assert slide.metadata["barcode"] == properties["openslide.barcode"]
         assert slide.metadata["scanner"] == "PHILIPS UFS Scanner"
-        assert slide.metadata["scan_date"] == "20150706081855.000000"
+        assert slide.metadata["scan_date"] == "2015-07-06T08:18:55"
         assert slide.layout.problems == ()
 
 
@@ -158,7 +158,10 @@ def test_no_picture_is_in_the_metadata(eight):
         text = json.dumps(slide.metadata)
     assert philips.base64_jpeg(LABEL)[:40] not in text
     assert "<DataObject" not in text
-    assert json.loads(text)["tiff"] == {"Software": "Philips DP v1.0"}
+    assert json.loads(text)["tiff"] == {
+        "Software": "Philips DP v1.0",
+        "ResolutionUnit": "inch",
+    }
 
 
 @pytest.mark.parametrize(

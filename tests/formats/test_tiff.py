@@ -1,3 +1,4 @@
+import json
 import zlib
 
 import numpy as np
@@ -30,6 +31,43 @@ def assert_levels(slide, levels):
     assert slide.level_dimensions == tuple((level.shape[1], level.shape[0]) for level in levels)
     for array, level in zip(slide.levels, levels, strict=True):
         np.testing.assert_array_equal(array[...], level)
+
+
+TEXTS = {
+        269: "Name", 270: "A slide", 271: "Maker", 272: "Model 7", 305: "Software 1",
+        306: "2020:01:02 03:04:05", 315: "Artist", 316: "Computer", 33432: "Owner",
+    }  # fmt: skip
+
+
+class TestTags:
+    @pytest.mark.parametrize("unit", [None, 1, 2, 3, 9])
+    def test_all_that_openslide_reports(self, tmp_path, unit):
+        more = {code: (ASCII, text) for code, text in TEXTS.items()}
+        values = {282: 40000.5, 283: 3, 286: 0.25, 287: 1 / 3}
+        more |= {code: (RATIONAL, value) for code, value in values.items()}
+        if unit is not None:
+            more[296] = (SHORT, unit)
+        path = write(tmp_path, page(slides.picture(100, 120), tile=(32, 48), more=more))
+        properties = oracles.openslide_properties(path)
+        tags = oracles.openslide_tiff_tags(path)
+        assert len(tags) == len(TEXTS) + len(values) + 1
+        with open_slide(path) as slide:
+            found = slide.metadata["tiff"]
+            assert {key: oracles.as_property(value) for key, value in found.items()} == tags
+            mpp = [properties.get(f"openslide.mpp-{axis}") for axis in "xy"]
+            assert slide.mpp == (tuple(map(float, mpp)) if None not in mpp else None)
+            assert slide.metadata["scanner"] == "Maker Model 7"
+
+    @pytest.mark.parametrize(
+        "value", [(SHORT, 7), (ASCII, "x"), (RATIONAL, (1, 2)), (LONG, (1, 0))]
+    )
+    @pytest.mark.parametrize("code", [271, 282, 286, 296])
+    def test_values_of_another_kind(self, tmp_path, code, value):
+        pixels = slides.picture(100, 120)
+        path = write(tmp_path, page(pixels, more={code: value}))
+        with open_slide(path) as slide:
+            json.dumps(slide.metadata)
+            np.testing.assert_array_equal(slide.levels[0][...], pixels)
 
 
 class TestPyramids:

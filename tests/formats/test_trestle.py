@@ -3,6 +3,7 @@ import pytest
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.formats.describe import describe
+from napari_wsigpu.formats.fields import iso_date
 from tests import oracles, slides, trestle
 
 
@@ -77,7 +78,7 @@ def test_properties_are_openslides(path):
         background = f"{int(slide.layout.background):02X}" * 3
         assert background == properties["openslide.background-color"]
         assert slide.metadata["scanner"] == properties["tiff.Model"]
-        assert slide.metadata["scan_date"] == properties["tiff.DateTime"]
+        assert slide.metadata["scan_date"] == iso_date(properties["tiff.DateTime"])
 
 
 def test_another_software_or_an_untiled_page_is_no_trestle_slide(path):

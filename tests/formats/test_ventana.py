@@ -3,6 +3,7 @@ import pytest
 
 from napari_wsigpu import SlideError, open_slide
 from napari_wsigpu.formats.describe import describe
+from napari_wsigpu.formats.fields import iso_date
 from tests import oracles, slides, ventana
 from tests.ventana import TILE, Area
 
@@ -156,7 +157,7 @@ def test_properties_are_openslides(path):
         )
         assert slide.objective == float(properties["openslide.objective-power"])
         assert slide.metadata["barcode"] == "A 1"
-        assert slide.metadata["scan_date"] == properties["tiff.DateTime"]
+        assert slide.metadata["scan_date"] == iso_date(properties["tiff.DateTime"])
 
 
 def test_associated_images_are_openslides(path):

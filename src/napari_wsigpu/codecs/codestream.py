@@ -62,6 +62,8 @@ def recipe(level: LevelLayout) -> Recipe | str:
     name = compression_name(encoding.compression)
     if encoding.compression != JPEG and encoding.compression not in JPEG2000:
         return f"{name} is decoded on the CPU only"
+    if encoding.jpeg_header is not None:
+        return "its tiles are parts of one large JPEG"
     if level.grid.planes > 1:
         return "its planes are stored separately"
     if level.channels not in (1, 3):
@@ -69,8 +71,6 @@ def recipe(level: LevelLayout) -> Recipe | str:
     if encoding.compression == JPEG:
         if encoding.dtype != "uint8":
             return f"JPEG of {encoding.dtype} is decoded on the CPU only"
-        if encoding.jpeg_header is not None:
-            return "its tiles are parts of one large JPEG"
         if encoding.jpeg_color not in JPEG_RECIPES:
             return f"JPEG of these colours ({encoding.jpeg_color}) is decoded on the CPU only"
         tables = encoding.jpeg_tables[0] or b""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import imagecodecs
 import numpy as np
 
+from napari_wsigpu.codecs.intervals import join_intervals
 from napari_wsigpu.codecs.jpeg import END_OF_IMAGE
 from napari_wsigpu.codecs.lzw import lzw_decode
 from napari_wsigpu.codecs.memory import TileMemory
@@ -55,9 +56,7 @@ JPEG_COLORS: dict[str, dict[str, Any]] = {
 
 
 def _jpeg(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) -> None:
-    if encoding.jpeg_header is not None:
-        data = b"".join((encoding.jpeg_header, data, END_OF_IMAGE))
-    elif bytes(data[-2:]) != END_OF_IMAGE and not bytes(data).rstrip(b"\0").endswith(END_OF_IMAGE):
+    if bytes(data[-2:]) != END_OF_IMAGE and not bytes(data).rstrip(b"\0").endswith(END_OF_IMAGE):
         # libjpeg would fill what is missing with gray and say nothing.
         raise ValueError("its JPEG data end early")
     imagecodecs.jpeg_decode(
@@ -80,6 +79,10 @@ def _jpegxl(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) -> Non
     imagecodecs.jpegxl_decode(data, out=out)
 
 
+def _jpegxr(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) -> None:
+    imagecodecs.jpegxr_decode(data, out=out)
+
+
 def _lerc(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) -> None:
     if encoding.lerc_wrapping:
         unwrap = LERC_WRAPPINGS[encoding.lerc_wrapping]
@@ -89,11 +92,13 @@ def _lerc(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) -> None:
 
 IMAGE_CODECS: dict[int, Callable[[Any, Encoding, int, NDArray[Any]], None]] = {
     7: _jpeg,
+    22610: _jpegxr,
     33003: _jpeg2000,
     33004: _jpeg2000,
     33005: _jpeg2000,
     34712: _jpeg2000,
     34887: _lerc,
+    34934: _jpegxr,
     34927: _webp,
     50001: _webp,
     50002: _jpegxl,
@@ -123,6 +128,8 @@ def decode_tile(tile: EncodedTile, memory: NDArray[np.uint8]) -> NDArray[Any]:
         If the bytes are damaged; the codec says how.
     """
     level = tile.level
+    if level.encoding.jpeg_header is not None:
+        return _decode_intervals(level.encoding.jpeg_header, tile, memory)
     if len(tile.segments) == 1 and tile.segments[0] is not None:
         return _decode_segment(tile.segments[0], tile, 0, memory)
     samples = level.encoding.samples
@@ -138,6 +145,23 @@ def decode_tile(tile: EncodedTile, memory: NDArray[np.uint8]) -> NDArray[Any]:
             target = pixels[: part.shape[0], : part.shape[1]]
             target[..., plane * samples : (plane + 1) * samples] = part
     return pixels[:height, :width]
+
+
+def _decode_intervals(header: bytes, tile: EncodedTile, memory: NDArray[np.uint8]) -> NDArray[Any]:
+    """Decode a tile that is made up of restart intervals of a large JPEG."""
+    grid, encoding = tile.level.grid, tile.level.encoding
+    intervals = [interval for interval in tile.segments if interval is not None]
+    if None in tile.segments[: len(intervals)]:
+        raise ValueError("a part of it is missing")
+    shape = (
+        len(intervals) * grid.tile_height // grid.planes,
+        grid.tile_width,
+        encoding.samples,
+    )
+    pixels = memory.view(tile.level.dtype)[: math.prod(shape)].reshape(shape)
+    data = join_intervals(header, intervals)
+    imagecodecs.jpeg_decode(data, out=pixels, **JPEG_COLORS[encoding.jpeg_color])
+    return pixels
 
 
 def _decode_segment(

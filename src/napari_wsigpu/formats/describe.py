@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import stat
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,9 +16,25 @@ from napari_wsigpu.errors import (
     NotASlideError,
     SlideError,
     SlideNotFoundError,
+    UnsupportedSlideError,
     file_error,
 )
-from napari_wsigpu.formats import aperio, dicom, leica, philips, tiff, trestle, ventana
+from napari_wsigpu.formats import (
+    aperio,
+    argos,
+    dicom,
+    foreign,
+    hamamatsu,
+    huron,
+    leica,
+    ome,
+    perkinelmer,
+    philips,
+    tiff,
+    trestle,
+    ventana,
+)
+from napari_wsigpu.formats.fields import iso_date
 
 if TYPE_CHECKING:
     import os
@@ -41,7 +58,18 @@ class Vendor(Protocol):
 
 
 # What none of them claims is described by `tiff`.
-VENDORS: tuple[Vendor, ...] = (aperio, philips, leica, trestle, ventana)
+VENDORS: tuple[Vendor, ...] = (
+    aperio,
+    philips,
+    leica,
+    trestle,
+    ventana,
+    argos,
+    hamamatsu,
+    huron,
+    perkinelmer,
+    ome,
+)
 TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 
 
@@ -65,7 +93,11 @@ def describe(path: str | os.PathLike[str]) -> SlideLayout:
         read, `NotASlideError` if it is no slide at all, `CorruptSlideError` if it is damaged,
         `UnsupportedSlideError` if it holds what can't be shown.
     """
-    name = str(Path(path).absolute())
+    layout = _describe(str(Path(path).absolute()))
+    return replace(layout, scan_date=iso_date(layout.scan_date))
+
+
+def _describe(name: str) -> SlideLayout:
     if "\0" in name:
         raise SlideNotFoundError(f"There is no file {name!r}; check the path.")
     try:
@@ -75,16 +107,22 @@ def describe(path: str | os.PathLike[str]) -> SlideLayout:
         if dicom.probe(Path(name)):
             return dicom.parse(Path(name))
         with Path(name).open("rb") as file:
-            magic = file.read(4)
+            head = file.read(foreign.HEAD)
     except SlideError:
         raise
     except OSError as error:
         raise file_error(name, error) from error
-    if magic not in TIFF_MAGIC:
+    if not head.startswith(TIFF_MAGIC):
+        if refusal := foreign.refusal(name, head):
+            raise UnsupportedSlideError(refusal)
         raise NotASlideError(
             f"'{name}' is not a TIFF-based slide (it does not begin as a TIFF file does); "
             "choose an SVS or TIFF file."
         )
+    return _describe_tiff(name, status)
+
+
+def _describe_tiff(name: str, status: os.stat_result) -> SlideLayout:
     try:
         with tifffile.TiffFile(name) as file:
             if not len(file.pages):

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
+from datetime import datetime
 from typing import TYPE_CHECKING
-
-from defusedxml import DefusedXmlException, ElementTree
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from xml.etree.ElementTree import Element
 
 LONGEST_TEXT = 4096
 LONGEST_NUMBER = 32
 LARGEST_NUMBER = 1 << 53
+DATES = ("%Y:%m:%d %H:%M:%S", "%Y%m%d%H%M%S.%f", "%Y%m%d%H%M%S")
 
 
 def number(text: str | None) -> float:
@@ -46,18 +45,15 @@ def texts(pairs: Iterable[tuple[str, str | None]]) -> dict[str, str]:
     return {name[:LONGEST_TEXT]: text[:LONGEST_TEXT] for name, text in pairs if text}
 
 
-def xml_root(text: str) -> Element:
-    """Parse XML.
+def iso_date(text: str | None) -> str | None:
+    """Return date and time as ISO 8601 where they are written as TIFF or DICOM do, else as given.
 
-    Raises
-    ------
-    ValueError
-        If it is no valid XML, or attacks its reader.
+    None for what is no date, such as zeros.
     """
-    try:
-        root: Element = ElementTree.fromstring(text)
-    except ElementTree.ParseError as error:
-        raise ValueError(f"its XML can't be read ({error})") from error
-    except DefusedXmlException as error:
-        raise ValueError("its XML declares entities, which no scanner does") from error
-    return root
+    words = (text or "").strip()
+    for pattern in DATES:
+        try:
+            return datetime.strptime(words, pattern).isoformat()
+        except ValueError:
+            continue
+    return words if words.strip(" 0:.-/") else None

@@ -40,7 +40,8 @@ class Encoding:
     jpeg_tables : tuple of (bytes or None)
         Shared JPEG tables, one entry a plane.
     jpeg_header : bytes or None
-        Header that turns a restart interval of a large JPEG into a JPEG of its own.
+        Header that turns a restart interval of a large JPEG into a JPEG of its own. A tile's
+        planes are such intervals, then, one below the other.
     lerc_wrapping : int
         Compression around LERC: 0 none, 1 deflate, 2 zstd.
     """
@@ -299,7 +300,7 @@ class SlideLayout:
     vendor : str
         Vendor as OpenSlide names it, for example ``"aperio"`` or ``"generic-tiff"``.
     levels : tuple of LevelLayout
-        Stored levels, finest first.
+        Levels, finest first: the stored ones, and computed ones where the format has them.
     associated : tuple of AssociatedLayout
         Associated images.
     rgb : bool
@@ -317,8 +318,8 @@ class SlideLayout:
     hidden_planes : int
         How many further planes of the same size (z, time) the file holds, unshown.
     scanner, scan_date, barcode : str or None
-        The scanner's make and model, when it scanned, and what the label's code says, as the
-        file has them.
+        The scanner's make and model, when it scanned (ISO 8601, or as the file has it where that
+        is ambiguous), and what the label's code says.
     icc : tuple of (int, int), bytes or None
         Offset and length of the ICC profile in the file, or the profile that the metadata hold.
     problems : tuple of str
@@ -350,7 +351,7 @@ class SlideLayout:
 
     @property
     def downsamples(self) -> tuple[float, ...]:
-        """Downsample of each stored level."""
+        """Downsample of each level."""
         return tuple(level.downsample(self.levels[0]) for level in self.levels)
 
     def computed_levels(self, largest_side: int) -> tuple[LevelLayout, ...]:
@@ -358,13 +359,14 @@ class SlideLayout:
         computed: list[LevelLayout] = []
         coarsest = self.levels[-1]
         while max(coarsest.width, coarsest.height) > largest_side:
-            coarsest = _halved(coarsest)
+            size = -(-coarsest.width // 2), -(-coarsest.height // 2)
+            coarsest = computed_level(coarsest, *size)
             computed.append(coarsest)
         return tuple(computed)
 
 
-def _halved(finer: LevelLayout) -> LevelLayout:
-    width, height = -(-finer.width // 2), -(-finer.height // 2)
+def computed_level(finer: LevelLayout, width: int, height: int) -> LevelLayout:
+    """Return a level of that size that the file lacks, averaged from the next finer one."""
     shape = (1, math.ceil(height / COMPUTED_TILE), math.ceil(width / COMPUTED_TILE))
     nothing = np.broadcast_to(np.zeros((), np.int64), shape)
     return replace(

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from napari_wsigpu.errors import SlideError
-from napari_wsigpu.formats import tiff
+from napari_wsigpu.formats import markup, tiff
 from napari_wsigpu.formats.aperio import positive_number
-from napari_wsigpu.formats.fields import LONGEST_TEXT, texts, whole_number, xml_root
+from napari_wsigpu.formats.fields import LONGEST_TEXT, texts, whole_number
 from napari_wsigpu.formats.layout import (
     AssociatedLayout,
     Channel,
@@ -182,7 +182,7 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
 
 def _collection(text: str, pages: int, problems: list[str]) -> _Collection:
     try:
-        element = xml_root(text).find("{*}collection")
+        element = markup.root(text).find("{*}collection")
         if element is None:
             raise ValueError("its XML names no collection of images")
     except ValueError as error:

@@ -1,72 +1,288 @@
-"""OME-XML: pixel size and channels of an OME-TIFF."""
+"""OME-TIFF: its XML names channels, says the size of pixels, and lists several images."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from defusedxml import DefusedXmlException, ElementTree
-
-from napari_wsigpu.formats.layout import Channel
+from napari_wsigpu.errors import SlideError
+from napari_wsigpu.formats import markup, tiff
+from napari_wsigpu.formats.aperio import positive_number
+from napari_wsigpu.formats.layout import AssociatedLayout, Channel, SlideLayout
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
+
+    from tifffile import TiffFile, TiffPageSeries
 
 MICROMETRES = {
     "m": 1e6, "dm": 1e5, "cm": 1e4, "mm": 1e3, "µm": 1.0, "\N{GREEK SMALL LETTER MU}m": 1.0,
     "um": 1.0, "nm": 1e-3, "pm": 1e-6, "Å": 1e-4, "in": 25400.0,
 }  # fmt: skip
+LONGEST_KEPT = 1 << 18
+MOST_PLANES = 1 << 18
+MOST_NAMED = 5
+PLACES = ("IFD", "FirstC", "FirstZ", "FirstT", "PlaneCount", "NumPlanes")
+ASSOCIATED = {
+    "label": "label", "macro": "macro", "overview": "macro", "thumbnail": "thumbnail"
+}  # fmt: skip
 
 
 class OmeDescription(NamedTuple):
-    """What OME-XML says of the first image."""
+    """What OME-XML says of an image."""
 
     mpp: tuple[float, float] | None
     channels: tuple[Channel, ...]
     metadata: dict[str, Any]
+    objective: float | None = None
+    scanner: str | None = None
+    scan_date: str | None = None
+    problems: tuple[str, ...] = ()
 
 
-def parse(xml: str | None) -> OmeDescription | None:
-    """Read OME-XML, or return None where it can't be parsed or holds no image."""
-    try:
-        root = ElementTree.fromstring(xml or "")
-    except (ElementTree.ParseError, DefusedXmlException, ValueError):
-        return None
-    images = [element for element in root if _name(element) == "Image"]
-    if not images:
-        return None
-    image = images[0]
-    pixels = next((element for element in image if _name(element) == "Pixels"), None)
-    if pixels is None:
-        return None
-    sizes = [_micrometres(pixels, axis) for axis in "XY"]
-    channels = [element for element in pixels if _name(element) == "Channel"]
-    metadata = {
-        "Image": dict(image.attrib),
-        "Pixels": dict(pixels.attrib),
-        "Channels": [dict(channel.attrib) for channel in channels],
-    }
-    return OmeDescription(
-        mpp=None if sizes[0] is None or sizes[1] is None else (sizes[0], sizes[1]),
-        channels=tuple(
-            Channel(channel.get("Name") or f"channel {index}", _color(channel.get("Color")))
-            for index, channel in enumerate(channels)
-        ),
+def probe(file: TiffFile) -> bool:
+    """Whether the file has OME-XML, by how its first description ends."""
+    return bool(file.is_ome)
+
+
+def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideLayout:
+    """Describe the largest image of an OME-TIFF.
+
+    Parameters
+    ----------
+    file : TiffFile
+        The open file.
+    path : str
+        Its absolute path.
+    file_size, modified_ns : int
+        Its size in bytes and its modification time.
+
+    Raises
+    ------
+    CorruptSlideError, NotASlideError, UnsupportedSlideError
+        If the structure is damaged, or can't be shown as a slide.
+    """
+    xml = file.pages.first.description
+    root = markup.parse(xml)
+    distrust = _distrust(root, file.filename) or ""
+    if root is None or distrust:
+        # tifffile would look for images where such XML says.
+        setattr(file, "is_ome", False)  # noqa: B010
+        layout = tiff.parse(file, path, file_size, modified_ns)
+        return replace(layout, problems=(*layout.problems, distrust))
+    layout = tiff.parse(file, path, file_size, modified_ns)
+    main = tiff.main_image(file, path)
+    described = describe(root, _index_of(main, file, root)) if main.kind == "ome" else None
+    if described is None:
+        return layout
+    count = layout.levels[0].channels
+    named = not layout.rgb and len(described.channels) == count
+    associated, problems = _other_images(main, file, path)
+    metadata = {"ome": described.metadata, **layout.metadata}
+    if len(xml) <= LONGEST_KEPT:
+        described.metadata["OME"] = markup.nested(root)
+        metadata["tiff"].pop("ImageDescription", None)
+    return replace(
+        layout,
+        associated=associated,
+        channels=described.channels if named else layout.channels,
+        mpp=described.mpp,
+        objective=described.objective,
+        scanner=described.scanner or layout.scanner,
+        scan_date=described.scan_date,
         metadata=metadata,
+        problems=(*layout.problems, *described.problems, *problems),
     )
 
 
-def _name(element: Element) -> str:
-    return element.tag.rpartition("}")[2]
+def describe(root: Element, index: int = 0) -> OmeDescription | None:
+    """Return what OME-XML says of one of its images; None if it has no such image."""
+    images = list(markup.children(root, "Image"))
+    image = images[index] if index < len(images) else None
+    pixels = markup.child(image, "Pixels")
+    if image is None or pixels is None:
+        return None
+    sizes = [_micrometres(pixels, axis) for axis in "XY"]
+    problems = [
+        f"The size of a pixel along {axis} ({given!r}) is not possible."
+        for axis, size in zip("XY", sizes, strict=True)
+        if size is None
+        and (given := pixels.get(f"PhysicalSize{axis}", "")[:40])
+        and pixels.get(f"PhysicalSize{axis}Unit", "µm") in MICROMETRES
+    ]
+    channels = list(markup.children(pixels, "Channel"))
+    instrument = _instrument(root, image)
+    return OmeDescription(
+        mpp=None if sizes[0] is None or sizes[1] is None else (sizes[0], sizes[1]),
+        channels=tuple(
+            Channel(channel.get("Name") or f"channel {number}", _color(channel.get("Color")))
+            for number, channel in enumerate(channels)
+        ),
+        metadata={
+            "Image": dict(image.attrib),
+            "Pixels": dict(pixels.attrib),
+            "Channels": [dict(channel.attrib) for channel in channels],
+        },
+        objective=_objective(instrument, markup.child(image, "ObjectiveSettings")),
+        scanner=_scanner(instrument),
+        scan_date=markup.text(image, "AcquisitionDate"),
+        problems=tuple(problems),
+    )
+
+
+def _distrust(root: Element | None, filename: str) -> str | None:
+    """Say why the XML is no guide to the file's images; None if it is."""
+    if root is None:
+        return "The OME-XML can't be read, so that channels have no names and pixels no size."
+    companion = markup.child(root, "BinaryOnly")
+    if companion is not None:
+        return (
+            f"The OME-XML lies in another file ({companion.get('MetadataFile', '')[:100]!r}), so "
+            "that channels have no names and pixels no size."
+        )
+    others = _other_files(root, filename)
+    if others:
+        return (
+            f"The OME-XML says that planes lie in {len(others)} other file(s), for example "
+            f"{others[0][:100]!r}, which are not shown."
+        )
+    try:
+        sound = all(_is_sound(element) for element in root.iter())
+    except (ValueError, KeyError):
+        sound = False
+    return None if sound else "The OME-XML contradicts itself, so that it is left aside."
+
+
+def _other_files(root: Element, filename: str) -> list[str]:
+    """Return the names of other files that planes are said to lie in."""
+    own = root.get("UUID")
+    others = []
+    for element in root.iter():
+        if markup.name(element) == "UUID" and element.text not in (None, own):
+            name = element.get("FileName", "")
+            if own is None and name.lower() == filename.lower():
+                own = element.text
+            elif name not in others:
+                others.append(name)
+    return others
+
+
+def _is_sound(element: Element) -> bool:
+    """Whether the numbers that say where planes lie are possible.
+
+    Raises
+    ------
+    ValueError, KeyError
+        If a number is none, or is missing.
+    """
+    name = markup.name(element)
+    if name == "Pixels":
+        axes = element.attrib["DimensionOrder"]
+        sizes = {axis: int(element.attrib[f"Size{axis}"]) for axis in "XYCZT"}
+        samples = {
+            int(channel.get("SamplesPerPixel", 1))
+            for channel in markup.children(element, "Channel")
+        }
+        return (
+            sorted(axes) == sorted(sizes)
+            and axes[:2] == "XY"
+            and min(sizes.values()) > 0
+            and math.prod(sizes[axis] for axis in "CZT") <= MOST_PLANES
+            and len(samples) < 2
+            and min(samples, default=1) > 0
+        )
+    if name == "TiffData":
+        return all(
+            0 <= int(value) <= MOST_PLANES for key, value in element.attrib.items() if key in PLACES
+        )
+    if name.startswith("ModuloAlong") and "Start" in element.attrib:
+        start, end, step = (
+            float(element.get(key, missing))
+            for key, missing in (("Start", ""), ("End", ""), ("Step", "1"))
+        )
+        return step != 0 and 0 <= (end - start) / step <= MOST_PLANES
+    return True
+
+
+def _index_of(main: TiffPageSeries, file: TiffFile, root: Element) -> int:
+    """Return which image of the XML a series is: of those of its size, by their order."""
+    size = tiff.size(main)
+    alike = [series for series in tiff.images(file) if tiff.size(series) == size]
+    indices = []
+    for index, image in enumerate(markup.children(root, "Image")):
+        pixels = markup.child(image, "Pixels")
+        if pixels is not None and size == (
+            int(pixels.attrib["SizeX"]),
+            int(pixels.attrib["SizeY"]),
+        ):
+            indices.append(index)
+    place = alike.index(main)
+    return indices[place] if place < len(indices) else 0
+
+
+def _other_images(
+    main: TiffPageSeries, file: TiffFile, path: str
+) -> tuple[tuple[AssociatedLayout, ...], list[str]]:
+    """Return pictures that are called label, macro or thumbnail, and what is said of others."""
+    associated: dict[str, AssociatedLayout] = {}
+    unshown: list[str] = []
+    problems: list[str] = []
+    for series in tiff.images(file):
+        if series is main:
+            continue
+        given = series.name.lower()
+        name = next((name for word, name in ASSOCIATED.items() if word in given), None)
+        if name is None or name in associated:
+            width, height = tiff.size(series)
+            unshown.append(f"{series.name[:60]!r} ({width} x {height})")
+            continue
+        try:
+            level = tiff.series_level(series, path)
+            associated[name] = AssociatedLayout(name, level, icc=tiff.icc_place(series.keyframe))
+        except SlideError as error:
+            problems.append(f"The {name} image is left out: {error}")
+    if unshown:
+        more = ", ..." if len(unshown) > MOST_NAMED else ""
+        problems.append(
+            f"{len(unshown)} further image(s) of the file are not shown: "
+            f"{', '.join(unshown[:MOST_NAMED])}{more}."
+        )
+    return tuple(associated.values()), problems
+
+
+def _instrument(root: Element, image: Element) -> Element | None:
+    """Return the instrument that an image refers to, or the only one."""
+    instruments = list(markup.children(root, "Instrument"))
+    reference = markup.child(image, "InstrumentRef")
+    if reference is not None:
+        return next((item for item in instruments if item.get("ID") == reference.get("ID")), None)
+    return instruments[0] if len(instruments) == 1 else None
+
+
+def _objective(instrument: Element | None, settings: Element | None) -> float | None:
+    """Return the magnification of the objective that an image refers to, or of the only one."""
+    objectives = list(markup.children(instrument, "Objective"))
+    if settings is not None:
+        objectives = [item for item in objectives if item.get("ID") == settings.get("ID")]
+    if len(objectives) != 1:
+        return None
+    return positive_number(objectives[0].get("NominalMagnification"))
+
+
+def _scanner(instrument: Element | None) -> str | None:
+    """Return make and model of the microscope."""
+    microscope = markup.child(instrument, "Microscope")
+    if microscope is None:
+        return None
+    parts = (microscope.get("Manufacturer"), microscope.get("Model"))
+    return " ".join(part for part in parts if part) or None
 
 
 def _micrometres(pixels: Element, axis: str) -> float | None:
     unit = MICROMETRES.get(pixels.get(f"PhysicalSize{axis}Unit", "µm"))
-    try:
-        size = float(pixels.get(f"PhysicalSize{axis}", "nan")) * (unit or math.nan)
-    except ValueError:
-        return None
-    return size if math.isfinite(size) and size > 0 else None
+    size = positive_number(pixels.get(f"PhysicalSize{axis}"))
+    return None if unit is None or size is None else size * unit
 
 
 def _color(value: str | None) -> str | None:

@@ -1,4 +1,4 @@
-"""Any TIFF pyramid that no vendor module claims: generic, OME, and what tifffile knows.
+"""Any TIFF pyramid that no vendor module claims: generic, and what tifffile knows.
 
 tifffile's `series` and `levels` say what is a pyramid; this module turns them into layouts.
 """
@@ -6,14 +6,12 @@ tifffile's `series` and `levels` say what is a pyramid; this module turns them i
 from __future__ import annotations
 
 import math
-from datetime import datetime
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
 from napari_wsigpu.errors import CorruptSlideError, NotASlideError, UnsupportedSlideError
-from napari_wsigpu.formats import ome
 from napari_wsigpu.formats.layout import (
     Channel,
     Encoding,
@@ -24,27 +22,36 @@ from napari_wsigpu.formats.layout import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from tifffile import TiffFile, TiffFrame, TiffPage, TiffPageSeries
 
-VENDORS = {
-    "ndpi": "hamamatsu",
-    "avs": "argos",
-    "qpi": "perkinelmer",
-}
 LARGEST_TILE = 1 << 30
 LARGEST_SIDE = 1 << 31
 MOST_CHANNELS = 64
 RAW_BLOCK = 4 << 20
 UNNAMED_CHANNELS = 5
+TEXT_TAGS = {
+    "Make": 271,
+    "Model": 272,
+    "Software": 305,
+    "DateTime": 306,
+    "Artist": 315,
+    "HostComputer": 316,
+    "Copyright": 33432,
+    "DocumentName": 269,
+}
+RATIONAL_TAGS = {"XResolution": 282, "YResolution": 283, "XPosition": 286, "YPosition": 287}
+RESOLUTION_UNITS = {1: "none", 2: "inch", 3: "centimeter"}
 
 TIFF_JPEG = 7
 MASK, YCBCR, RGB = 4, 6, 2
 DESCRIPTION, XML_PACKET = 270, 700
 LERC_PARAMETERS = 50674
 ICC_PROFILE, SHORTEST_PROFILE = 34675, 128
-IMAGE_CODECS = frozenset({7, 33003, 33004, 33005, 34712, 34887, 50001, 34927, 50002, 52546})
+IMAGE_CODECS = frozenset(
+    {7, 22610, 33003, 33004, 33005, 34712, 34887, 34934, 50001, 34927, 50002, 52546}
+)
 
 
 def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideLayout:
@@ -64,44 +71,29 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
     CorruptSlideError, NotASlideError, UnsupportedSlideError
         If the structure is damaged, or can't be shown as a slide.
     """
-    main = _main_series(file, path)
-    stored = [_level(series, file, path) for series in _pyramid(file, main)]
-    base = stored[0]
-    levels = [base]
-    for level in stored[1:]:
-        if level.channels != base.channels or level.dtype != base.dtype:
-            raise CorruptSlideError(
-                f"The levels of '{path}' differ in channels or sample type; "
-                "get a fresh copy of the file."
-            )
-        levels.append(level)
+    main = main_image(file, path)
+    levels = [series_level(series, path) for series in _pyramid(file, main)]
+    base = levels[0]
+    check_alike(levels, path)
     check_tiles_present(levels, path, file_size)
 
     page = keyframe(main)
-    described = ome.parse(file.ome_metadata) if main.kind == "ome" else None
     metadata: dict[str, Any] = {"tiff": tiff_metadata(page)}
-    mpp = resolution_mpp(page)
-    names: Sequence[Channel] = ()
-    if described is not None:
-        metadata["ome"] = described.metadata
-        mpp = described.mpp
-        names = described.channels
     rgb = is_rgb(page) and base.channels in (3, 4)
     return SlideLayout(
         path=path,
         file_size=file_size,
         modified_ns=modified_ns,
-        vendor=VENDORS.get(main.kind, "generic-tiff"),
+        vendor="generic-tiff",
         levels=tuple(levels),
         rgb=rgb,
-        channels=() if rgb else channel_names(base.channels, names),
+        channels=() if rgb else channel_names(base.channels),
         background=page.nodata,
-        mpp=mpp,
-        objective=_ndpi_objective(page) if main.kind == "ndpi" else None,
+        mpp=resolution_mpp(page),
         metadata=metadata,
         hidden_planes=_image_count(main) // len(_channel_pages(main)) - 1,
-        scanner=scanner(page),
-        scan_date=scan_date(page),
+        scanner=make_and_model(metadata["tiff"]),
+        scan_date=metadata["tiff"].get("DateTime"),
         icc=icc_place(page),
     )
 
@@ -118,49 +110,43 @@ def is_rgb(page: TiffPage) -> bool:
 
 def resolution_mpp(page: TiffPage) -> tuple[float, float] | None:
     """Return micrometres a pixel (x, y) by the resolution tags, or None."""
-    micrometres = {2: 25400.0, 3: 10000.0}.get(int(page.tags.valueof(296, 2)))
+    micrometres = {2: 25400.0, 3: 10000.0}.get(page.tags.valueof(296, 2))
     if micrometres is None:
         return None
-    mpp = []
-    for code in (282, 283):
-        value = page.tags.valueof(code)
-        if value is None or 0 in value:
-            return None
-        mpp.append(micrometres / (value[0] / value[1]))
-    return mpp[0], mpp[1]
+    x, y = (_number(page, code) or 0 for code in (282, 283))
+    if min(x, y) <= 0:
+        return None
+    mpp = micrometres / x, micrometres / y
+    return mpp if math.isfinite(sum(mpp)) else None
+
+
+def _number(page: TiffPage, code: int) -> float | None:
+    """Return a tag's number, or that of its first fraction; None where it has none."""
+    value = page.tags.valueof(code)
+    if isinstance(value, tuple) and len(value) > 1 and value[1]:
+        value = value[0] / value[1]
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def tiff_metadata(page: TiffPage) -> dict[str, Any]:
-    """Return the descriptive text tags of a page."""
-    texts = {
-        "ImageDescription": page.description,
-        "Software": page.software,
-        "DateTime": page.tags.valueof(306),
-        "Make": page.tags.valueof(271),
-        "Model": page.tags.valueof(272),
-        "Artist": page.tags.valueof(315),
-        "Copyright": page.tags.valueof(33432),
+    """Return the descriptive tags of a page: texts, and numbers of resolution and position."""
+    texts = {name: page.tags.valueof(code) for name, code in TEXT_TAGS.items()}
+    found: dict[str, Any] = {"ImageDescription": page.description, **texts}
+    metadata: dict[str, Any] = {
+        name: text for name, text in found.items() if isinstance(text, str) and text
     }
-    return {name: text for name, text in texts.items() if isinstance(text, str) and text}
+    for name, code in RATIONAL_TAGS.items():
+        number = _number(page, code)
+        if number is not None:
+            metadata[name] = number
+    metadata["ResolutionUnit"] = RESOLUTION_UNITS.get(page.tags.valueof(296, 2), "unknown")
+    return metadata
 
 
-def scanner(page: TiffPage) -> str | None:
-    """Return the tags Make and Model, or None where there are none."""
-    make, model = (_line(page.tags.valueof(code)) for code in (271, 272))
+def make_and_model(metadata: Mapping[str, Any]) -> str | None:
+    """Return what `tiff_metadata` says of the scanner."""
+    make, model = (" ".join(metadata.get(key, "").split()) for key in ("Make", "Model"))
     return (model if model.startswith(make) else f"{make} {model}".strip()) or None
-
-
-def scan_date(page: TiffPage) -> str | None:
-    """Return the tag DateTime: ISO 8601 where it is a date, else as it is; None without one."""
-    text = _line(page.tags.valueof(306))
-    try:
-        return datetime.strptime(text, "%Y:%m:%d %H:%M:%S").isoformat()
-    except ValueError:
-        return text if text.strip(" :") else None
-
-
-def _line(value: Any) -> str:
-    return " ".join(value.split()) if isinstance(value, str) else ""
 
 
 def text_tag(page: TiffPage, code: int) -> str:
@@ -201,12 +187,21 @@ def channels_level(
     for page in pages[1:]:
         if page.hash != first.hash:
             raise CorruptSlideError(
-                f"The channels of '{path}' differ in size or sample type; "
+                f"The channels of '{path}' are stored in different ways; "
                 "get a fresh copy of the file."
             )
     _, _, page_height, page_width, _ = first.shaped
     width, height = size or (page_width, page_height)
     return _build_level(pages, first, width, height, path, missing=missing)
+
+
+def check_alike(levels: Sequence[LevelLayout], path: str) -> None:
+    """Refuse levels that are not of the same channels and samples."""
+    if len({(level.channels, level.dtype) for level in levels}) > 1:
+        raise CorruptSlideError(
+            f"The levels of '{path}' differ in channels or sample type; "
+            "get a fresh copy of the file."
+        )
 
 
 def check_tiles_present(levels: Sequence[LevelLayout], path: str, file_size: int) -> None:
@@ -222,19 +217,31 @@ def check_tiles_present(levels: Sequence[LevelLayout], path: str, file_size: int
     )
 
 
-def _main_series(file: TiffFile, path: str) -> TiffPageSeries:
-    images = [
+def images(file: TiffFile) -> list[TiffPageSeries]:
+    """Return the images of a file whose samples can be shown."""
+    return [
         series
         for series in file.series
         if series.dtype is not None
         and not _is_mask(keyframe(series))
         and {"Y", "X"} <= set(series.axes)
     ]
-    if not images:
+
+
+def main_image(file: TiffFile, path: str) -> TiffPageSeries:
+    """Return the largest image of a file.
+
+    Raises
+    ------
+    NotASlideError
+        If there is none.
+    """
+    found = images(file)
+    if not found:
         raise NotASlideError(
             f"'{path}' holds no image of 8, 16 or 32 bit samples; convert it to such a TIFF."
         )
-    return max(images, key=_area)
+    return max(found, key=_area)
 
 
 def _is_mask(page: TiffPage) -> bool:
@@ -242,11 +249,12 @@ def _is_mask(page: TiffPage) -> bool:
 
 
 def _area(series: TiffPageSeries) -> int:
-    width, height = _size(series)
+    width, height = size(series)
     return width * height
 
 
-def _size(series: TiffPageSeries) -> tuple[int, int]:
+def size(series: TiffPageSeries) -> tuple[int, int]:
+    """Return width and height of a series."""
     width, height = (int(series.shape[series.axes.index(axis)]) for axis in "XY")
     return width, height
 
@@ -255,14 +263,14 @@ def _pyramid(file: TiffFile, main: TiffPageSeries) -> list[TiffPageSeries]:
     """Return the levels that tifffile found, and reduced images with other steps."""
     levels = list(main.levels)
     if main.kind in ("generic", "uniform", "shaped"):
-        known = {_size(level) for level in levels}
-        width, height = _size(main)
+        known = {size(level) for level in levels}
+        width, height = size(main)
         others = [level for series in file.series if series is not main for level in series.levels]
         for series in others:
             page = keyframe(series)
             if _is_mask(page) or not page.is_reduced:
                 continue
-            w, h = _size(series)
+            w, h = size(series)
             same_shape = abs(w * height - h * width) <= max(width, height) * 2
             same_kind = series.axes == main.axes and series.dtype == main.dtype
             if same_shape and same_kind and w < width and h < height and (w, h) not in known:
@@ -305,8 +313,9 @@ def _channel_pages(series: TiffPageSeries) -> list[TiffPage | TiffFrame]:
     return cast("list[TiffPage | TiffFrame]", found)
 
 
-def _level(series: TiffPageSeries, file: TiffFile, path: str) -> LevelLayout:
-    width, height = _size(series)
+def series_level(series: TiffPageSeries, path: str) -> LevelLayout:
+    """Describe a series as one level, of its further axes only the first plane."""
+    width, height = size(series)
     return _build_level(_channel_pages(series), keyframe(series), width, height, path)
 
 
@@ -439,15 +448,10 @@ def _jpeg_color(page: TiffPage, separate: bool) -> JpegColor:
     return "cmyk" if page.samplesperpixel == 4 else "auto"
 
 
-def channel_names(count: int, names: Sequence[Channel]) -> tuple[Channel, ...]:
+def channel_names(count: int, names: Sequence[Channel] = ()) -> tuple[Channel, ...]:
     """Return the names given if they are as many as the channels, else others."""
     if len(names) == count:
         return tuple(names)
     if count == 1:
         return (Channel("gray"),)
     return tuple(Channel(f"channel {index}") for index in range(count))
-
-
-def _ndpi_objective(page: TiffPage) -> float | None:
-    value = page.tags.valueof(65421)
-    return float(value) if isinstance(value, int | float) and value > 0 else None

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from napari_wsigpu.errors import NotASlideError, SlideError
-from napari_wsigpu.formats import tiff
+from napari_wsigpu.formats import markup, tiff
 from napari_wsigpu.formats.aperio import positive_number
-from napari_wsigpu.formats.fields import number, texts, whole_number, xml_root
+from napari_wsigpu.formats.fields import number, texts, whole_number
 from napari_wsigpu.formats.layout import (
     AssociatedLayout,
     LevelLayout,
@@ -126,7 +126,7 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
 
 def _fields(text: str, problems: list[str]) -> dict[str, str]:
     try:
-        root = xml_root(text)
+        root = markup.root(text)
         scan = root if root.tag == "iScan" else root.find("iScan")
         if scan is None:
             raise ValueError("its XML has no properties of the scan")
@@ -225,7 +225,7 @@ def _cut(level: LevelLayout, base: LevelLayout) -> LevelLayout:
 
 
 def _stitching(packet: str, base: LevelLayout, problems: list[str]) -> _Stitching:
-    root = xml_root(packet)
+    root = markup.root(packet)
     infos = root.findall("SlideStitchInfo/ImageInfo") if root.tag == "EncodeInfo" else []
     origins = root.findall("AoiOrigin/*")
     if not infos or len(infos) != len(origins):

@@ -1,0 +1,256 @@
+"""Hamamatsu NDPI: each level is one large JPEG, cut into tiles at its restart markers."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tifffile import DATATYPE
+
+from napari_wsigpu.errors import CorruptSlideError, SlideError
+from napari_wsigpu.formats import tiff
+from napari_wsigpu.formats.layout import (
+    AssociatedLayout,
+    LevelLayout,
+    SlideLayout,
+    TileGrid,
+    computed_level,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from tifffile import TiffFile, TiffPage
+
+logger = logging.getLogger(__name__)
+
+FORMAT, SOURCE_LENS, X_OFFSET, Y_OFFSET, FOCAL_PLANE = 65420, 65421, 65422, 65423, 65424
+REFERENCE, FLUORESCENCE, PROPERTIES = 65427, 65434, 65449
+MACRO = -1.0
+# Named otherwise by OpenSlide, in the TIFF part, or of no use to people.
+KNOWN_ELSEWHERE = frozenset(
+    (
+        "Make", "Model", "Software", "Magnification", "XOffsetFromSlideCenter",
+        "YOffsetFromSlideCenter", "SlideLabel", "Comments", "McuStarts",
+    )
+)  # fmt: skip
+TILE_PIXELS = 512 * 256
+SCALES = (2, 4, 8)
+JPEG_HEAD, FRAME = 1 << 16, (0xC0, 0xC1, 0xC2)
+
+
+def probe(file: TiffFile) -> bool:
+    """Whether Hamamatsu's software wrote the file, by a tag that only it writes."""
+    return FORMAT in file.pages.first.tags
+
+
+def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideLayout:
+    """Describe a Hamamatsu slide.
+
+    Parameters
+    ----------
+    file : TiffFile
+        The open file.
+    path : str
+        Its absolute path.
+    file_size, modified_ns : int
+        Its size in bytes and its modification time.
+
+    Raises
+    ------
+    CorruptSlideError, UnsupportedSlideError
+        If the structure is damaged, or can't be shown as a slide.
+    """
+    pages: list[TiffPage] = [page.aspage() for page in file.pages]
+    problems: list[str] = []
+    in_pyramid = [page for page in pages if _number(page, SOURCE_LENS) > 0]
+    if not in_pyramid:
+        raise CorruptSlideError(
+            f"'{path}' is a Hamamatsu slide without a level; get a fresh copy of it."
+        )
+    shown = min((_focal_plane(page) for page in in_pyramid), key=abs)
+    stored: list[LevelLayout] = []
+    for page in in_pyramid:
+        if _focal_plane(page) == shown and all(page.imagewidth < item.width for item in stored):
+            stored.append(_level(page, path, problems))
+    base, first = stored[0], pages[0]
+    tiff.check_alike(stored, path)
+    tiff.check_tiles_present(stored, path, file_size)
+    same_size = [page for page in in_pyramid if page.imagewidth == in_pyramid[0].imagewidth]
+    lens = _number(first, SOURCE_LENS)
+    rgb = tiff.is_rgb(in_pyramid[0]) and base.channels == 3
+    metadata = {"hamamatsu": _properties(first), "tiff": tiff.tiff_metadata(first)}
+    texts: dict[str, str] = metadata["tiff"]
+    return SlideLayout(
+        path=path,
+        file_size=file_size,
+        modified_ns=modified_ns,
+        vendor="hamamatsu",
+        levels=_with_scaled(stored),
+        associated=_associated(pages, path, problems),
+        rgb=rgb,
+        channels=() if rgb else tiff.channel_names(base.channels),
+        background=255 if rgb and not first.tags.valueof(FLUORESCENCE) else 0,
+        mpp=tiff.resolution_mpp(first),
+        objective=lens if lens > 0 else None,
+        metadata=metadata,
+        hidden_planes=len(same_size) - 1,
+        scanner=tiff.make_and_model(texts),
+        scan_date=texts.get("DateTime"),
+        barcode=metadata["hamamatsu"].get("Reference"),
+        icc=tiff.icc_place(first),
+        problems=tuple(problems),
+    )
+
+
+def _number(page: TiffPage, code: int) -> float:
+    """Return a tag's number; 0 unless it is there and finite."""
+    value = page.tags.valueof(code)
+    return value if isinstance(value, int | float) and math.isfinite(value) else 0
+
+
+def _text(page: TiffPage, code: int) -> str:
+    """Return a tag's text with all its white space, up to the first zero."""
+    tag = page.tags.get(code)
+    if tag is None or tag.dtype != DATATYPE.ASCII:
+        return ""
+    file = page.parent.filehandle
+    file.seek(tag.valueoffset)
+    return file.read(tag.count).partition(b"\0")[0].decode("utf-8", "replace")
+
+
+def _focal_plane(page: TiffPage) -> float:
+    return _number(page, FOCAL_PLANE)
+
+
+def _level(page: TiffPage, path: str, problems: list[str]) -> LevelLayout:
+    """Describe a page, with tiles of many restart intervals where it has them."""
+    if page.jpegheader is None:
+        return _plain_level(page, path)
+    columns = math.ceil(page.imagewidth / page.tilewidth)
+    rows = math.ceil(page.imagelength / page.tilelength)
+    lengths = page.databytecounts
+    spill = columns * page.tilewidth - page.imagewidth
+    if len(lengths) != rows * columns or min(lengths) <= 0 or spill >= page.tilelength:
+        problems.append(
+            f"The places of the restart markers of the level of {page.imagewidth} x "
+            f"{page.imagelength} pixels contradict its size, so it is decoded as a whole."
+        )
+        _forget_intervals(page)
+        return _plain_level(page, path)
+    level = tiff.page_level(page, path)
+    return replace(level, grid=_joined(level.grid))
+
+
+def _forget_intervals(page: TiffPage) -> None:
+    """Have the page be the one strip that its tags say."""
+    page.jpegheader = None
+    page.tilewidth = page.tilelength = 0
+    page.dataoffsets = page.tags.valueof(273)
+    page.databytecounts = page.tags.valueof(279)
+
+
+def _plain_level(page: TiffPage, path: str) -> LevelLayout:
+    """Describe a page that is one JPEG, whose own size counts: small levels' tags may be wrong."""
+    level = tiff.page_level(page, path)
+    if page.compression != tiff.TIFF_JPEG or level.grid.offsets.size != 1:
+        return level
+    file = page.parent.filehandle
+    file.seek(int(level.grid.offsets[0, 0, 0]))
+    size = _jpeg_size(file.read(min(JPEG_HEAD, int(level.grid.byte_counts[0, 0, 0]))))
+    if size is None or size == (level.width, level.height):
+        return level
+    width, height = size
+    return replace(
+        level,
+        width=width,
+        height=height,
+        grid=replace(level.grid, tile_height=height, tile_width=width),
+    )
+
+
+def _jpeg_size(head: bytes) -> tuple[int, int] | None:
+    """Return width and height of a JPEG; None where they can't be found."""
+    place = 2
+    while place + 9 <= len(head) and head[place] == 0xFF:
+        if head[place + 1] in FRAME:
+            height, width = (
+                int.from_bytes(head[place + at : place + at + 2], "big") for at in (5, 7)
+            )
+            return (width, height) if width and height else None
+        place += 2 + int.from_bytes(head[place + 2 : place + 4], "big")
+    return None
+
+
+def _joined(grid: TileGrid) -> TileGrid:
+    """Make tiles of handy size of restart intervals that lie one below the other."""
+    count = min(max(1, TILE_PIXELS // (grid.tile_width * grid.tile_height)), grid.rows)
+
+    def regrouped(values: NDArray[np.int64]) -> NDArray[np.int64]:
+        padded = np.pad(values[0], ((0, -grid.rows % count), (0, 0)))
+        return padded.reshape(-1, count, grid.columns).swapaxes(0, 1)
+
+    return TileGrid(
+        grid.tile_height * count,
+        grid.tile_width,
+        regrouped(grid.offsets),
+        regrouped(grid.byte_counts),
+    )
+
+
+def _with_scaled(stored: list[LevelLayout]) -> tuple[LevelLayout, ...]:
+    """Add the levels that a JPEG decoder's smaller scales make, as OpenSlide counts them."""
+    sizes = {}
+    for level in stored:
+        sizes[level.width] = level.height
+        grid = level.grid
+        interval_height = grid.tile_height // grid.planes
+        for scale in SCALES:
+            if grid.tile_width % scale == interval_height % scale == 0:
+                sizes[level.width // scale] = level.height // scale
+    held = {level.width: level for level in stored}
+    levels: list[LevelLayout] = []
+    for width in sorted(sizes, reverse=True):
+        if width in held:
+            levels.append(held[width])
+        elif width and sizes[width]:
+            levels.append(computed_level(levels[-1], width, sizes[width]))
+    return tuple(levels)
+
+
+def _associated(
+    pages: list[TiffPage], path: str, problems: list[str]
+) -> tuple[AssociatedLayout, ...]:
+    for page in pages:
+        if _number(page, SOURCE_LENS) == MACRO:
+            try:
+                return (AssociatedLayout("macro", tiff.page_level(page, path)),)
+            except SlideError as error:
+                problems.append(f"The macro image is left out: {error}")
+    return ()
+
+
+def _properties(page: TiffPage) -> dict[str, Any]:
+    """Return what the tags say, under OpenSlide's names where it has one."""
+    found: dict[str, Any] = {}
+    for name, code in (
+        ("SourceLens", SOURCE_LENS),
+        ("XOffsetFromSlideCentre", X_OFFSET),
+        ("YOffsetFromSlideCentre", Y_OFFSET),
+    ):
+        if code in page.tags:
+            found[name] = f"{_number(page, code):.17g}"
+    reference = _text(page, REFERENCE)
+    if reference:
+        found["Reference"] = reference
+    for record in _text(page, PROPERTIES).split("\r\n"):
+        key, _, value = record.partition("=")
+        if key and value:
+            found[key] = value
+    for name, value in (page.ndpi_tags or {}).items():
+        number = isinstance(value, int | float) and math.isfinite(value)
+        if name not in KNOWN_ELSEWHERE and (number or (isinstance(value, str) and value)):
+            found.setdefault(name, value)
+    return found

@@ -1,0 +1,55 @@
+import sqlite3
+
+import pytest
+
+from napari_wsigpu import open_slide
+from napari_wsigpu.errors import NotASlideError, UnsupportedSlideError
+from tests import oracles
+
+HEADS = {
+    "slide.vms": (b"[Virtual Microscope Specimen]\r\nNoLayers=1\r\n", "a Hamamatsu VMS slide"),
+    "slide.vmu": (b"[Uncompressed Virtual Microscope Specimen]\r\n", "a Hamamatsu VMU slide"),
+    "slide.czi": (b"ZISRAWFILE\0\0\0\0\0\0", "a Zeiss CZI slide"),
+    "slide.mrxs": (b"\xff\xd8\xff\xe0\0\x10JFIF\0", "a 3DHISTECH MIRAX slide"),
+    "slide.isyntax": (b'<DataObject ObjectType="DPUfsImport">', "a Philips iSyntax slide"),
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_whose_it_is(tmp_path, name):
+    path = tmp_path / name
+    head, whose = HEADS[name]
+    path.write_bytes(head)
+    with pytest.raises(UnsupportedSlideError, match=whose) as caught:
+        open_slide(path)
+    assert str(caught.value).count(str(path)) == 1
+    assert "\n" not in str(caught.value)
+
+
+def test_a_mirax_slide_is_known_by_the_folder_beside_it(tmp_path):
+    (tmp_path / "slide").mkdir()
+    path = tmp_path / "slide.jpg"
+    path.write_bytes(b"\xff\xd8\xff\xe0")
+    with pytest.raises(NotASlideError):
+        open_slide(path)
+    (tmp_path / "slide" / "Slidedat.ini").touch()
+    with pytest.raises(UnsupportedSlideError, match="MIRAX"):
+        open_slide(path)
+
+
+def test_a_sakura_slide_is_known_by_its_table(tmp_path):
+    path = tmp_path / "slide.db"
+    with sqlite3.connect(path) as database:
+        database.execute("CREATE TABLE SVSlideDataXPO (OID INTEGER)")
+    database.close()
+    with pytest.raises(UnsupportedSlideError, match="Sakura"):
+        open_slide(path)
+
+
+@pytest.mark.parametrize("data", [b"", b"SQLite format 3\0", b"\xff\xd8\xff", bytes(128)])
+def test_no_slide(tmp_path, data):
+    path = tmp_path / "file.bin"
+    path.write_bytes(data)
+    assert not oracles.openslide_reads(path)
+    with pytest.raises(NotASlideError):
+        open_slide(path)

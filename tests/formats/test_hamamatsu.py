@@ -1,0 +1,258 @@
+import json
+
+import imagecodecs
+import numpy as np
+import pytest
+import tifffile
+
+from napari_wsigpu import open_slide
+from napari_wsigpu.errors import CorruptSlideError, TileError, UnsupportedSlideError
+from tests import ndpi, oracles, slides
+from tests.conftest import shared_slide
+
+WIDTH, HEIGHT = 384, 320
+
+
+def picture(height, width):
+    """Shapes so large that a scaled level still shows them."""
+    y, x, c = np.ogrid[:height, :width, :3]
+    return (127.5 + 120 * np.sin(y / 90 + c) * np.cos(x / (70 + 9 * c))).astype(np.uint8)
+
+
+def pyramid(steps=(1, 2, 4)):
+    pixels = picture(HEIGHT, WIDTH)
+    return [pixels if step == 1 else slides.average(pixels, step) for step in steps]
+
+
+def write(path, *, blocks=(12, 12, 0), subsampling="4:4:4", macro=True, first=12, **options):
+    """Write a pyramid whose two finer levels have restart markers."""
+    levels = pyramid()
+    pages = [
+        ndpi.level(level, count, subsampling=subsampling, **options)
+        for level, count in zip(levels, blocks, strict=True)
+    ]
+    if macro:
+        pages.append(ndpi.level(picture(40, 120), lens=-1.0))
+    pages.append(ndpi.level(picture(20, 60), lens=-2.0))
+    ndpi.write(path, pages, first=first)
+    return levels
+
+
+def same_as_openslide(path, *, mean_difference=1.5):
+    """Compare all that OpenSlide reports; scaled levels are averaged in another way."""
+    properties = oracles.openslide_properties(path)
+    with open_slide(path, "cpu") as slide, oracles.openslide.OpenSlide(path) as other:
+        assert slide.vendor == properties["openslide.vendor"] == "hamamatsu"
+        assert slide.level_dimensions == other.level_dimensions
+        assert slide.level_downsamples == other.level_downsamples
+        assert slide.mpp == tuple(float(properties[f"openslide.mpp-{axis}"]) for axis in "xy")
+        assert slide.objective == float(properties["openslide.objective-power"])
+        for index, level in enumerate(slide.levels):
+            expected = oracles.openslide_level(path, index)
+            if level.computed:
+                difference = np.abs(level[...].astype(int) - expected)
+                assert difference.mean() <= mean_difference
+            else:
+                np.testing.assert_array_equal(level[...], expected)
+        for name, value in properties.items():
+            vendor, _, key = name.partition(".")
+            if vendor == "hamamatsu":
+                assert slide.metadata[vendor][key] == value
+        for key, value in oracles.openslide_tiff_tags(path).items():
+            assert oracles.as_property(slide.metadata["tiff"][key]) == value
+        assert set(slide.associated_images) == set(other.associated_images)
+        for name, image in other.associated_images.items():
+            pixels = slide.associated_images[name].read()
+            np.testing.assert_array_equal(pixels, np.asarray(image)[..., :3])
+        return slide.layout
+
+
+class TestAgainstOpenSlide:
+    def test_a_real_slide(self):
+        layout = same_as_openslide(shared_slide("ndpi-test3-DAPI-387.ndpi"), mean_difference=0.7)
+        assert [level.computed for level in layout.levels] == [False] * 4 + [True] * 3
+        assert layout.scanner == "Hamamatsu C9600-12"
+        assert layout.scan_date == "2017-02-07T13:06:43"
+        assert layout.background == 0
+        assert not layout.problems
+
+    @pytest.mark.parametrize("subsampling", ["4:4:4", "4:2:2"])
+    @pytest.mark.parametrize("across", [1, 2, 4])
+    def test_intervals_of_any_width(self, tmp_path, across, subsampling):
+        path = tmp_path / "slide.ndpi"
+        unit = 8 if subsampling == "4:4:4" else 16
+        blocks = [level // unit // across for level in (WIDTH, WIDTH // 2)]
+        write(path, blocks=(*blocks, 0), subsampling=subsampling)
+        layout = same_as_openslide(path, mean_difference=1.5 if subsampling == "4:4:4" else 8)
+        assert layout.levels[0].grid.columns == across
+        assert layout.levels[0].grid.tile_height > 8
+        assert layout.barcode == "S-12 \xb5m"
+        assert layout.background == 255
+
+    def test_a_level_without_restart_markers(self, tmp_path):
+        path = tmp_path / "slide.ndpi"
+        write(path, blocks=(0, 0, 0))
+        layout = same_as_openslide(path)
+        assert layout.levels[0].grid.tile_height == HEIGHT
+
+    def test_levels_between_stored_ones(self, tmp_path):
+        path = tmp_path / "slide.ndpi"
+        pages = [ndpi.level(level, 6) for level in pyramid((1, 4))]
+        ndpi.write(path, pages)
+        layout = same_as_openslide(path)
+        assert [level.computed for level in layout.levels] == [False, True, False] + [True] * 3
+
+    def test_a_file_beyond_4_gib(self, tmp_path):
+        path = tmp_path / "slide.ndpi"
+        write(path, first=(1 << 32) + 4096)
+        layout = same_as_openslide(path)
+        assert int(layout.levels[0].grid.offsets.min()) > 1 << 32
+
+    def test_the_central_focal_plane(self, tmp_path):
+        path = tmp_path / "slide.ndpi"
+        pages = [
+            ndpi.level(np.ascontiguousarray(level[::turn]), 6, plane=plane)
+            for level in pyramid((1, 2))
+            for plane, turn in ((1500, -1), (0, 1), (-1500, -1))
+        ]
+        ndpi.write(path, pages)
+        layout = same_as_openslide(path)
+        assert layout.hidden_planes == 2
+
+    def test_the_jpeg_knows_its_size_better(self, tmp_path):
+        path = tmp_path / "slide.ndpi"
+        levels = pyramid()
+        tags = {256: (ndpi.LONG, 95), 257: (ndpi.LONG, 81), 278: (ndpi.LONG, 81)}
+        pages = [ndpi.level(levels[0], 12), ndpi.level(levels[2], tags=tags)]
+        ndpi.write(path, pages)
+        same_as_openslide(path)
+
+
+def test_intervals_of_two_rows_of_blocks_are_tifffiles(tmp_path):
+    """Chroma of half the height is smoothed across intervals, but not across tiles."""
+    path = tmp_path / "slide.ndpi"
+    write(path, blocks=(24, 12, 0), subsampling="4:2:0")
+    with open_slide(path, "cpu") as slide, tifffile.TiffFile(path) as file:
+        for level, page in zip(slide.levels[:3], file.pages, strict=False):
+            assert level.chunks[0] == level.shape[0]
+            np.testing.assert_array_equal(level[...], page.asarray())
+
+
+def test_parts_of_tiles(tmp_path):
+    """Tiles of a width that does not go into the level's height."""
+    path = tmp_path / "slide.ndpi"
+    pixels = picture(1000, 1024)
+    ndpi.write(path, [ndpi.level(pixels, 64)])
+    expected = oracles.openslide_level(path)
+    with open_slide(path, "cpu") as slide:
+        assert slide.levels[0].chunks[:2] == (256, 512)
+        np.testing.assert_array_equal(slide.levels[0][...], expected)
+        for top, left in ((250, 500), (990, 0), (0, 1000)):
+            found = slide.read_region((left, top), (60, 50))
+            inside = expected[top : top + 50, left : left + 60]
+            np.testing.assert_array_equal(found[: len(inside), : inside.shape[1]], inside)
+            assert (found[len(inside) :] == 255).all()
+
+
+@pytest.mark.parametrize(
+    "tags",
+    [
+        {65426: (ndpi.LONG, (700, 900)), 65432: (ndpi.LONG, (0, 0))},  # too few
+        {65426: (ndpi.LONG, tuple(range(3000, 3000 - 80, -1)))},  # backwards
+    ],
+)
+def test_wrong_places_of_markers(tmp_path, tags):
+    path = tmp_path / "slide.ndpi"
+    pixels = picture(HEIGHT, WIDTH)
+    ndpi.write(path, [ndpi.level(pixels, 24, tags=tags)])
+    with open_slide(path, "cpu") as slide:
+        (problem,) = slide.layout.problems
+        assert "restart markers" in problem
+        np.testing.assert_array_equal(slide.levels[0][...], oracles.tifffile_page(path))
+
+
+def test_gray_levels_of_16_bits(tmp_path):
+    """Stored as JPEG XR; tags still say RGB of 8 bits."""
+    path = tmp_path / "slide.ndpi"
+    levels = [slides.picture(HEIGHT // step, WIDTH // step, 1, "uint16") for step in (1, 2)]
+    pages = []
+    for pixels in levels:
+        data = imagecodecs.jpegxr_encode(pixels[..., 0], level=1.0)
+        _, tags = ndpi.level(np.zeros((*pixels.shape[:2], 3), np.uint8))
+        more = {259: (ndpi.SHORT, 22610), 279: (ndpi.LONG, len(data)), 65441: (ndpi.LONG, 17)}
+        pages.append((data, tags | more))
+    ndpi.write(path, pages)
+    with open_slide(path, "cpu") as slide, tifffile.TiffFile(path) as file:
+        assert [channel.name for channel in slide.channels] == ["gray"]
+        assert slide.layout.background == 0
+        for page, level, expected in zip(file.pages, slide.levels, levels, strict=False):
+            np.testing.assert_array_equal(page.asarray(), expected[..., 0])
+            np.testing.assert_array_equal(level[...], expected)
+
+
+def test_an_interval_that_does_not_end_at_a_marker(tmp_path):
+    path = tmp_path / "slide.ndpi"
+    data, tags = ndpi.level(picture(HEIGHT, WIDTH), 48)
+    places = list(tags[65426][1])
+    places[1] += 3
+    ndpi.write(path, [(data, tags | {65426: (ndpi.LONG, tuple(places))})])
+    with open_slide(path, "cpu") as slide, pytest.raises(TileError, match="end early"):
+        slide.read_region((0, 0), (10, 10))
+
+
+def test_a_plain_jpeg_that_is_too_large(tmp_path):
+    path = tmp_path / "slide.ndpi"
+    tags = {256: (ndpi.LONG, 60000), 257: (ndpi.LONG, 60000), 278: (ndpi.LONG, 60000)}
+    ndpi.write(path, [ndpi.level(picture(64, 64), tags=tags)])
+    with pytest.raises(UnsupportedSlideError, match="too large to decode"):
+        open_slide(path)
+
+
+def test_a_broken_macro_image_is_left_out(tmp_path):
+    path = tmp_path / "slide.ndpi"
+    tags = {256: (ndpi.LONG, 0)}
+    ndpi.write(
+        path,
+        [
+            ndpi.level(picture(HEIGHT, WIDTH), 24),
+            ndpi.level(picture(40, 120), lens=-1.0, tags=tags),
+        ],
+    )
+    with open_slide(path) as slide:
+        assert not slide.associated_images
+        (problem,) = slide.layout.problems
+        assert problem.startswith("The macro image is left out:")
+
+
+@pytest.mark.parametrize("lens", [-1.0, 0.0, float("nan"), float("inf")])
+def test_no_level(tmp_path, lens):
+    path = tmp_path / "slide.ndpi"
+    ndpi.write(path, [ndpi.level(picture(64, 64), lens=lens)])
+    with pytest.raises(CorruptSlideError, match="without a level"):
+        open_slide(path)
+
+
+@pytest.mark.parametrize(
+    ("code", "value"),
+    [
+        (65422, (ndpi.ASCII, "x")),
+        (65422, (ndpi.FLOAT, float("nan"))),
+        (65424, (ndpi.ASCII, "x")),
+        (65426, (ndpi.ASCII, "x" * 39)),
+        (65426, (ndpi.LONG, (0,) * 40)),
+        (65426, (ndpi.LONG, (1 << 31,) * 40)),
+        (65427, (ndpi.LONG, 7)),
+        (65427, (ndpi.LONG, (7,) * 40)),
+        (65449, (ndpi.LONG, (7,) * 40)),
+        (65449, (ndpi.ASCII, "=\r\n" * 10_000)),
+        (65434, (ndpi.LONG, (7,) * 40)),
+        (282, (ndpi.RATIONAL, (0, 0))),
+    ],
+)
+def test_impossible_tags(tmp_path, code, value):
+    path = tmp_path / "slide.ndpi"
+    data, tags = ndpi.level(picture(HEIGHT, WIDTH), 48)
+    ndpi.write(path, [(data, tags | {code: value})])
+    with open_slide(path, "cpu") as slide:
+        json.dumps(slide.metadata, allow_nan=False)
+        np.testing.assert_array_equal(slide.levels[0][...], oracles.tifffile_page(path))

@@ -1,0 +1,57 @@
+import pytest
+
+from napari_wsigpu.formats import markup
+
+
+@pytest.mark.parametrize(
+    "xml",
+    [
+        None,
+        "",
+        "<a>",
+        "text",
+        "<a>\0</a>",
+        '<!DOCTYPE x [<!ENTITY a "aa"><!ENTITY b "&a;&a;">]><x>&b;</x>',
+        '<!DOCTYPE x [<!ENTITY a SYSTEM "file:///etc/hostname">]><x>&a;</x>',
+    ],
+)
+def test_what_is_no_xml_or_hostile(xml):
+    assert markup.parse(xml) is None
+
+
+def test_what_is_longer_than_any_honest_one():
+    assert markup.parse(f'<a b="{"x" * markup.LONGEST}"/>') is None
+
+
+@pytest.mark.parametrize(
+    ("xml", "expected"),
+    [
+        ("<a/>", ""),
+        ("<a> b </a>", "b"),
+        ('<?xml version="1.0" encoding="utf-16"?><a>\xb5</a>', "\xb5"),
+        ('<a b="1"/>', {"b": "1"}),
+        ('<a b="1">c</a>', {"b": "1", "text": "c"}),
+        ("<a><b>1</b><b>2</b><c/></a>", {"b": ["1", "2"], "c": ""}),
+        ('<a b="1"><b>2</b></a>', {"b": ["1", "2"]}),
+        ('<n:a xmlns:n="u" n:b="1"><n:c>2</n:c></n:a>', {"b": "1", "c": "2"}),
+    ],
+)
+def test_nested(xml, expected):
+    assert markup.nested(markup.parse(xml)) == expected
+
+
+def test_what_lies_too_deep_is_left_out():
+    found = markup.nested(markup.parse("<a>" * 100_000 + "</a>" * 100_000))
+    depth = 0
+    while found:
+        found, depth = found.get("a"), depth + 1
+    assert depth == markup.DEEPEST
+
+
+def test_texts_of_children():
+    root = markup.parse('<a xmlns="u"><b> 1 </b><b>2</b><c/></a>')
+    assert markup.text(root, "b") == "1"
+    assert markup.text(root, "c") is None
+    assert markup.text(root, "d") is None
+    assert markup.text(None, "b") is None
+    assert len(list(markup.children(root, "b"))) == 2
