@@ -15,6 +15,7 @@ import numpy as np
 from napari_wsigpu.ahead import read_ahead
 from napari_wsigpu.associated import AssociatedImage
 from napari_wsigpu.codecs.choose import choose_decoder
+from napari_wsigpu.codecs.color import EmbeddedProfile, wants_srgb
 from napari_wsigpu.codecs.device import Window
 from napari_wsigpu.engine.level import LevelArray
 from napari_wsigpu.engine.log import TileLog
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from napari_wsigpu.codecs.color import Color
     from napari_wsigpu.engine.span import Span
     from napari_wsigpu.formats.layout import Channel, LevelLayout, SlideLayout
 
@@ -90,6 +92,7 @@ class Slide:
         self._idle = threading.Condition()
         self._reading = 0
         self._closed = False
+        self._display_color: Color = "stored"
         decoder = choose_decoder(layout)
         self._source = FileSource(layout.path, layout.file_size, layout.modified_ns)
         self._pyramid = (*layout.levels, *layout.computed_levels(LARGEST_OVERVIEW))
@@ -101,10 +104,15 @@ class Slide:
         self._reader = RegionReader(
             self._number, layout, images, self._source, decoder, self._log, device
         )
+        first = layout.levels[0]
+        self._profile = self._embedded("", first, layout.icc, rgb=layout.rgb)
         self.levels = tuple(self.level_array(index) for index in range(self.level_count))
         self.associated_images: Mapping[str, AssociatedImage] = {
             item.name: AssociatedImage(
-                item, self.level_array(-1 - index), decoder.refusal(item.image.encoding)
+                item,
+                self.level_array(-1 - index),
+                decoder.refusal(item.image.encoding),
+                self._embedded(f"The {item.name} image of ", item.image, item.icc, rgb=True),
             )
             for index, item in enumerate(layout.associated)
         }
@@ -188,8 +196,27 @@ class Slide:
         place = self.layout.icc
         if place is None:
             return None
-        profile: bytes = self._guarded(lambda: bytes(self._source.read([place])[0]))
-        return profile
+        return self._read_bytes(place)
+
+    @property
+    def display_color(self) -> Color:
+        """What the layers of a viewer show: pixels as ``"stored"``, or in ``"srgb"``.
+
+        sRGB is by the slide's ICC profile. `levels` always are as stored; tolerant levels made by
+        `level_array` follow this. A pickled slide keeps it.
+
+        Raises
+        ------
+        SlideError
+            If it is set to sRGB, and the slide has no profile that can be applied.
+        """
+        return self._display_color
+
+    @display_color.setter
+    def display_color(self, color: Color) -> None:
+        if wants_srgb(color):
+            self._profile.profile()
+        self._display_color = color
 
     # Pixels
 
@@ -202,6 +229,7 @@ class Slide:
         *,
         out: Any = None,
         stream: Any = None,
+        color: Color = "stored",
     ) -> Any:
         """Read a rectangle, as OpenSlide counts it.
 
@@ -220,6 +248,9 @@ class Slide:
             Device memory for the pixels: of this region's shape and type, C-contiguous.
         stream : int or cupy.cuda.Stream, optional
             CUDA stream to work on instead of one of our own. It is synchronised.
+        color : {"stored", "srgb"}
+            Pixels as they are, or in sRGB by the slide's ICC profile. The first such read takes
+            some tenths of a second longer.
 
         Returns
         -------
@@ -232,14 +263,17 @@ class Slide:
             If the region, level or device can't be.
         TileError
             If a tile in the region can't be decoded.
+        UnsupportedSlideError
+            If sRGB is asked for, and the slide has no profile that can be applied.
         SlideError
             If the file can't be read.
         """
+        table = self._profile.table(color)
         window = self._window(location, size, level)
         if device == "cpu":
             if out is not None or stream is not None:
                 raise RegionError("out and stream are for pixels on a device; use device='cuda'.")
-            return self._guarded(partial(self._reader.read_window, level, window))
+            return self._guarded(partial(self._reader.read_window, level, window, table))
         if out is not None:
             _check_out(
                 out,
@@ -247,7 +281,7 @@ class Slide:
                 self._images[level].dtype,
             )
         return self._guarded(
-            partial(self._reader.read_to_device, level, window, device, out, stream)
+            partial(self._reader.read_to_device, level, window, device, out, stream, table)
         )
 
     def read_regions(
@@ -263,6 +297,7 @@ class Slide:
         shuffle: bool = False,
         seed: int = 0,
         drop_last: bool = False,
+        color: Color = "stored",
     ) -> Iterator[Any]:
         """Read many rectangles of one size, decoding ahead of the caller.
 
@@ -288,6 +323,8 @@ class Slide:
             Seed of that order.
         drop_last : bool
             Leave out a last batch that is smaller than the others.
+        color : {"stored", "srgb"}
+            As in `read_region`.
 
         Yields
         ------
@@ -301,7 +338,7 @@ class Slide:
             As `read_region` does, when the region's turn comes.
         """
         return read_ahead(
-            partial(self.read_region, size=size, level=level, device=device),
+            partial(self.read_region, size=size, level=level, device=device, color=color),
             locations,
             room=partial(self._batch_room, size, level) if device == "cpu" else None,
             batch_size=batch_size,
@@ -324,7 +361,8 @@ class Slide:
         channel : int, optional
             Show this channel alone, as a two-dimensional array.
         tolerant : bool
-            Show tiles that can't be decoded as background instead of raising.
+            For a viewer: show tiles that can't be decoded as background instead of raising,
+            and levels in the slide's `display_color`.
         """
         layout = self._images.get(index)
         if layout is None or (channel is not None and not 0 <= channel < layout.channels):
@@ -334,10 +372,15 @@ class Slide:
             )
 
         def read(rows: Span, columns: Span, channel: int | None) -> NDArray[Any]:
+            shown = self.display_color if tolerant and index >= 0 else "stored"
+            table = self._profile.table(shown)
+            wanted = channel if table is None else None
             pixels: NDArray[Any] = self._guarded(
-                partial(self._reader.read, index, rows, columns, channel, tolerant=tolerant)
+                partial(
+                    self._reader.read, index, rows, columns, wanted, tolerant=tolerant, table=table
+                )
             )
-            return pixels
+            return pixels if wanted == channel else pixels[..., channel]
 
         return LevelArray(layout, read, self, index, channel, tolerant=tolerant)
 
@@ -368,6 +411,7 @@ class Slide:
         self._source.release()
         self.clear_cache()
         self._reader.release()
+        self._profile.release()
 
     def close(self) -> None:
         """Let go of everything for good; may be called twice.
@@ -381,6 +425,7 @@ class Slide:
             self._idle.wait_for(lambda: self._reading == 0)
         self.clear_cache()
         self._reader.release()
+        self._profile.release()
 
     def __enter__(self) -> Slide:
         return self
@@ -397,8 +442,9 @@ class Slide:
     def __deepcopy__(self, memo: dict[int, Any]) -> Slide:
         return self
 
-    def __reduce__(self) -> tuple[type[Slide], tuple[SlideLayout, str]]:
-        return type(self), (self.layout, self._device)
+    def __reduce__(self) -> tuple[type[Slide], tuple[SlideLayout, str], dict[str, Color]]:
+        state: dict[str, Color] = {"_display_color": self._display_color}
+        return type(self), (self.layout, self._device), state
 
     def __repr__(self) -> str:
         width, height = self.dimensions
@@ -428,6 +474,15 @@ class Slide:
                 f"A batch of {count} regions of {window.width} x {window.height} pixels doesn't "
                 "fit into memory; use a smaller batch_size."
             ) from None
+
+    def _embedded(
+        self, name: str, image: LevelLayout, place: tuple[int, int] | None, *, rgb: bool
+    ) -> EmbeddedProfile:
+        return EmbeddedProfile(f"{name}'{self.path}'", image, place, self._read_bytes, rgb=rgb)
+
+    def _read_bytes(self, place: tuple[int, int]) -> bytes:
+        data: bytes = self._guarded(lambda: bytes(self._source.read([place])[0]))
+        return data
 
     def _guarded(self, read: Callable[[], Any]) -> Any:
         """Read while the slide is open, and keep it open meanwhile."""
