@@ -29,6 +29,8 @@ from tests.icc import ADOBE, GAMMA, PROFILES, SRGB
 HEIGHT, WIDTH = 331, 473
 PROFILE = PROFILES["table"]
 ICC_PROFILE = 34675
+CIELAB = 8
+BACKGROUND = 200  # black and white stay what they are in sRGB
 
 
 def in_srgb(pixels, profile=PROFILE):
@@ -46,12 +48,17 @@ def write(path, pixels=None, **options):
     return path
 
 
+def on_gray(path, device="cpu"):
+    """Open a slide whose background is gray."""
+    return Slide(replace(describe(path), background=BACKGROUND), device)
+
+
 def with_profile(path, profile=PROFILE, device="cpu"):
-    """Open a slide that has no profile with one."""
+    """Open a slide that has no profile with one, on gray."""
     with path.open("ab") as file:
         place = (file.tell(), len(profile))
         file.write(profile)
-    return Slide(replace(describe(path), icc=place), device)
+    return Slide(replace(describe(path), icc=place, background=BACKGROUND), device)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -67,11 +74,17 @@ def path(tmp_path):
 
 @pytest.fixture
 def slide(path):
-    with open_slide(path, device="cpu") as slide:
+    with on_gray(path) as slide:
         yield slide
 
 
 class TestReadRegion:
+    def test_what_lies_outside_has_its_colour_too(self, slide):
+        gray = np.full((1, 1, 3), BACKGROUND, np.uint8)
+        assert (in_srgb(gray) != gray).any()
+        outside = slide.read_region((-50, -50), (9, 8), color="srgb")
+        np.testing.assert_array_equal(outside, np.broadcast_to(in_srgb(gray), (8, 9, 3)))
+
     @pytest.mark.parametrize("level", [0, 1])
     @pytest.mark.parametrize(
         ("place", "size"),
@@ -132,7 +145,7 @@ class TestReadRegion:
         page = tiffbytes.page(pixels, encode, tile=(64, 64), compression=7)
         page.tags[ICC_PROFILE] = (tiffbytes.UNDEFINED, PROFILE)
         path = tiffbytes.write(tmp_path / "slide.tif", [page])
-        with open_slide(path, device="cpu") as slide:
+        with on_gray(path) as slide:
             with pytest.raises(TileError):
                 slide.read_region((0, 0), slide.dimensions, color="srgb")
             level = slide.level_array(0, tolerant=True)
@@ -286,9 +299,13 @@ class TestAssociatedImage:
             place = (file.tell(), len(ADOBE))
             file.write(ADOBE)
         layout = describe(path)
-        associated = tuple(
-            replace(item, icc=place if item.name == "macro" else None) for item in layout.associated
+        label, macro = (
+            next(item for item in layout.associated if item.name == name)
+            for name in ("label", "macro")
         )
+        encoding = replace(macro.image.encoding, photometric=CIELAB)
+        lab = replace(macro, name="lab", icc=place, image=replace(macro.image, encoding=encoding))
+        associated = (label, replace(macro, icc=place), lab)
         with Slide(replace(layout, associated=associated)) as slide:
             yield slide
 
@@ -297,6 +314,10 @@ class TestAssociatedImage:
         stored = image.read()
         np.testing.assert_array_equal(image.read(color="srgb"), in_srgb(stored, ADOBE))
         np.testing.assert_array_equal(image.read("stored"), stored)
+
+    def test_other_pixels(self, slide):
+        with pytest.raises(UnsupportedSlideError, match="not 8-bit RGB"):
+            slide.associated_images["lab"].read(color="srgb")
 
     def test_no_profile(self, slide):
         with pytest.raises(UnsupportedSlideError, match=r"The label image of .* no ICC profile"):
@@ -318,7 +339,7 @@ class TestDevice:
         )
         page.tags[ICC_PROFILE] = (tiffbytes.UNDEFINED, PROFILE)
         path = tiffbytes.write(tmp_path / "slide.tif", [page])
-        with open_slide(path, device="cuda") as slide:
+        with on_gray(path, "cuda") as slide:
             yield slide
 
     @pytest.mark.parametrize(
@@ -329,7 +350,7 @@ class TestDevice:
         for color in ("srgb", "stored", "srgb"):
             for device in ("cuda", "cpu"):
                 found = slide.read_region(place, size, device=device, color=color)
-                with open_slide(slide.path, device="cpu") as other:
+                with on_gray(slide.path) as other:
                     expected = other.read_region(place, size, color=color)
                 np.testing.assert_array_equal(found, expected)
         assert slide.stats()["decoded"].get("nvimagecodec")

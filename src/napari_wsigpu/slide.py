@@ -22,6 +22,7 @@ from napari_wsigpu.engine.log import TileLog
 from napari_wsigpu.engine.reader import RegionReader
 from napari_wsigpu.errors import LevelError, RegionError, SlideClosedError
 from napari_wsigpu.formats.describe import describe
+from napari_wsigpu.formats.tiff import RGB, YCBCR
 from napari_wsigpu.storage.file import FileSource
 
 if TYPE_CHECKING:
@@ -112,7 +113,12 @@ class Slide:
                 item,
                 self.level_array(-1 - index),
                 decoder.refusal(item.image.encoding),
-                self._embedded(f"The {item.name} image of ", item.image, item.icc, rgb=True),
+                self._embedded(
+                    f"The {item.name} image of ",
+                    item.image,
+                    item.icc,
+                    rgb=item.image.encoding.photometric in (RGB, YCBCR),
+                ),
             )
             for index, item in enumerate(layout.associated)
         }
