@@ -1,6 +1,7 @@
 """Compare regions decoded on the GPU with the CPU, with peers, and with the engine alone.
 
-Usage: ``python benchmarks/gpu.py [fidelity viewport proof sweep jpeg2000 cores] [--json OUT]``
+Usage: ``python benchmarks/gpu.py [PART ...] [--json OUT]``; the parts, all by default, are
+fidelity, viewport, color, proof, sweep, jpeg2000 and cores.
 
 Needs a CUDA device. cuCIM and OpenSlide are measured in the same run where they are installed;
 every reader reads the same random, unaligned regions: a few in a row, as who moves in a slide
@@ -29,6 +30,7 @@ import cupy
 import imagecodecs
 import numpy as np
 
+from color import COLORS, open_profiled
 from common import SLIDES, ensure_slide, print_table, write_json
 from napari_wsigpu import open_slide
 from napari_wsigpu.codecs import verify
@@ -59,6 +61,7 @@ def main() -> None:
     parts: dict[str, Callable[[argparse.Namespace], Any]] = {
         "fidelity": fidelity,
         "viewport": viewport,
+        "color": color,
         "proof": proof,
         "sweep": sweep,
         "jpeg2000": jpeg2000,
@@ -275,6 +278,33 @@ def time_regions(
     print_table(
         f"{size} x {size}, {tile} x {tile} JPEG tiles", ("reader", "median ms", "best"), rows
     )
+    return found
+
+
+def color(given: argparse.Namespace) -> list[dict[str, Any]]:
+    """Time regions as they are stored and in sRGB, with and without decoding."""
+    path = ensure_slide(given.slides, SIDE, "jpeg", 256)
+    found = []
+    with open_profiled(path, "cuda") as slide:
+        slide.read_region((0, 0), (1, 1), device="cuda", color="srgb")
+
+        def read(device: str, shown: Any, warm: bool, x: int, y: int, size: int) -> Any:
+            region = partial(slide.read_region, (x, y), (size, size), device=device, color=shown)
+            slide.clear_cache()
+            if warm:
+                region()
+            return timed(region)
+
+        readers: dict[str, Callable[[int, int, int], Any]] = {
+            f"{'cached' if warm else 'cold'}, to {device}, {shown}": partial(
+                read, device, shown, warm
+            )
+            for warm in (False, True)
+            for device in ("cuda", "cpu")
+            for shown in COLORS
+        }
+        for size in SIZES:
+            found += time_regions(readers, 256, size)
     return found
 
 

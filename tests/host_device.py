@@ -122,12 +122,24 @@ class HostDevice:
     def rows(self, table, stream):
         return np.array(table)
 
+    def colors(self, table):
+        return table.colors
+
     def paste(self, tiles, tile, level, pixels, window, stream):
+        self._paste(tiles, tile, level, pixels, window)
+
+    def paste_colors(self, tiles, tile, level, pixels, window, colors, stream):
+        assert window.channel is None
+        self._paste(tiles, tile, level, pixels, window, colors)
+
+    def _paste(self, tiles, tile, level, pixels, window, colors=None):
         shape = (tile.height, tile.width, tile.channels)
         for address, row, column in tiles[:, :3].tolist():
             source = at(address, shape, tile.dtype)
             if window.channel is not None:
                 source = source[..., window.channel]
+            if colors is not None:
+                source = in_colors(source, colors)
             top, left = row * tile.height, column * tile.width
             y0, y1 = max(top, window.top), min(top + tile.height, window.top + window.height)
             x0, x1 = max(left, window.left), min(left + tile.width, window.left + window.width)
@@ -178,6 +190,14 @@ class HostDevice:
 
     def staging(self, count, size):
         return np.empty((count, size), np.uint8)
+
+
+def in_colors(pixels, colors):
+    """Return RGB or RGBA pixels whose colours were looked up."""
+    red, green, blue = np.moveaxis(pixels[..., :3].astype(np.int64), -1, 0)
+    found = colors[red + 256 * green + 65536 * blue]
+    new = [found & 255, found >> 8 & 255, found >> 16 & 255]
+    return np.concatenate([np.stack(new, -1).astype(np.uint8), pixels[..., 3:]], -1)
 
 
 class HostStreams:

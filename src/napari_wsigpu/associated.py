@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from napari_wsigpu.codecs.color import wants_srgb
 from napari_wsigpu.errors import UnsupportedSlideError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from napari_wsigpu.codecs.color import Color, EmbeddedProfile
     from napari_wsigpu.engine.level import LevelArray
     from napari_wsigpu.formats.layout import AssociatedLayout
 
@@ -24,14 +26,26 @@ class AssociatedImage:
         (width, height) in pixels.
     """
 
-    def __init__(self, layout: AssociatedLayout, array: LevelArray, refusal: str | None) -> None:
+    def __init__(
+        self,
+        layout: AssociatedLayout,
+        array: LevelArray,
+        refusal: str | None,
+        profile: EmbeddedProfile,
+    ) -> None:
         self.name = layout.name
         self.size = (layout.image.width, layout.image.height)
         self._array = array
         self._refusal = refusal
+        self._profile = profile
 
-    def read(self) -> NDArray[Any]:
+    def read(self, color: Color = "stored") -> NDArray[Any]:
         """Decode the whole picture.
+
+        Parameters
+        ----------
+        color : {"stored", "srgb"}
+            Pixels as they are, or in sRGB by the picture's own ICC profile.
 
         Returns
         -------
@@ -40,14 +54,17 @@ class AssociatedImage:
         Raises
         ------
         SlideError
-            If it can't be read or decoded.
+            If it can't be read or decoded, or has no profile that can be applied.
         """
         if self._refusal is not None:
             raise UnsupportedSlideError(
                 f"The {self.name} image of '{self._array.slide.path}' can't be decoded: "
                 f"{self._refusal}; the slide itself can."
             )
-        return self._array[...]
+        if not wants_srgb(color):
+            return self._array[...]
+        self._profile.profile()
+        return self._profile.converted(self._array[...])
 
     def __repr__(self) -> str:
         return f"<AssociatedImage {self.name} {self.size[0]} x {self.size[1]}>"

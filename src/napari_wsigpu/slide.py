@@ -15,6 +15,7 @@ import numpy as np
 from napari_wsigpu.ahead import read_ahead
 from napari_wsigpu.associated import AssociatedImage
 from napari_wsigpu.codecs.choose import choose_decoder
+from napari_wsigpu.codecs.color import EmbeddedProfile, wants_srgb
 from napari_wsigpu.codecs.device import Window
 from napari_wsigpu.engine.canvas import parts_of
 from napari_wsigpu.engine.level import LevelArray
@@ -22,6 +23,7 @@ from napari_wsigpu.engine.log import TileLog
 from napari_wsigpu.engine.reader import RegionReader
 from napari_wsigpu.errors import LevelError, RegionError, SlideClosedError
 from napari_wsigpu.formats.describe import describe
+from napari_wsigpu.formats.tiff import RGB, YCBCR
 from napari_wsigpu.storage.file import FileSource
 from napari_wsigpu.storage.files import FilesSource
 from napari_wsigpu.storage.memory import MemorySource
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from napari_wsigpu.codecs.color import Color
     from napari_wsigpu.engine.span import Span
     from napari_wsigpu.formats.layout import Channel, LevelLayout, SlideLayout
     from napari_wsigpu.storage.source import ByteSource
@@ -95,6 +98,7 @@ class Slide:
         self._idle = threading.Condition()
         self._reading = 0
         self._closed = False
+        self._display_color: Color = "stored"
         decoder = choose_decoder(layout)
         self._source = _source_of(layout)
         self._pyramid = (*layout.levels, *layout.computed_levels(LARGEST_OVERVIEW))
@@ -111,15 +115,25 @@ class Slide:
             return RegionReader(self._number, layout, images, source, decoder, self._log, device)
 
         self._reader = reader(self._source)
-        self._embedded = {
+        self._of_memory = {
             -1 - i: reader(MemorySource(item.data))
             for i, item in enumerate(layout.associated)
             if item.data is not None
         }
+        first = layout.levels[0]
+        self._profile = self._profile_of("", first, layout.icc, rgb=layout.rgb)
         self.levels = tuple(self.level_array(index) for index in range(self.level_count))
         self.associated_images: Mapping[str, AssociatedImage] = {
             item.name: AssociatedImage(
-                item, self.level_array(-1 - index), decoder.refusal(item.image.encoding)
+                item,
+                self.level_array(-1 - index),
+                decoder.refusal(item.image.encoding),
+                self._profile_of(
+                    f"The {item.name} image of ",
+                    item.image,
+                    item.icc,
+                    rgb=item.image.encoding.photometric in (RGB, YCBCR),
+                ),
             )
             for index, item in enumerate(layout.associated)
         }
@@ -201,10 +215,27 @@ class Slide:
             If the file can't be read.
         """
         place = self.layout.icc
-        if place is None or isinstance(place, bytes):
-            return place
-        profile: bytes = self._guarded(lambda: bytes(self._source.read([place])[0]))
-        return profile
+        return None if place is None else self._read_bytes(place)
+
+    @property
+    def display_color(self) -> Color:
+        """What the layers of a viewer show: pixels as ``"stored"``, or in ``"srgb"``.
+
+        sRGB is by the slide's ICC profile. `levels` always are as stored; tolerant levels made by
+        `level_array` follow this. A pickled slide keeps it.
+
+        Raises
+        ------
+        SlideError
+            If it is set to sRGB, and the slide has no profile that can be applied.
+        """
+        return self._display_color
+
+    @display_color.setter
+    def display_color(self, color: Color) -> None:
+        if wants_srgb(color):
+            self._profile.profile()
+        self._display_color = color
 
     # Pixels
 
@@ -217,6 +248,7 @@ class Slide:
         *,
         out: Any = None,
         stream: Any = None,
+        color: Color = "stored",
     ) -> Any:
         """Read a rectangle, as OpenSlide counts it.
 
@@ -235,6 +267,9 @@ class Slide:
             Device memory for the pixels: of this region's shape and type, C-contiguous.
         stream : int or cupy.cuda.Stream, optional
             CUDA stream to work on instead of one of our own. It is synchronised.
+        color : {"stored", "srgb"}
+            Pixels as they are, or in sRGB by the slide's ICC profile. The first such read takes
+            some tenths of a second longer.
 
         Returns
         -------
@@ -247,14 +282,17 @@ class Slide:
             If the region, level or device can't be.
         TileError
             If a tile in the region can't be decoded.
+        UnsupportedSlideError
+            If sRGB is asked for, and the slide has no profile that can be applied.
         SlideError
             If the file can't be read.
         """
+        table = self._profile.table(color)
         window = self._window(location, size, level)
         if device == "cpu":
             if out is not None or stream is not None:
                 raise RegionError("out and stream are for pixels on a device; use device='cuda'.")
-            return self._guarded(partial(self._reader.read_window, level, window))
+            return self._guarded(partial(self._reader.read_window, level, window, table))
         if out is not None:
             _check_out(
                 out,
@@ -262,7 +300,7 @@ class Slide:
                 self._images[level].dtype,
             )
         return self._guarded(
-            partial(self._reader.read_to_device, level, window, device, out, stream)
+            partial(self._reader.read_to_device, level, window, device, out, stream, table)
         )
 
     def read_regions(
@@ -278,6 +316,7 @@ class Slide:
         shuffle: bool = False,
         seed: int = 0,
         drop_last: bool = False,
+        color: Color = "stored",
     ) -> Iterator[Any]:
         """Read many rectangles of one size, decoding ahead of the caller.
 
@@ -303,6 +342,8 @@ class Slide:
             Seed of that order.
         drop_last : bool
             Leave out a last batch that is smaller than the others.
+        color : {"stored", "srgb"}
+            As in `read_region`.
 
         Yields
         ------
@@ -316,7 +357,7 @@ class Slide:
             As `read_region` does, when the region's turn comes.
         """
         return read_ahead(
-            partial(self.read_region, size=size, level=level, device=device),
+            partial(self.read_region, size=size, level=level, device=device, color=color),
             locations,
             room=partial(self._batch_room, size, level) if device == "cpu" else None,
             batch_size=batch_size,
@@ -339,7 +380,8 @@ class Slide:
         channel : int, optional
             Show this channel alone, as a two-dimensional array.
         tolerant : bool
-            Show tiles that can't be decoded as background instead of raising.
+            For a viewer: show tiles that can't be decoded as background instead of raising,
+            and levels in the slide's `display_color`.
         """
         layout = self._images.get(index)
         if layout is None or (channel is not None and not 0 <= channel < layout.channels):
@@ -348,13 +390,16 @@ class Slide:
                 f"{len(self._pyramid)} levels of {self._pyramid[0].channels} channel(s)."
             )
 
-        reader = self._embedded.get(index, self._reader)
+        reader = self._of_memory.get(index, self._reader)
 
         def read(rows: Span, columns: Span, channel: int | None) -> NDArray[Any]:
+            shown = self.display_color if tolerant and index >= 0 else "stored"
+            table = self._profile.table(shown)
+            wanted = channel if table is None else None
             pixels: NDArray[Any] = self._guarded(
-                partial(reader.read, index, rows, columns, channel, tolerant=tolerant)
+                partial(reader.read, index, rows, columns, wanted, tolerant=tolerant, table=table)
             )
-            return pixels
+            return pixels if wanted == channel else pixels[..., channel]
 
         return LevelArray(layout, read, self, index, channel, tolerant=tolerant)
 
@@ -414,8 +459,9 @@ class Slide:
     def __deepcopy__(self, memo: dict[int, Any]) -> Slide:
         return self
 
-    def __reduce__(self) -> tuple[type[Slide], tuple[SlideLayout, str]]:
-        return type(self), (self.layout, self._device)
+    def __reduce__(self) -> tuple[type[Slide], tuple[SlideLayout, str], dict[str, Color]]:
+        state: dict[str, Color] = {"_display_color": self._display_color}
+        return type(self), (self.layout, self._device), state
 
     def __repr__(self) -> str:
         width, height = self.dimensions
@@ -447,8 +493,20 @@ class Slide:
             ) from None
 
     def _release_readers(self) -> None:
-        for reader in (self._reader, *self._embedded.values()):
+        for reader in (self._reader, *self._of_memory.values()):
             reader.release()
+        self._profile.release()
+
+    def _profile_of(
+        self, name: str, image: LevelLayout, icc: tuple[int, int] | bytes | None, *, rgb: bool
+    ) -> EmbeddedProfile:
+        return EmbeddedProfile(f"{name}'{self.path}'", image, icc, self._read_bytes, rgb=rgb)
+
+    def _read_bytes(self, place: tuple[int, int] | bytes) -> bytes:
+        if isinstance(place, bytes):
+            return place
+        data: bytes = self._guarded(lambda: bytes(self._source.read([place])[0]))
+        return data
 
     def _guarded(self, read: Callable[[], Any]) -> Any:
         """Read while the slide is open, and keep it open meanwhile."""

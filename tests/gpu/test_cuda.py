@@ -20,6 +20,7 @@ import tifffile
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.codecs import choose
+from napari_wsigpu.codecs.color import ColorProfile
 from napari_wsigpu.codecs.cuda import CudaDevice, PinnedMemory
 from napari_wsigpu.codecs.device import TileFormat, Window
 from napari_wsigpu.codecs.jpeg import Stacking, header_length, read_header
@@ -28,6 +29,8 @@ from napari_wsigpu.engine import device_cache, device_reader
 from napari_wsigpu.errors import DeviceError, RegionError, SlideReadError
 from tests import slides, tiffbytes
 from tests.host_device import HostDevice, WrappedDecoder
+from tests.icc import PROFILES
+from tests.test_display_color import in_srgb, with_profile
 from tests.tiffbytes import UNDEFINED
 
 pytestmark = pytest.mark.gpu
@@ -183,6 +186,62 @@ def test_paste_of_nothing(device, stream):
     device.paste(nothing, tile, (4, 5), pixels, Window(0, 0, 4, 5), stream)
     stream.synchronize()
     assert (pixels.get() == 9).all()
+
+
+@pytest.fixture(scope="module")
+def table():
+    """What an ICC profile makes of each colour."""
+    return ColorProfile(PROFILES["table"], "slide").table()
+
+
+@pytest.mark.parametrize("channels", [3, 4])
+def test_paste_in_other_colours(device, table, channels):
+    """The same windows as `test_paste` has, at every kind of offset."""
+    tile = TileFormat(6, 10, channels, "uint8")
+    level = (3 * 6 - 2, 4 * 10 - 3)
+    rng = np.random.default_rng(channels)
+    both = OnBoth(device, tile, rng.integers(0, 256, (12, 6, 10, channels)).astype(np.uint8))
+    places = np.array(list(np.ndindex(3, 4)))
+    windows = [(0, 0, *level), (-3, -4, 30, 50), (17, 36, 4, 5), (5, 9, 1, 1), (100, 100, 3, 3)]
+    windows += [
+        (*rng.integers(-12, 45, 2).tolist(), *rng.integers(1, 40, 2).tolist()) for _ in range(80)
+    ]
+    for window in windows:
+        chosen = rng.permutation(12)[: rng.integers(1, 13)]
+        found = device.empty((*window[2:], channels), "uint8")
+        device.fill(found, 77, both.stream)
+        expected = both.host.empty((*window[2:], channels), "uint8")
+        for each, rows, pixels in zip(
+            (device, both.host), both.rows(places, chosen), (found, expected), strict=True
+        ):
+            colors = each.colors(table)
+            each.paste_colors(rows, tile, level, pixels, Window(*window), colors, both.stream)
+        both.stream.synchronize()
+        np.testing.assert_array_equal(found.get(), expected)
+
+
+def test_every_colour_is_looked_up(device, stream, table):
+    pixels = np.arange(1 << 24, dtype="<u4").view(np.uint8).reshape(4096, 4096, 4)
+    address, memory = device.allocate(pixels.size)
+    device.upload(address, pixels, stream)
+    found = device.empty(pixels.shape, "uint8")
+    tile = TileFormat(4096, 4096, 4, "uint8")
+    rows = device.rows(np.array([(address, 0, 0)], np.int64), stream)
+    colors = device.colors(table)
+    device.paste_colors(rows, tile, (4096, 4096), found, Window(0, 0, 4096, 4096), colors, stream)
+    stream.synchronize()
+    np.testing.assert_array_equal(found.get(), table.recolored(pixels))
+    del memory
+
+
+def test_a_table_is_copied_once_and_not_kept(device):
+    table = ColorProfile(PROFILES["gamma"], "slide").table()
+    colors = device.colors(table)
+    assert device.colors(table) is colors
+    kept = len(device._colors)
+    del table
+    gc.collect()
+    assert len(device._colors) == kept - 1
 
 
 def all_chroma(lumas):
@@ -465,6 +524,22 @@ class TestPixels:
             found = slide.levels[0][...]
             assert difference(found, cpu.levels[0][...]) <= TOLERANCES[jpeg_path]
             assert slide.stats()["decoded"] == {"cpu": 0, "nvimagecodec": 320}
+
+    @pytest.mark.parametrize("kind", ["4:2:0", "JPEG 2000", "uncompressed"])
+    def test_in_srgb(self, tmp_path, kind):
+        """On the device and on the host: what LittleCMS makes of the stored pixels."""
+        path = tmp_path / "slide.tif"
+        write(path, kind)
+        with with_profile(path, device="cuda") as slide:
+            for place in ((0, 0), (-30, -40), (WIDTH - 200, HEIGHT - 100)):
+                stored = slide.read_region(place, (300, 400))
+                for color, expected in (("srgb", in_srgb(stored)), ("stored", stored)):
+                    for _ in ("cold", "warm"):
+                        found = slide.read_region(place, (300, 400), device="cuda", color=color)
+                        np.testing.assert_array_equal(found.get(), expected)
+                        found = slide.read_region(place, (300, 400), color=color)
+                        np.testing.assert_array_equal(found, expected)
+                slide.clear_cache()
 
     def test_empty_and_far_regions(self, jpeg):
         slide, _ = jpeg

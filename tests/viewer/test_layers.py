@@ -11,6 +11,8 @@ from napari_wsigpu.privacy import masked
 from napari_wsigpu.viewer.layers import slide_layers
 from napari_wsigpu.viewer.sample import sample_path
 from tests import leica, philips, slides
+from tests.icc import ADOBE
+from tests.test_display_color import in_srgb, with_profile, write
 
 
 def test_rgb_slide_is_one_layer_in_micrometres():
@@ -34,6 +36,15 @@ def test_metadata_hides_what_can_name_a_patient():
         text = json.dumps(attributes["metadata"])
         for key in ("Filename", "Date", "User", "Title"):
             assert slide.metadata["aperio"][key] not in text
+
+
+def test_layers_follow_the_display_color(tmp_path):
+    with with_profile(write(tmp_path / "slide.tif"), ADOBE) as slide:
+        [(levels, _, _)] = slide_layers(slide)
+        stored = [np.asarray(level) for level in levels]
+        slide.display_color = "srgb"
+        for level, pixels in zip(levels, stored, strict=True):
+            np.testing.assert_array_equal(np.asarray(level), in_srgb(pixels, ADOBE))
 
 
 def test_channels_are_layers_with_names_and_limits(write_channels):

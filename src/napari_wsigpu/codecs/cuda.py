@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike, NDArray
 
+    from napari_wsigpu.codecs.color import ColorTable
     from napari_wsigpu.codecs.device import Event, Stream, TileFormat, Window
     from napari_wsigpu.codecs.library import LibraryDecoder, LibraryImages, LibraryStreams
 
@@ -56,7 +57,7 @@ PINNED_BUDGET = 1 << 30
 THREADS = 256
 WORD = 4
 MOST_ROWS = 0xFFFF
-KERNELS = ("paste", "ycbcr_to_rgb", "merge_planes")
+KERNELS = ("paste", "paste_colors", "ycbcr_to_rgb", "merge_planes")
 TO_DEVICE, TO_HOST = 1, 2
 
 
@@ -185,6 +186,8 @@ class CudaDevice:
             raise DeviceError(f"There is no device '{self.name}' here; use one of {others}.")
         self.pinned = PinnedMemory(self._cupy)
         self._local = threading.local()
+        self._colors: weakref.WeakKeyDictionary[ColorTable, Any] = weakref.WeakKeyDictionary()
+        self._colors_lock = threading.Lock()
 
     def active(self) -> AbstractContextManager[Any]:
         """Make the device the calling thread's current one."""
@@ -375,6 +378,34 @@ class CudaDevice:
         self._launch(
             "paste", (len(rows), min(tile.height, MOST_ROWS), across), (rows, *arguments), stream
         )
+
+    def colors(self, table: ColorTable) -> Any:
+        """Return a table's colours in device memory, copied once while the table lives."""
+        with self._colors_lock:
+            colors = self._colors.get(table)
+            if colors is None:
+                with self.active(), self.new_stream() as stream:
+                    colors = self._cupy.asarray(table.colors)
+                    stream.synchronize()
+                self._colors[table] = colors
+        return colors
+
+    def paste_colors(
+        self,
+        rows: Any,
+        tile: TileFormat,
+        level: tuple[int, int],
+        pixels: Any,
+        window: Window,
+        colors: Any,
+        stream: Stream,
+    ) -> None:
+        """Do as `paste` with all channels of 8-bit RGB or RGBA, and look each colour up."""
+        shape = (rows.shape[1], tile.height, tile.width, tile.channels)
+        place = (window.top, window.left, window.height, window.width, *level)
+        numbers = (*map(np.int32, shape), *map(np.int64, place))
+        grid = (len(rows), min(tile.height, MOST_ROWS), -(-tile.width // THREADS))
+        self._launch("paste_colors", grid, (rows, *numbers, colors, pixels), stream)
 
     def ycbcr_to_rgb(self, rows: Any, tile: TileFormat, stream: Stream) -> None:
         """Convert full-range YCbCr tiles to RGB in place, rounded as libjpeg does."""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import DTypeLike, NDArray
 
+    from napari_wsigpu.codecs.color import ColorTable
     from napari_wsigpu.codecs.library import LibraryDecoder, LibraryImages, LibraryStreams
 
 
@@ -140,6 +141,27 @@ class Device(Protocol):
 
         What lies beyond the (height, width) of the level is left out.
         """
+
+    def colors(self, table: ColorTable) -> Any:
+        """Return a table's colours in device memory, copied once while the table lives.
+
+        Raises
+        ------
+        MemoryError
+            If there is not enough.
+        """
+
+    def paste_colors(
+        self,
+        rows: Any,
+        tile: TileFormat,
+        level: tuple[int, int],
+        pixels: Any,
+        window: Window,
+        colors: Any,
+        stream: Stream,
+    ) -> None:
+        """Do as `paste` with all channels of 8-bit RGB or RGBA, and look each colour up."""
 
     def ycbcr_to_rgb(self, rows: Any, tile: TileFormat, stream: Stream) -> None:
         """Convert full-range YCbCr tiles to RGB in place, rounded as libjpeg does."""

@@ -35,6 +35,31 @@ extern "C" __global__ void paste(const long long *tiles, int columns, int tile_h
     }
 }
 
+// The same of RGB pixels, with alpha or without, in other colours; a thread is a pixel. colors:
+// what each colour becomes, red in the lowest byte of its place and of the value.
+extern "C" __global__ void paste_colors(const long long *tiles, int columns, int tile_height,
+                                        int tile_width, int channels, long long top,
+                                        long long left, long long height, long long width,
+                                        long long level_height, long long level_width,
+                                        const unsigned int *colors, unsigned char *out) {
+    const long long *tile = tiles + columns * (size_t)blockIdx.x;
+    const int tile_column = blockIdx.z * blockDim.x + threadIdx.x;
+    const long long x = tile[2] * tile_width + tile_column - left;
+    if (tile_column >= tile_width || x < 0 || x >= min(width, level_width - left)) return;
+    for (int tile_row = blockIdx.y; tile_row < tile_height; tile_row += gridDim.y) {
+        const long long y = tile[1] * tile_height + tile_row - top;
+        if (y < 0 || y >= min(height, level_height - top)) continue;
+        const unsigned char *from = (const unsigned char *)tile[0] +
+                                    channels * ((size_t)tile_row * tile_width + tile_column);
+        unsigned char *to = out + channels * ((size_t)y * width + x);
+        const unsigned int color = colors[from[0] | from[1] << 8 | from[2] << 16];
+        to[0] = color;
+        to[1] = color >> 8;
+        to[2] = color >> 16;
+        if (channels == 4) to[3] = from[3];
+    }
+}
+
 __device__ unsigned char clipped(int value) { return value < 0 ? 0 : value > 255 ? 255 : value; }
 
 // Full-range BT.601 with the fixed-point factors and rounding of libjpeg.

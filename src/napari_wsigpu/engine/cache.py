@@ -19,7 +19,7 @@ class TileKey(NamedTuple):
     Attributes
     ----------
     slide : int
-        Number of the open slide in this process.
+        Number of the open slide in this process; its complement for tiles in sRGB.
     level : int
         Index in the slide's pyramid; associated images count -1, -2, ...
     row, column : int
@@ -30,6 +30,10 @@ class TileKey(NamedTuple):
     level: int
     row: int
     column: int
+
+    def in_srgb(self) -> TileKey:
+        """Return the name of the same tile in sRGB."""
+        return self._replace(slide=~self.slide)
 
 
 class TileCache:
@@ -82,7 +86,7 @@ class TileCache:
     def forget(self, slide: int) -> None:
         """Drop all tiles of one slide."""
         with self._lock:
-            for key in [key for key in self._tiles if key.slide == slide]:
+            for key in [key for key in self._tiles if key.slide in (slide, ~slide)]:
                 del self._tiles[key]
 
 

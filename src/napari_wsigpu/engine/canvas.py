@@ -58,7 +58,7 @@ def compose(
     rows: Span,
     columns: Span,
     channel: int | None,
-    background: float,
+    background: Any,
     read: Read,
 ) -> NDArray[Any]:
     """Put a region of a canvas together.
@@ -71,7 +71,7 @@ def compose(
         Positions within its extent.
     channel : int, optional
         The one channel that `read` returns.
-    background : int or float
+    background : int, float or ndarray, shape (channels,)
         Value of pixels where nothing lies.
     read : callable
         Reads (rows, columns) of a picture.

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.batch import GpuBatch
+    from napari_wsigpu.codecs.color import ColorTable
     from napari_wsigpu.codecs.device import Device, Stream, Window
     from napari_wsigpu.codecs.nvimagecodec import NvImageCodecDecoder
     from napari_wsigpu.engine.device_cache import DeviceTiles, Reserved
@@ -54,6 +55,8 @@ class _Reading:
     to_host: bool
     share: float
     pixels: Any
+    table: ColorTable | None
+    colors: Any = None
     given: Stream | None = None
     stream: Any = None
     host: NDArray[Any] | None = None
@@ -130,6 +133,7 @@ class DeviceReader:
         share: float = 1.0,
         out: Any = None,
         stream: Any = None,
+        table: ColorTable | None = None,
     ) -> Any | None:
         """Read a window of one level; outside of it, it shows the background.
 
@@ -149,6 +153,8 @@ class DeviceReader:
             Where to put the pixels.
         stream : int or object with ``ptr``, optional
             A CUDA stream of the caller to work on.
+        table : ColorTable, optional
+            The colours that the pixels get; tiles are kept without them.
 
         Returns
         -------
@@ -183,10 +189,13 @@ class DeviceReader:
             to_host=to_host,
             share=share,
             pixels=out,
+            table=table,
         )
         try:
             with self.device.active():
                 reading.given = None if stream is None else self.device.as_stream(stream)
+                if table is not None:
+                    reading.colors = self.device.colors(table)
                 self._read(reading, stored, rows, columns)
         except MemoryError:
             return None
@@ -225,7 +234,7 @@ class DeviceReader:
                 try:
                     self.device.follow(stream)
                     if reading.blank:
-                        self.device.fill(reading.pixels, self._background, stream)
+                        self._fill(reading)
                     if found is not None:
                         reading.hits = len(found.places)
                         addresses = found.shelf.addresses[found.places]
@@ -242,6 +251,14 @@ class DeviceReader:
         finally:
             if found is not None:
                 self._tiles.unpin(found)
+
+    def _fill(self, reading: _Reading) -> None:
+        """Show the background everywhere."""
+        self.device.fill(reading.pixels, self._background, reading.stream)
+        if reading.table is not None:
+            blank = reading.table.background(self._background, reading.image.channels)
+            for channel, value in enumerate(blank.tolist()):
+                self.device.fill(reading.pixels[..., channel], value, reading.stream)
 
     def send(self, pixels: NDArray[Any], out: Any = None, stream: Any = None) -> Any:
         """Copy host pixels to a device array.
@@ -397,7 +414,11 @@ class DeviceReader:
 
     def _paste(self, reading: _Reading, rows: Any) -> None:
         level = (reading.image.height, reading.image.width)
-        self.device.paste(rows, reading.tile, level, reading.pixels, reading.window, reading.stream)
+        to = reading.pixels, reading.window
+        if reading.colors is None:
+            self.device.paste(rows, reading.tile, level, *to, reading.stream)
+        else:
+            self.device.paste_colors(rows, reading.tile, level, *to, reading.colors, reading.stream)
 
     def _finish(self, reading: _Reading, batch: _InFlight) -> None:
         try:

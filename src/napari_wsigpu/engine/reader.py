@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from napari_wsigpu.codecs.color import ColorTable
     from napari_wsigpu.codecs.cpu import CpuDecoder
     from napari_wsigpu.codecs.worker import DecodeWorker
     from napari_wsigpu.engine.log import TileLog
@@ -77,6 +78,7 @@ class RegionReader:
         self._readers: dict[int, DeviceReader] = {}
         self._verifier = Verifier(layout.path)
         self._gpu_failed = False
+        self._colored: tuple[ColorTable, TileScheduler] | None = None
         self._scheduler = TileScheduler(
             slide,
             images,
@@ -98,6 +100,7 @@ class RegionReader:
         channel: int | None = None,
         *,
         tolerant: bool = False,
+        table: ColorTable | None = None,
     ) -> NDArray[Any]:
         """Read positions that lie within one image, to the host.
 
@@ -108,9 +111,11 @@ class RegionReader:
         rows, columns : Span
             Positions in its own pixels, all within its extent.
         channel : int, optional
-            One channel instead of all.
+            One channel instead of all; not with a table.
         tolerant : bool
             Show the background for tiles that can't be decoded, instead of raising.
+        table : ColorTable, optional
+            The colours that the pixels of a level get.
 
         Returns
         -------
@@ -129,31 +134,36 @@ class RegionReader:
 
             def read(picture: LevelLayout, rows: Span, columns: Span) -> NDArray[Any]:
                 number = self._numbers[picture]
-                return self.read(number, rows, columns, channel, tolerant=tolerant)
+                return self.read(number, rows, columns, channel, tolerant=tolerant, table=table)
 
-            return compose(image, rows, columns, channel, self._background, read)
+            return compose(image, rows, columns, channel, self._blank(image, table), read)
         if rows.step == columns.step == 1:
             window = Window(rows.start, columns.start, rows.length, columns.length, channel)
-            pixels = self._by_gpu(level, window, tolerant=tolerant)
+            pixels = self._by_gpu(level, window, table, tolerant=tolerant)
             if pixels is not None:
                 return pixels
-        return self._scheduler.read(level, rows, columns, channel, tolerant=tolerant)
+        return self._scheduler_of(table).read(level, rows, columns, channel, tolerant=tolerant)
 
-    def read_window(self, level: int, window: Window) -> NDArray[Any]:
+    def read_window(
+        self, level: int, window: Window, table: ColorTable | None = None
+    ) -> NDArray[Any]:
         """Read a window that may reach outside of its level, to the host; errors as in `read`."""
-        pixels = self._by_gpu(level, window, tolerant=False)
+        pixels = self._by_gpu(level, window, table, tolerant=False)
         if pixels is not None:
             return pixels
         image = self._images[level]
         top, bottom = _clipped(window.top, window.height, image.height)
         left, right = _clipped(window.left, window.width, image.width)
-        read = self.read if image.parts else self._scheduler.read
-        inside = read(level, Span(top, 1, bottom - top), Span(left, 1, right - left))
+        rows, columns = Span(top, 1, bottom - top), Span(left, 1, right - left)
+        if image.parts:
+            inside = self.read(level, rows, columns, table=table)
+        else:
+            inside = self._scheduler_of(table).read(level, rows, columns)
         if inside.shape[:2] == (window.height, window.width):
             return inside
         shape = (window.height, window.width, image.channels)
         try:
-            region = np.full(shape, self._background, image.dtype)
+            region = np.full(shape, self._blank(image, table), image.dtype)
         except (MemoryError, ValueError):
             raise RegionError(
                 f"A region of {window.width} x {window.height} pixels doesn't fit into memory; "
@@ -164,7 +174,13 @@ class RegionReader:
         return region
 
     def read_to_device(
-        self, level: int, window: Window, device: str, out: Any = None, stream: Any = None
+        self,
+        level: int,
+        window: Window,
+        device: str,
+        out: Any = None,
+        stream: Any = None,
+        table: ColorTable | None = None,
     ) -> Any:
         """Read a window that may reach outside of its level, to a device.
 
@@ -178,6 +194,8 @@ class RegionReader:
             Where to put the pixels.
         stream : int or object with ``ptr``, optional
             The CUDA stream to work on.
+        table : ColorTable, optional
+            The colours that the pixels get.
 
         Returns
         -------
@@ -201,9 +219,11 @@ class RegionReader:
         share = _share(image, way)
         pixels = None
         if not image.parts:
-            pixels = reader.read(level, window, to_host=False, share=share, out=out, stream=stream)
+            pixels = reader.read(
+                level, window, to_host=False, share=share, out=out, stream=stream, table=table
+            )
         if pixels is None:
-            pixels = reader.send(self.read_window(level, window), out, stream)
+            pixels = reader.send(self.read_window(level, window, table), out, stream)
         return pixels
 
     def release(self) -> None:
@@ -212,6 +232,7 @@ class RegionReader:
         self._scheduler.release()
         with self._lock:
             readers, self._readers = self._readers, {}
+            self._colored = None
         for reader in readers.values():
             reader.release()
 
@@ -223,7 +244,23 @@ class RegionReader:
         for reader in readers:
             reader.forget_tiles()
 
-    def _by_gpu(self, level: int, window: Window, *, tolerant: bool) -> NDArray[Any] | None:
+    def _scheduler_of(self, table: ColorTable | None) -> TileScheduler:
+        if table is None:
+            return self._scheduler
+        with self._lock:
+            if self._colored is None or self._colored[0] is not table:
+                self._colored = table, self._scheduler.recolored(table)
+            return self._colored[1]
+
+    def _blank(self, image: LevelLayout, table: ColorTable | None) -> Any:
+        """Return what pixels show that the file does not hold."""
+        if table is None:
+            return self._background
+        return table.background(self._background, image.channels)
+
+    def _by_gpu(
+        self, level: int, window: Window, table: ColorTable | None, *, tolerant: bool
+    ) -> NDArray[Any] | None:
         """Read by the GPU if it is there, ready and the fastest; else return None."""
         image = self._images[level]
         stored = level >= 0 and not image.computed and not image.parts
@@ -234,7 +271,7 @@ class RegionReader:
             return None
         if self._index is not None:
             return self._reader(gpu_worker(self._index)).read(
-                level, window, to_host=True, tolerant=tolerant
+                level, window, to_host=True, tolerant=tolerant, table=table
             )
         worker = background_start.worker(how.kind)
         way = "cpu" if worker is None else pace.choose(_key(image))
@@ -242,7 +279,12 @@ class RegionReader:
             return None
         try:
             return self._reader(worker).read(
-                level, window, to_host=True, tolerant=tolerant, share=_share(image, way)
+                level,
+                window,
+                to_host=True,
+                tolerant=tolerant,
+                share=_share(image, way),
+                table=table,
             )
         except DeviceError as error:
             with self._lock:

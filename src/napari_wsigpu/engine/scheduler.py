@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from copy import copy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from napari_wsigpu.codecs.color import ColorTable
     from napari_wsigpu.codecs.decoder import PendingBatch, TileDecoder
     from napari_wsigpu.engine.cache import TileCache
     from napari_wsigpu.engine.log import TileLog
@@ -91,6 +93,16 @@ class TileScheduler:
         self._log = log
         self._timed = timed
         self._memory = RegionMemory()
+        self._table: ColorTable | None = None
+        self._stored: TileScheduler | None = None
+        self._blank: Any = background
+
+    def recolored(self, table: ColorTable) -> TileScheduler:
+        """Return a scheduler of the same tiles in other colours, which keeps them so."""
+        other = copy(self)
+        other._table, other._stored = table, self
+        other._blank = table.background(self._background, self._images[0].channels)
+        return other
 
     def read(
         self,
@@ -146,7 +158,7 @@ class TileScheduler:
         absent: list[Placement] = []
         hits = 0
         for placement in self._placements(level, rows, columns, pixels):
-            tile = self._cache.get(placement.key)
+            tile = self._cache.get(self._kept(placement.key))
             if tile is None:
                 absent.append(placement)
             else:
@@ -164,7 +176,7 @@ class TileScheduler:
                 raise
             failures = {placement.key: str(error) for placement, _ in stored}
             for placement, _ in stored:
-                placement.target[...] = self._background
+                placement.target[...] = self._blank
         for placement in missing:
             failures |= self._fill(image, placement, channel, tolerant=tolerant)
         self._log.count(tiles_asked=hits + len(absent), cache_hits=hits)
@@ -260,7 +272,8 @@ class TileScheduler:
 
         def deliver(index: int, tile: NDArray[Any]) -> None:
             placement = batch[index].placement
-            self._cache.put(placement.key, tile)
+            tile = self._colored(tile)
+            self._cache.put(self._kept(placement.key), tile)
             placement.paste(tile, channel)
 
         return self._decoder.schedule(encoded, deliver)
@@ -268,7 +281,7 @@ class TileScheduler:
     def _finish(self, batch: list[StoredTile], pending: PendingBatch) -> dict[TileKey, str]:
         failed = pending.wait()
         for index in failed:
-            batch[index].placement.target[...] = self._background
+            batch[index].placement.target[...] = self._blank
         self._log.count_decoded(cpu=len(batch) - len(failed))
         return {batch[index].placement.key: reason for index, reason in failed.items()}
 
@@ -277,12 +290,13 @@ class TileScheduler:
     ) -> dict[TileKey, str]:
         """Fill in a tile that the file does not hold."""
         if image.missing == "background":
-            placement.target[...] = self._background
+            placement.target[...] = self._blank
             self._log.count(background=1)
             return {}
         tile, failures = self._average_of_finer(image, placement.key, tolerant=tolerant)
+        tile = self._colored(tile)
         if not failures:
-            self._cache.put(placement.key, tile)
+            self._cache.put(self._kept(placement.key), tile)
         placement.paste(tile, channel)
         self._log.count(computed=1)
         return failures
@@ -302,10 +316,18 @@ class TileScheduler:
         tile = np.full((height, width, image.channels), self._background, image.dtype)
         failures: dict[TileKey, str] = {}
         if not self._is_blank(key.level - 1, rows, columns):
-            pixels, failures = self._read(key.level - 1, rows, columns, None, tolerant=tolerant)
+            stored = self._stored or self
+            pixels, failures = stored._read(key.level - 1, rows, columns, None, tolerant=tolerant)
             average = area_average(pixels, factor_y, factor_x)
             tile[: average.shape[0], : average.shape[1]] = average
         return tile, failures
+
+    def _kept(self, key: TileKey) -> TileKey:
+        """Return the name under which a tile is kept in these colours."""
+        return key if self._table is None else key.in_srgb()
+
+    def _colored(self, tile: NDArray[Any]) -> NDArray[Any]:
+        return tile if self._table is None else self._table.recolored(tile)
 
     def _is_blank(self, level: int, rows: Span, columns: Span) -> bool:
         """Whether neither this level nor a finer one holds any tile of a region."""
