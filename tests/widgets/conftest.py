@@ -1,1 +1,87 @@
-from tests.viewer.conftest import own_settings, viewer, write_channels  # noqa: F401
+"""The inspector in a viewer, and slides with things to hide."""
+
+import threading
+from functools import partial
+
+import pytest
+from qtpy.QtWidgets import QFileDialog
+
+from napari_wsigpu.widgets.jobs import Jobs
+from tests.viewer.conftest import (  # noqa: F401
+    damaged_slide,
+    has_display,
+    own_settings,
+    viewer,
+    write_channels,
+)
+
+
+@pytest.fixture
+def inspector(viewer):  # noqa: F811
+    _, widget = viewer.window.add_plugin_dock_widget("napari-wsigpu", "Slide inspector")
+    return widget
+
+
+@pytest.fixture
+def slide_is_open(viewer):  # noqa: F811
+    """Open slides with this plugin and return the first layer of each."""
+
+    def open_slides(*paths):
+        return [viewer.open(path, plugin="napari-wsigpu")[0] for path in paths]
+
+    return open_slides
+
+
+@pytest.fixture
+def display(request):
+    """A running Qt application, where there is a display."""
+    if not has_display():
+        pytest.skip("there is no X display (run under xvfb-run)")
+    return request.getfixturevalue("qtbot")
+
+
+@pytest.fixture
+def jobs(display):
+    made = Jobs()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def answer(monkeypatch):
+    """Choose a path in the dialog for saving; "" cancels it."""
+
+    def choose(path, kind=""):
+        monkeypatch.setattr(QFileDialog, "getSaveFileName", lambda *_: (str(path), kind))
+
+    return choose
+
+
+@pytest.fixture
+def gate():
+    """A lock that holds work in another thread until the test lets it go on."""
+    opened = threading.Event()
+    yield opened
+    opened.set()
+
+
+def workers():
+    """Names of the threads in which docks work."""
+    names = (thread.name for thread in threading.enumerate())
+    return [name for name in names if name.startswith("slide-inspector")]
+
+
+def click(button):
+    assert button.isEnabled()
+    button.click()
+
+
+def quiet(qtbot):
+    """Wait until no dock works any more."""
+    qtbot.waitUntil(lambda: not workers(), timeout=5000)
+    qtbot.wait(20)
+
+
+@pytest.fixture
+def settled(qtbot):
+    return partial(quiet, qtbot)

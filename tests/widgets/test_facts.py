@@ -1,52 +1,96 @@
 """What the inspector says, as text."""
 
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tifffile
+
 from napari_wsigpu import open_slide
+from napari_wsigpu.slide import Slide
 from napari_wsigpu.viewer.sample import sample_path
-from napari_wsigpu.widgets.facts import facts, flatten, level_facts
-from tests import leica, slides
+from napari_wsigpu.widgets.facts import byte_size, facts, level_facts, levels_in_short, warnings
+
+
+def said(slide):
+    plain = str.maketrans({"\N{NO-BREAK SPACE}": " ", "\N{MULTIPLICATION SIGN}": "x"})
+    return {name: value.translate(plain) for name, value in facts(slide)}
 
 
 def test_facts_of_the_sample():
     with open_slide(sample_path()) as slide:
-        said = dict(facts(slide))
+        found = said(slide)
     width, height = slide.dimensions
-    assert said["Vendor"] == "aperio"
-    assert said["Dimensions"].startswith(f"{width:,}")
-    assert said["Pixel size"] == "0.499 µm"
-    assert said["Objective"].startswith("20")
-    assert said["Extent"].startswith(f"{width * 0.499e-3:.2f} mm")
-    assert said["Associated images"] == "thumbnail, label, macro"
-    assert "Damaged tiles" not in said
-    assert height
+    assert found["Vendor"] == "aperio"
+    assert found["Dimensions"] == f"{width:,} x {height:,} px"
+    assert found["MPP"] == "0.499 µm/px"
+    assert found["Objective"] == "20x"
+    assert found["Extent"] == f"{width * 0.499e-3:.4g} x {height * 0.499e-3:.4g} mm"
+    assert found["Channels"] == "RGB, uint8"
+
+
+def test_facts_of_channels(write_channels):
+    with open_slide(write_channels(2)[0]) as slide:
+        found = said(slide)
+    assert found["MPP"] == "0.5 x 0.25 µm/px"
+    assert found["Extent"] == "750 x 300 µm"
+    assert found["Channels"] == "2, uint16: DAPI, CD3"
+    assert found["Objective"] == "not given"
+
+
+def test_many_channels_are_cut_short(tmp_path):
+    path = tmp_path / "many.ome.tif"
+    pixels = np.zeros((9, 64, 4200), np.uint8)
+    tifffile.imwrite(
+        path, pixels, tile=(64, 64), photometric="minisblack", metadata={"axes": "CYX"}
+    )
+    with open_slide(path) as slide:
+        assert said(slide)["Channels"].endswith("3 more")
+
+
+def test_scanner_is_said_where_it_is_known():
+    with open_slide(sample_path()) as slide:
+        layout = replace(slide.layout, scanner="ScanScope")
+    with Slide(layout) as slide:
+        assert said(slide)["Scanner"] == "ScanScope"
 
 
 def test_levels_of_the_sample():
-    with open_slide(sample_path()) as slide:
+    with open_slide(sample_path()) as slide, tifffile.TiffFile(sample_path()) as file:
         rows = level_facts(slide)
         assert [row.downsample for row in rows] == ["1", "2", "4", "8"]
         assert {row.compression for row in rows} == {"JPEG"}
+        pages = file.series[0].levels
+        counts = [sum(page.keyframe.databytecounts) for page in pages]
+        assert [row.bytes for row in rows] == [byte_size(count) for count in counts]
+        assert levels_in_short(slide) == f"4 stored levels, {byte_size(sum(counts))} of tiles"
 
 
-def test_levels_of_a_canvas_are_encoded_as_its_parts_are(tmp_path):
-    scans = [
-        leica.scan(slides.picture(90, 120), 10_000, 15_500),
-        leica.scan(slides.picture(90, 120), 500_000, 700_000),
-    ]
-    path = leica.write(tmp_path / "slide.scn", scans, (800_000, 900_000))
+def test_computed_levels_are_named_so(tmp_path):
+    path = tmp_path / "single.tif"
+    tifffile.imwrite(path, np.zeros((64, 4200, 3), np.uint8), tile=(64, 64), photometric="rgb")
     with open_slide(path) as slide:
-        assert dict(facts(slide))["Dimensions"].startswith("1,600")
-        assert [(row.tile, row.compression) for row in level_facts(slide)] == [
-            ("48 \N{MULTIPLICATION SIGN} 32", "deflate"),
-            ("48 \N{MULTIPLICATION SIGN} 32", "deflate"),
+        rows = level_facts(slide)
+        assert [row.compression for row in rows] == ["none", "computed", "computed", "computed"]
+        assert [row.bytes == "" for row in rows] == [False, True, True, True]
+        assert levels_in_short(slide).startswith("1 stored level, 3 computed, ")
+
+
+def test_what_is_wrong_is_said(damaged_slide):
+    with open_slide(damaged_slide) as slide:
+        layout = replace(slide.layout, problems=("The MPP is negative.",))
+    with Slide(layout) as slide:
+        assert warnings(slide) == ["The MPP is negative."]
+        slide.level_array(0, tolerant=True)[6 * 256 : 7 * 256, 8 * 256 : 9 * 256]
+        assert warnings(slide) == [
+            "1 damaged tile is shown as background.",
+            "The MPP is negative.",
         ]
 
 
-def test_flatten_names_every_leaf():
-    nested = {"a": 1, "b": {"c": None, "d": [1, 2]}, "e": [{"f": "x"}, {"f": "y"}]}
-    assert list(flatten(nested)) == [
-        ("a", "1"),
-        ("b.c", ""),
-        ("b.d", "[1, 2]"),
-        ("e.0.f", "x"),
-        ("e.1.f", "y"),
-    ]
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 bytes"), (999, "999 bytes"), (1000, "1 kB"), (12_345_678, "12.35 MB")],
+)
+def test_byte_size(count, text):
+    assert byte_size(count) == text

@@ -1,92 +1,336 @@
-"""The inspector dock in a real napari window."""
+"""The inspector dock in a real napari window, used as people do."""
 
-import json
+import gc
+import weakref
 
 import numpy as np
 import pytest
+import tifffile
+from napari.settings import get_settings
+from qtpy.QtCore import Qt
+from qtpy.QtTest import QTest
 from qtpy.QtWidgets import QApplication
 
+from napari_wsigpu.associated import AssociatedImage
+from napari_wsigpu.storage.file import FileSource
+from napari_wsigpu.viewer import layers as layer_module
 from napari_wsigpu.viewer.sample import sample_path
+from napari_wsigpu.viewer.settings import Settings
+from napari_wsigpu.widgets import header, image_card
+from napari_wsigpu.widgets import inspector as inspector_module
+from tests.widgets.conftest import click, workers
+
+MACRO = (432, 1280, 3)
 
 
-@pytest.fixture
-def inspector(viewer):
-    _, widget = viewer.window.add_plugin_dock_widget("napari-wsigpu", "Slide inspector")
-    return widget
-
-
-def labels(inspector):
-    form = inspector.facts
-    return {
-        form.itemAt(row, form.ItemRole.LabelRole).widget().text(): form.itemAt(
-            row, form.ItemRole.FieldRole
-        )
-        .widget()
-        .text()
-        for row in range(form.rowCount())
-    }
-
-
-def names(inspector, *, visible):
-    table = inspector.fields
-    return [
-        table.item(row, 0).text()
-        for row in range(table.rowCount())
-        if not (visible and table.isRowHidden(row))
-    ]
+def shown(inspector):
+    """The inspector's name of the slide and of its first level."""
+    first = inspector.levels.table.item(0, 1)
+    return inspector.header.title.text(), first and first.text().replace("\N{NO-BREAK SPACE}", " ")
 
 
 def test_is_empty_without_a_slide(viewer, inspector):
     assert inspector.slide is None
+    assert inspector.empty.isVisible()
     assert not inspector.details.isVisible()
     viewer.add_image(np.zeros((8, 8)))
     assert inspector.slide is None
 
 
-def test_follows_the_active_layer(viewer, inspector, write_channels):
-    [first] = viewer.open(sample_path(), plugin="napari-wsigpu")
-    assert "he_phantom.svs" in inspector.title.text()
-    assert labels(inspector)["Objective"].startswith("20")
-    assert inspector.levels.rowCount() == 4
-    second = viewer.open(write_channels(2)[0], plugin="napari-wsigpu")
-    assert "channels2.ome.tif" in inspector.title.text()
+def test_follows_the_active_layer(viewer, inspector, slide_is_open, write_channels, settled):
+    path, *_ = write_channels(2)
+    first, second = slide_is_open(sample_path(), path)
+    assert shown(inspector)[0] == "channels2.ome.tif"
     viewer.layers.selection.active = first
-    assert "he_phantom.svs" in inspector.title.text()
-    viewer.layers.selection.active = second[1]
-    assert labels(inspector)["Vendor"] == "generic-tiff"
+    assert shown(inspector)[0] == "he_phantom.svs"
+    assert "20" in inspector.header.facts.text()
+    assert inspector.levels.table.rowCount() == 4
+    viewer.layers.selection.active = viewer.layers[-1]
+    assert shown(inspector)[0] == "channels2.ome.tif"
+    second.name = "renamed"
+    first.name = "renamed too"
+    viewer.layers.selection.active = first
+    assert shown(inspector)[0] == "he_phantom.svs"
+    settled()
+    assert inspector.header.thumbnail.image is not None
 
 
-def test_keeps_the_slide_under_other_layers_until_it_is_removed(viewer, inspector):
-    [layer] = viewer.open(sample_path(), plugin="napari-wsigpu")
-    shapes = viewer.add_shapes()
-    viewer.layers.selection.active = shapes
+def test_keeps_the_slide_under_other_layers_until_it_is_removed(viewer, inspector, slide_is_open):
+    [layer] = slide_is_open(sample_path())
+    viewer.layers.selection.active = viewer.add_shapes()
     assert inspector.slide is layer.data[0].slide
     viewer.layers.remove(layer)
     assert inspector.slide is None
+    assert inspector.empty.isVisible()
 
 
-def test_search_filters_by_name_and_value(viewer, inspector):
-    viewer.open(sample_path(), plugin="napari-wsigpu")
-    everything = names(inspector, visible=True)
-    assert "aperio.AppMag" in everything
-    inspector.search.setText("appmag")
-    assert "aperio.AppMag" in names(inspector, visible=True)
-    assert "aperio.MPP" not in names(inspector, visible=True)
-    inspector.search.setText("0.499")
-    assert "aperio.MPP" in names(inspector, visible=True)
-    inspector.search.clear()
-    assert names(inspector, visible=True) == everything
+def test_another_slide_takes_the_place_of_a_removed_one(
+    viewer, inspector, slide_is_open, write_channels
+):
+    first, _ = slide_is_open(sample_path(), write_channels(1)[0])
+    viewer.layers.selection.active = viewer.add_shapes()
+    viewer.layers.remove(viewer.layers[1])
+    assert inspector.slide is first.data[0].slide
 
 
-def test_copies_all_metadata_as_json(viewer, inspector):
-    [layer] = viewer.open(sample_path(), plugin="napari-wsigpu")
-    inspector.copy.click()
-    assert json.loads(QApplication.clipboard().text()) == layer.data[0].slide.metadata
+def test_opening_a_slide_decodes_no_label_and_no_macro(
+    viewer, inspector, slide_is_open, monkeypatch, settled
+):
+    with tifffile.TiffFile(sample_path()) as file:
+        private = [
+            range(offset, offset + count)
+            for page in file.pages
+            if "\nlabel" in page.description or "\nmacro" in page.description
+            for offset, count in zip(page.dataoffsets, page.databytecounts, strict=True)
+        ]
+    assert private
+    touched, decoded = [], []
+    read_bytes, read_image = FileSource.read, AssociatedImage.read
+
+    def noted_bytes(self, ranges, *args):
+        ranges = list(ranges)
+        touched.extend(ranges)
+        return read_bytes(self, ranges, *args)
+
+    def noted_image(self, *args, **options):
+        decoded.append(self.name)
+        return read_image(self, *args, **options)
+
+    monkeypatch.setattr(FileSource, "read", noted_bytes)
+    monkeypatch.setattr(AssociatedImage, "read", noted_image)
+    slide_is_open(sample_path())
+    for index in range(inspector.tabs.count()):
+        inspector.tabs.setCurrentIndex(index)
+        settled()
+    viewer.screenshot(canvas_only=False, flash=False)
+
+    def private_bytes():
+        return [
+            (offset, count)
+            for offset, count in touched
+            if any(place.start < offset + count and offset < place.stop for place in private)
+        ]
+
+    assert touched
+    assert private_bytes() == []
+    assert decoded == ["thumbnail"]
+    inspector.tabs.setCurrentWidget(inspector.images)
+    click(inspector.images.cards["label"].reveal)
+    settled()
+    assert decoded == ["thumbnail", "label"]
+    assert private_bytes()
 
 
-def test_closed_dock_no_longer_follows(viewer, inspector, qtbot):
+def test_what_was_shown_of_a_slide_stays_so_while_it_is_open(
+    viewer, inspector, slide_is_open, write_channels, settled
+):
+    first, second = slide_is_open(sample_path(), write_channels(1)[0])
+    viewer.layers.selection.active = first
+    inspector.tabs.setCurrentWidget(inspector.images)
+    click(inspector.images.cards["macro"].reveal)
+    viewer.layers.selection.active = second
+    viewer.layers.selection.active = first
+    settled()
+    assert inspector.images.cards["macro"].picture.image is not None
+    assert inspector.images.cards["label"].picture.veiled
+
+
+def test_opens_an_associated_image_beside_the_slide(viewer, inspector, slide_is_open, settled):
+    [layer] = slide_is_open(sample_path())
+    inspector.tabs.setCurrentWidget(inspector.images)
+    card = inspector.images.cards["macro"]
+    click(card.reveal)
+    click(card.open)
+    settled()
+    macro = viewer.layers["he_phantom macro"]
+    assert macro.rgb
+    assert not macro.multiscale
+    assert macro.data.shape == MACRO
+    assert {str(unit) for unit in macro.units} == {"pixel"}
+    assert macro.extent.world[0, 1] > layer.extent.world[1, 1]
+    assert macro.extent.world[0, 0] == pytest.approx(layer.extent.world[0, 0], abs=5)
+    tall, wide = (macro.extent.world[1] - macro.extent.world[0]) / (
+        layer.extent.world[1] - layer.extent.world[0]
+    )
+    assert max(tall, wide) == pytest.approx(1, abs=0.01)
+    assert inspector.slide is layer.data[0].slide
+    click(inspector.images.cards["thumbnail"].open)
+    settled()
+    thumbnail = viewer.layers["he_phantom thumbnail"]
+    assert thumbnail.extent.world[0, 1] > macro.extent.world[1, 1]
+
+
+@pytest.mark.parametrize("closing", ["layer", "viewer", "dock"])
+def test_what_goes_away_during_a_decode_leaves_nothing(
+    viewer, inspector, slide_is_open, monkeypatch, gate, settled, handles_of, closing, qtbot
+):
+    real = image_card.associated
+
+    def slow(slide, name):
+        gate.wait()
+        return real(slide, name)
+
+    monkeypatch.setattr(image_card, "associated", slow)
+    [layer] = slide_is_open(sample_path())
+    inspector.tabs.setCurrentWidget(inspector.images)
+    click(inspector.images.cards["label"].reveal)
+    click(inspector.images.cards["label"].open)
+    qtbot.waitUntil(inspector.progress.isVisible)
+    assert workers()
+    if closing == "layer":
+        viewer.layers.remove(layer)
+    elif closing == "viewer":
+        viewer.close()
+    else:
+        viewer.window.remove_dock_widget(inspector)
+        inspector.deleteLater()
+        qtbot.wait(50)
+        viewer.layers.clear()
+    gate.set()
+    settled()
+    assert handles_of(sample_path()) == 0
+    if closing == "layer":
+        assert len(viewer.layers) == 0
+        assert not inspector.progress.isVisible()
+
+
+def test_two_viewers_have_two_inspectors(
+    viewer, inspector, slide_is_open, make_napari_viewer, write_channels
+):
+    slide_is_open(sample_path())
+    other = make_napari_viewer()
+    _, second = other.window.add_plugin_dock_widget("napari-wsigpu", "Slide inspector")
+    other.open(write_channels(1)[0], plugin="napari-wsigpu")
+    assert shown(inspector)[0] == "he_phantom.svs"
+    assert shown(second)[0] == "channels1.ome.tif"
+    other.close()
+    viewer.layers.clear()
+    assert inspector.slide is None
+
+
+def test_closed_dock_no_longer_follows(viewer, inspector, slide_is_open, qtbot):
+    slide_is_open(sample_path())
+    watch = inspector.header._watch
+    assert watch.isActive()
     viewer.window.remove_dock_widget(inspector)
+    assert not watch.isActive()
     inspector.deleteLater()
     qtbot.wait(50)
-    viewer.open(sample_path(), plugin="napari-wsigpu")
+    before = len(viewer.layers.events.removed.callbacks)
+    slide_is_open(sample_path())
     viewer.layers.clear()
+    assert len(viewer.layers.events.removed.callbacks) == before
+    assert not any(
+        "inspector" in str(callback) for callback in viewer.layers.events.removed.callbacks
+    )
+
+
+def test_removed_slides_are_forgotten(viewer, inspector, slide_is_open, settled):
+    [layer] = slide_is_open(sample_path())
+    for index in range(inspector.tabs.count()):
+        inspector.tabs.setCurrentIndex(index)
+        settled()
+    slide = weakref.ref(layer.data[0].slide)
+    viewer.layers.clear()
+    del layer
+    settled()
+    for _ in range(3):
+        gc.collect()
+    assert slide() is None
+
+
+def test_damaged_tiles_are_said_when_they_turn_up(viewer, inspector, slide_is_open, damaged_slide,
+                                                  monkeypatch, qtbot):  # fmt: skip
+    monkeypatch.setattr(header, "WATCH_MS", 20)
+    inspector.header._watch.setInterval(20)
+    [layer] = slide_is_open(damaged_slide)
+    assert not inspector.header.warnings.isVisible()
+    layer.data[0][6 * 256 : 7 * 256, 8 * 256 : 9 * 256]
+    qtbot.waitUntil(inspector.header.warnings.isVisible)
+    assert "1 damaged tile is shown as background" in inspector.header.warnings.text()
+
+
+def test_problems_are_said_and_cut_short(viewer, inspector, slide_is_open, monkeypatch):
+    monkeypatch.setattr(
+        header, "warnings", lambda slide: [f"Problem <b>{i}</b>." for i in range(50)]
+    )
+    slide_is_open(sample_path())
+    text = inspector.header.warnings.text()
+    assert "Problem <b>2</b>." in text
+    assert "Problem <b>3</b>." not in text
+    assert "And 47 more." in text
+
+
+def test_search_has_a_key(viewer, inspector, slide_is_open):
+    slide_is_open(sample_path())
+    inspector.tabs.setCurrentWidget(inspector.levels)
+    viewer.window._qt_window.activateWindow()
+    inspector.levels.table.setFocus()
+    QApplication.processEvents()
+    QTest.keyClick(inspector.levels.table, Qt.Key_F, Qt.ControlModifier)
+    assert inspector.tabs.currentWidget() is inspector.metadata
+    assert inspector.metadata.search.hasFocus()
+
+
+def test_everything_grows_with_naparis_font(viewer, inspector, slide_is_open, qtbot):
+    slide_is_open(sample_path())
+    parts = [
+        inspector.metadata.tree,
+        inspector.levels.table,
+        inspector.levels.pyramid,
+        inspector.header.thumbnail,
+        inspector.metadata.search,
+        inspector.images.cards["label"].picture,
+    ]
+    for tab in (inspector.images, inspector.levels, inspector.metadata):
+        inspector.tabs.setCurrentWidget(tab)
+    before = [part.fontMetrics().height() for part in parts]
+    appearance = get_settings().appearance
+    size = appearance.font_size
+    try:
+        appearance.font_size = 2 * size
+        qtbot.wait(50)
+        after = [part.fontMetrics().height() for part in parts]
+    finally:
+        appearance.font_size = size
+    assert all(big > 1.7 * small for big, small in zip(after, before, strict=True))
+
+
+def test_offers_to_become_the_reader_once(viewer, monkeypatch):
+    preferred = []
+    monkeypatch.setattr(inspector_module, "is_preferred_reader", lambda: bool(preferred))
+    monkeypatch.setattr(inspector_module, "prefer_this_reader", lambda: preferred.append(True))
+    made = inspector_module.SlideInspector(viewer)
+    viewer.window.add_dock_widget(made)
+    assert not made.prefer.isHidden()
+    click(made.prefer)
+    assert preferred == [True]
+    assert made.prefer.isHidden()
+
+
+def test_the_setting_shows_private_parts(viewer, inspector, slide_is_open, monkeypatch):
+    monkeypatch.setattr(inspector_module, "settings", lambda: Settings(show_private=True))
+    slide_is_open(sample_path())
+    assert inspector.metadata.private.isChecked()
+    assert inspector.images.cards["label"].reveal.isHidden()
+    assert inspector.images.cards["label"].open.isEnabled()
+
+
+def test_changed_colours_are_drawn(viewer, inspector, slide_is_open, settled):
+    [layer] = slide_is_open(sample_path())
+    viewer.add_image(np.zeros((8, 8)))
+    settled()
+    drawn = []
+    layer.events.set_data.connect(lambda event: drawn.append(layer))
+    viewer.layers.selection.active = layer
+    drawn.clear()
+    before = inspector.header.thumbnail.image
+    inspector.colour.changed.emit()
+    settled()
+    assert drawn
+    assert inspector.header.thumbnail.image is not before
+
+
+def test_names_of_layers_are_slides_names(slide_is_open):
+    [layer] = slide_is_open(sample_path())
+    assert layer_module.slide_name(layer.data[0].slide) == "he_phantom" == layer.name

@@ -45,7 +45,7 @@ def slide_layers(slide: Slide) -> list[LayerData]:
         and saves, hides what can name a patient.
     """
     _compute_overview(slide)
-    name = re.sub(r"(?i)(\.ome)?\.\w+$", "", Path(slide.path).name)
+    name = slide_name(slide)
     if slide.layout.rgb and slide.levels[0].dtype in RGB_TYPES:
         return [(_levels(slide), {"name": name, "rgb": True, **_attributes(slide)}, "image")]
     layers: list[LayerData] = []
@@ -63,6 +63,11 @@ def slide_layers(slide: Slide) -> list[LayerData]:
         }
         layers.append((levels, attributes, "image"))
     return layers
+
+
+def slide_name(slide: Slide) -> str:
+    """Return the slide's file name without its suffix, as its layers are named."""
+    return re.sub(r"(?i)(\.ome)?\.\w+$", "", Path(slide.path).name)
 
 
 def slide_of(layer: Layer | None) -> Slide | None:

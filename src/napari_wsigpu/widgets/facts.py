@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from napari_wsigpu.formats.compression import compression_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from napari_wsigpu.slide import Slide
 
-
 TIMES = "\N{MULTIPLICATION SIGN}"
+TOGETHER = "\N{NO-BREAK SPACE}"
+MOST_CHANNELS = 6
+BYTE_UNITS = ("bytes", "kB", "MB", "GB", "TB")
 
 
 class LevelFacts(NamedTuple):
@@ -23,6 +24,7 @@ class LevelFacts(NamedTuple):
     size: str
     downsample: str
     tile: str
+    bytes: str
     compression: str
 
 
@@ -35,29 +37,33 @@ def facts(slide: Slide) -> list[tuple[str, str]]:
     """Return (name, value) of what people look for first."""
     width, height = slide.dimensions
     layout = slide.layout
-    count = len(slide.channels)
-    kind = "RGB" if layout.rgb else f"{count} channel{'' if count == 1 else 's'}"
-    found = [
-        ("Vendor", slide.vendor),
-        ("Dimensions", f"{width:,} {TIMES} {height:,} px"),
-        ("Pixels", f"{width * height / 1e6:,.1f} million, {kind}, {slide.levels[0].dtype}"),
-        ("Objective", "not given" if slide.objective is None else f"{slide.objective:g}{TIMES}"),
-    ]
+    found = [("Vendor", slide.vendor)]
+    if layout.scanner:
+        found.append(("Scanner", layout.scanner))
+    found.append(
+        ("Objective", "not given" if slide.objective is None else f"{slide.objective:g}{TIMES}")
+    )
     if slide.mpp is None:
-        found.append(("Pixel size", "not given"))
+        found.append(("MPP", "not given"))
     else:
         x, y = slide.mpp
         size = f"{x:.4g}" if x == y else f"{x:.4g} {TIMES} {y:.4g}"
-        found.append(("Pixel size", f"{size} µm"))
-        found.append(("Extent", f"{_length(width * x)} {TIMES} {_length(height * y)}"))
-    if slide.associated_images:
-        found.append(("Associated images", ", ".join(slide.associated_images)))
+        found.append(("MPP", _unbroken(f"{size} µm/px")))
+    found.append(("Dimensions", _unbroken(f"{width:,} {TIMES} {height:,} px")))
+    if slide.mpp is not None:
+        found.append(("Extent", _extent(width * slide.mpp[0], height * slide.mpp[1])))
+    found.append(("Channels", _channels(slide)))
     if layout.hidden_planes:
         found.append(("Further planes", f"{layout.hidden_planes}, not shown"))
-    failed = slide.stats()["failed"]
-    if failed:
-        found.append(("Damaged tiles", f"{failed}, shown as background"))
     return found
+
+
+def warnings(slide: Slide) -> list[str]:
+    """Return a sentence for everything that is wrong with the slide, the newest first."""
+    failed = slide.stats()["failed"]
+    plural = "s are" if failed > 1 else " is"
+    damaged = [f"{failed:,} damaged tile{plural} shown as background."] if failed else []
+    return [*damaged, *slide.layout.problems]
 
 
 def level_facts(slide: Slide) -> list[LevelFacts]:
@@ -65,32 +71,54 @@ def level_facts(slide: Slide) -> list[LevelFacts]:
     base = slide.pyramid[0]
     rows = []
     for index, level in enumerate(slide.pyramid):
-        compression = compression_name(level.encoding.compression)
+        grid = level.grid
+        stored = not level.computed
         rows.append(
             LevelFacts(
                 str(index),
-                f"{level.width:,} {TIMES} {level.height:,}",
+                _pair(level.width, level.height),
                 f"{level.downsample(base):.4g}",
-                ""
-                if level.computed
-                else f"{level.grid.tile_width} {TIMES} {level.grid.tile_height}",
-                "computed" if level.computed else compression,
+                _pair(grid.tile_width, grid.tile_height) if stored else "",
+                byte_size(int(grid.byte_counts.sum())) if stored else "",
+                compression_name(level.encoding.compression) if stored else "computed",
             )
         )
     return rows
 
 
-def flatten(metadata: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (dotted name, text) of each leaf of nested metadata."""
-    for key, value in metadata.items():
-        if isinstance(value, dict):
-            yield from flatten(value, f"{prefix}{key}.")
-        elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
-            for index, item in enumerate(value):
-                yield from flatten({str(index): item}, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", "" if value is None else str(value)
+def levels_in_short(slide: Slide) -> str:
+    """Return how many levels there are and how much the stored ones take."""
+    computed = len(slide.pyramid) - slide.level_count
+    total = sum(int(level.grid.byte_counts.sum()) for level in slide.layout.levels)
+    stored = f"{slide.level_count} stored level{'' if slide.level_count == 1 else 's'}"
+    more = f", {computed} computed" if computed else ""
+    return f"{stored}{more}, {byte_size(total)} of tiles"
 
 
-def _length(micrometres: float) -> str:
-    return f"{micrometres / 1e3:.2f} mm" if micrometres >= 1e3 else f"{micrometres:.1f} µm"
+def byte_size(count: int) -> str:
+    """Return a number of bytes in decimal units."""
+    power = min(int(math.log10(count) / 3), len(BYTE_UNITS) - 1) if count > 0 else 0
+    return f"{count / 1000**power:.4g} {BYTE_UNITS[power]}"
+
+
+def _channels(slide: Slide) -> str:
+    dtype = slide.levels[0].dtype
+    if slide.layout.rgb:
+        return f"RGB, {dtype}"
+    names = [channel.name for channel in slide.channels]
+    more = [f"{len(names) - MOST_CHANNELS} more"] if len(names) > MOST_CHANNELS else []
+    return f"{len(names)}, {dtype}: {', '.join(names[:MOST_CHANNELS] + more)}"
+
+
+def _extent(width: float, height: float) -> str:
+    unit, size = ("mm", 1e3) if max(width, height) >= 1e3 else ("µm", 1.0)
+    return _unbroken(f"{width / size:.4g} {TIMES} {height / size:.4g} {unit}")
+
+
+def _pair(width: int, height: int) -> str:
+    """Return a size that may be broken after the sign."""
+    return f"{width:,}{TOGETHER}{TIMES} {height:,}"
+
+
+def _unbroken(text: str) -> str:
+    return text.replace(" ", TOGETHER)

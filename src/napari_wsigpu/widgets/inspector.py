@@ -2,36 +2,43 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
-from napari.utils.notifications import show_info
-from qtpy.QtCore import QSize, Qt
+from qtpy.QtCore import QEvent, QObject, QSize, Qt
+from qtpy.QtGui import QKeySequence
 from qtpy.QtWidgets import (
-    QAbstractItemView,
-    QApplication,
-    QFormLayout,
-    QHeaderView,
     QLabel,
-    QLineEdit,
+    QProgressBar,
     QPushButton,
-    QTableWidget,
-    QTableWidgetItem,
+    QShortcut,
+    QTabWidget,
     QVBoxLayout,
     QWidget,
 )
 
+from napari_wsigpu.viewer.beside import add_beside
 from napari_wsigpu.viewer.layers import slide_of
-from napari_wsigpu.widgets.facts import LevelFacts, facts, flatten, level_facts, title
+from napari_wsigpu.viewer.settings import is_preferred_reader, prefer_this_reader, settings
+from napari_wsigpu.widgets.colour_tab import ColourTab
+from napari_wsigpu.widgets.column import Column
+from napari_wsigpu.widgets.disclosure import Disclosure, by_default
+from napari_wsigpu.widgets.header import Header
+from napari_wsigpu.widgets.images_tab import ImagesTab
+from napari_wsigpu.widgets.jobs import Jobs
+from napari_wsigpu.widgets.levels_tab import LevelsTab
+from napari_wsigpu.widgets.metadata_tab import MetadataTab
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from napari import Viewer
+    from numpy.typing import NDArray
 
     from napari_wsigpu.slide import Slide
 
-PREFERRED_WIDTH = 430
+PREFERRED_WIDTH = 32
+QUIET = "QPushButton { background: transparent; text-decoration: underline; padding: 0 }"
 NO_SLIDE = "Open a slide, or select its layer, to see what it is."
 
 
@@ -50,115 +57,148 @@ class SlideInspector(QWidget):  # type: ignore[misc]
     def __init__(self, napari_viewer: Viewer) -> None:
         super().__init__()
         self._viewer = napari_viewer
+        self._jobs = Jobs()
+        self._disclosures: WeakKeyDictionary[Slide, Disclosure] = WeakKeyDictionary()
         self.slide: Slide | None = None
 
-        self.title = QLabel(NO_SLIDE)
-        self.title.setWordWrap(True)
-        self.title.setTextInteractionFlags(Qt.TextSelectableByMouse)
-        self.facts = QFormLayout()
-        self.levels = _table(LevelFacts._fields)
-        self.search = QLineEdit()
-        self.search.setPlaceholderText("Search names and values")
-        self.search.setClearButtonEnabled(True)
-        self.fields = _table(("name", "value"))
-        self.copy = QPushButton("Copy as JSON")
-        self.copy.setToolTip("Copy all metadata of the slide to the clipboard")
-        self.details = QWidget()
-
-        inner = QVBoxLayout(self.details)
+        self.empty = QLabel(NO_SLIDE)
+        self.empty.setWordWrap(True)
+        self.header = Header(self._jobs)
+        self.metadata = MetadataTab(self._jobs)
+        self.levels = LevelsTab()
+        self.images = ImagesTab(self._jobs)
+        self.colour = ColourTab(self._jobs)
+        self.tabs = QTabWidget()
+        self.tabs.addTab(self.metadata, "Metadata")
+        self.tabs.addTab(self.levels, "Levels")
+        self.tabs.addTab(self.images, "Images")
+        self.tabs.setTabToolTip(self.tabs.indexOf(self.images), "Associated images")
+        self.tabs.addTab(self.colour, "Colour")
+        page = QWidget()
+        inner = QVBoxLayout(page)
         inner.setContentsMargins(0, 0, 0, 0)
-        inner.addLayout(self.facts)
-        inner.addWidget(QLabel("Levels"))
-        inner.addWidget(self.levels, 1)
-        inner.addWidget(QLabel("Metadata"))
-        inner.addWidget(self.search)
-        inner.addWidget(self.fields, 2)
-        inner.addWidget(self.copy)
+        inner.addWidget(self.header)
+        inner.addWidget(self.tabs, 1)
+        self.details = Column(page)
+        self.busy = QLabel()
+        self.progress = QProgressBar()
+        self.progress.setRange(0, 0)
+        self.progress.setAccessibleName("Progress")
+        self.prefer = QPushButton("Make this plugin the reader for slides")
+        self.prefer.setStyleSheet(QUIET)
+        self.prefer.setToolTip("Have napari open slides with this plugin without asking")
         outer = QVBoxLayout(self)
-        outer.addWidget(self.title)
+        outer.addWidget(self.empty)
         outer.addWidget(self.details, 1)
         outer.addStretch()
+        outer.addWidget(self.busy)
+        outer.addWidget(self.progress)
+        outer.addWidget(self.prefer, 0, Qt.AlignLeft)
 
-        self.search.textChanged.connect(self._filter)
-        self.copy.clicked.connect(self._copy)
+        self.images.opened.connect(self._open_layer)
+        self.colour.changed.connect(self._show_colours)
+        self.prefer.clicked.connect(self._prefer)
+        self._jobs.slow.connect(self._show_progress)
+        find = QShortcut(QKeySequence(QKeySequence.Find), self)
+        find.setContext(Qt.WidgetWithChildrenShortcut)
+        find.activated.connect(self._find)
+        self.empty.installEventFilter(self)
+        self._show_progress("")
+        self.prefer.setHidden(is_preferred_reader())
+
         self._connections = (
             (napari_viewer.layers.selection.events.active, self._follow),
-            (napari_viewer.layers.events.removed, self._follow),
+            (napari_viewer.layers.events.removed, self._on_removed),
         )
         for signal, slot in self._connections:
             signal.connect(slot)
-        self.destroyed.connect(_disconnector(self._connections))
+        self.destroyed.connect(_end(self._connections, self._jobs))
         self._follow()
 
     def sizeHint(self) -> QSize:  # noqa: N802
-        """Return a size that holds the table of levels."""
-        return QSize(PREFERRED_WIDTH, super().sizeHint().height())
+        """Return a size that holds the table of levels, but leaves most of the screen."""
+        line = self.fontMetrics().lineSpacing()
+        width = min(PREFERRED_WIDTH * line, self.screen().availableGeometry().width() // 3)
+        return QSize(width, super().sizeHint().height())
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:  # noqa: N802
+        """Use the size that napari's style gives to labels for all text, trees and tables too."""
+        if watched is self.empty and event.type() in (QEvent.FontChange, QEvent.Polish):
+            size, font = self.empty.font().pointSizeF(), self.font()
+            if font.pointSizeF() != size:
+                font.setPointSizeF(size)
+                self.setFont(font)
+        return bool(super().eventFilter(watched, event))
+
+    def showEvent(self, event: Any) -> None:  # noqa: N802
+        """Have the style applied before the size of the dock is asked."""
+        self.empty.ensurePolished()
+        super().showEvent(event)
+
+    def _on_removed(self, event: Any) -> None:
+        slide = slide_of(event.value)
+        if slide is not None and slide not in self._slides():
+            self._jobs.let_go(slide)
+            self._disclosures.pop(slide, None)
+        self._follow()
 
     def _follow(self, event: Any = None) -> None:
-        slide = slide_of(self._viewer.layers.selection.active)
-        if slide is None and any(slide_of(layer) is self.slide for layer in self._viewer.layers):
-            slide = self.slide
-        self._show(slide)
+        slides = self._slides()
+        active = slide_of(self._viewer.layers.selection.active)
+        kept = self.slide if self.slide in slides else None
+        slide = active or kept or (slides[-1] if slides else None)
+        if slide is not self.slide or slide is None:
+            self._show(slide)
+
+    def _slides(self) -> list[Slide]:
+        slides = (slide_of(layer) for layer in self._viewer.layers)
+        return [slide for slide in slides if slide is not None]
 
     def _show(self, slide: Slide | None) -> None:
         self.slide = slide
+        self.empty.setVisible(slide is None)
         self.details.setVisible(slide is not None)
-        while self.facts.rowCount():
-            self.facts.removeRow(0)
-        if slide is None:
-            self.title.setText(NO_SLIDE)
-            return
-        self.title.setText(f"<b>{title(slide)}</b>")
-        self.title.setToolTip(slide.path)
-        for name, value in facts(slide):
-            label = QLabel(value)
-            label.setWordWrap(True)
-            label.setTextInteractionFlags(Qt.TextSelectableByMouse)
-            self.facts.addRow(name, label)
-        _fill(self.levels, level_facts(slide))
-        _fill(self.fields, list(flatten(slide.metadata)))
-        self._filter(self.search.text())
+        disclosure = by_default(show_private=settings().show_private)
+        if slide is not None:
+            disclosure = self._disclosures.setdefault(slide, disclosure)
+        self.header.show_slide(slide)
+        self.metadata.show_slide(slide, disclosure)
+        self.levels.show_slide(slide)
+        self.images.show_slide(slide, disclosure)
+        self.colour.show_slide(slide)
 
-    def _filter(self, text: str) -> None:
-        wanted = text.casefold()
-        for row in range(self.fields.rowCount()):
-            cells = (self.fields.item(row, column).text() for column in range(2))
-            self.fields.setRowHidden(row, all(wanted not in cell.casefold() for cell in cells))
+    def _open_layer(self, name: str, pixels: NDArray[Any]) -> None:
+        if self.slide in self._slides():
+            add_beside(self._viewer, self.slide, name, pixels)
 
-    def _copy(self) -> None:
-        if self.slide is not None:
-            text = json.dumps(self.slide.metadata, indent=2, ensure_ascii=False)
-            QApplication.clipboard().setText(text)
-            show_info(f"Copied the metadata of {title(self.slide)}")
+    def _show_colours(self) -> None:
+        for layer in self._viewer.layers:
+            if slide_of(layer) is self.slide:
+                layer.refresh()
+        self.header.reload()
+        self.images.reload()
 
+    def _show_progress(self, what: str) -> None:
+        self.busy.setText(f"{what}…")
+        self.busy.setVisible(bool(what))
+        self.progress.setVisible(bool(what))
 
-def _table(columns: Sequence[str]) -> QTableWidget:
-    table = QTableWidget(0, len(columns))
-    table.setHorizontalHeaderLabels([column.capitalize() for column in columns])
-    table.verticalHeader().hide()
-    table.setEditTriggers(QAbstractItemView.NoEditTriggers)
-    table.setSelectionBehavior(QAbstractItemView.SelectRows)
-    table.setWordWrap(False)
-    table.setTabKeyNavigation(False)
-    table.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeToContents)
-    table.horizontalHeader().setStretchLastSection(True)
-    return table
+    def _prefer(self) -> None:
+        prefer_this_reader()
+        self.prefer.setHidden(is_preferred_reader())
+
+    def _find(self) -> None:
+        self.tabs.setCurrentWidget(self.metadata)
+        self.metadata.search.setFocus()
+        self.metadata.search.selectAll()
 
 
-def _fill(table: QTableWidget, rows: Sequence[Sequence[str]]) -> None:
-    table.setRowCount(len(rows))
-    for row, values in enumerate(rows):
-        for column, value in enumerate(values):
-            item = QTableWidgetItem(" ".join(value.split()))
-            item.setToolTip(value)
-            table.setItem(row, column, item)
+def _end(connections: Sequence[tuple[Any, Any]], jobs: Jobs) -> Any:
+    """Return a function that ends all that goes on, and knows nothing of the dying widget."""
 
-
-def _disconnector(connections: Sequence[tuple[Any, Any]]) -> Any:
-    """Return a function that ends connections and knows nothing of the dying widget."""
-
-    def disconnect() -> None:
+    def end() -> None:
         for signal, slot in connections:
             signal.disconnect(slot)
+        jobs.close()
 
-    return disconnect
+    return end

@@ -1,0 +1,33 @@
+"""What the user has asked to see of a slide's private parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from napari_wsigpu.privacy import PRIVATE_IMAGES
+
+
+@dataclass
+class Disclosure:
+    """What may be shown of one slide.
+
+    Attributes
+    ----------
+    fields : bool
+        Whether private fields of the metadata may be shown.
+    images : set of str
+        Names of private associated images that may be shown, in lower case.
+    """
+
+    fields: bool = False
+    images: set[str] = field(default_factory=set)
+
+    def hides(self, image: str) -> bool:
+        """Whether an associated image must be neither decoded nor shown."""
+        name = image.casefold()
+        return name in PRIVATE_IMAGES and name not in self.images
+
+
+def by_default(*, show_private: bool) -> Disclosure:
+    """Return what may be shown of a slide that was just opened."""
+    return Disclosure(show_private, set(PRIVATE_IMAGES) if show_private else set())

@@ -1,0 +1,169 @@
+"""One associated image in the inspector: its picture, and what can be done with it."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from napari.utils.notifications import show_info
+from qtpy.QtCore import Signal
+from qtpy.QtWidgets import (
+    QFileDialog,
+    QHBoxLayout,
+    QLabel,
+    QPushButton,
+    QVBoxLayout,
+    QWidget,
+)
+
+from napari_wsigpu.viewer.layers import slide_name
+from napari_wsigpu.widgets.facts import TIMES
+from napari_wsigpu.widgets.picture_view import PictureView, to_image
+from napari_wsigpu.widgets.pictures import associated, rgb, save
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from qtpy.QtGui import QImage
+
+    from napari_wsigpu.slide import Slide
+    from napari_wsigpu.widgets.disclosure import Disclosure
+    from napari_wsigpu.widgets.jobs import Jobs
+
+WIDTH, HEIGHT = 18, 9
+FILTERS = "PNG (*.png);;TIFF (*.tif *.tiff)"
+VEIL = "Private: neither decoded nor shown until you ask."
+
+
+class ImageCard(QWidget):  # type: ignore[misc]
+    """A card of one associated image; nothing is decoded before `load` or a click.
+
+    Attributes
+    ----------
+    opened : Signal(str, object)
+        Name and pixels of the image, to be opened as a layer.
+    """
+
+    opened = Signal(str, object)
+
+    def __init__(self, slide: Slide, name: str, disclosure: Disclosure, jobs: Jobs) -> None:
+        super().__init__()
+        self._slide = slide
+        self._name = name
+        self._disclosure = disclosure
+        self._jobs = jobs
+        self._private = disclosure.hides(name)
+        self._asked = False
+
+        width, height = slide.associated_images[name].size
+        self.title = QLabel(f"<b>{name}</b>")
+        self.size_label = QLabel(f"{width:,} {TIMES} {height:,} px")
+        self.picture = PictureView(WIDTH, HEIGHT)
+        self.picture.setAccessibleName(f"{name} image")
+        self.reveal = _button("Show", f"Show the {name} image", self._toggle)
+        self.open = _button(
+            "Open as layer", f"Open the {name} image as a layer beside the slide", self._open
+        )
+        self.save = _button("Save…", f"Save the {name} image as PNG or TIFF", self._save)
+
+        head = QHBoxLayout()
+        head.addWidget(self.title)
+        head.addStretch()
+        head.addWidget(self.size_label)
+        buttons = QHBoxLayout()
+        for button in (self.reveal, self.open, self.save):
+            buttons.addWidget(button)
+        buttons.addStretch()
+        layout = QVBoxLayout(self)
+        layout.addLayout(head)
+        layout.addWidget(self.picture)
+        layout.addLayout(buttons)
+        self.reveal.setVisible(self._private)
+        self._update()
+
+    def load(self) -> None:
+        """Decode and show the picture, unless it is hidden or was asked for already."""
+        if self._asked or self._disclosure.hides(self._name):
+            return
+        self._asked = True
+        self.picture.show_text("Decoding…")
+        self._jobs.start(
+            f"Decoding the {self._name} image",
+            self._slide,
+            partial(_preview, self._slide, self._name),
+            self.picture.show_picture,
+            self.picture.show_text,
+            owner=self,
+        )
+
+    def reload(self) -> None:
+        """Decode the picture again, if it is shown."""
+        if self._asked:
+            self.forget()
+            self.load()
+
+    def forget(self) -> None:
+        """Drop what is being done for this card."""
+        self._jobs.drop(self)
+        self._asked = False
+
+    def _toggle(self) -> None:
+        if self._disclosure.hides(self._name):
+            self._disclosure.images.add(self._name.casefold())
+            self.load()
+        else:
+            self._disclosure.images.discard(self._name.casefold())
+            self.forget()
+        self._update()
+
+    def _update(self) -> None:
+        hidden = self._disclosure.hides(self._name)
+        self.reveal.setText("Show" if hidden else "Hide")
+        self.reveal.setAccessibleName(f"{self.reveal.text()} the {self._name} image")
+        self.open.setEnabled(not hidden)
+        self.save.setEnabled(not hidden)
+        if hidden:
+            self.picture.show_veil(VEIL)
+
+    def _open(self) -> None:
+        self._jobs.start(
+            f"Opening the {self._name} image",
+            self._slide,
+            partial(associated, self._slide, self._name),
+            self._emit,
+            self.picture.show_text,
+            owner=self,
+        )
+
+    def _emit(self, pixels: NDArray[Any]) -> None:
+        self.opened.emit(self._name, pixels)
+
+    def _save(self) -> None:
+        folder = Path(self._slide.path).parent
+        start = folder / f"{slide_name(self._slide)} {self._name}.png"
+        path, kind = QFileDialog.getSaveFileName(
+            self, f"Save the {self._name} image", str(start), FILTERS
+        )
+        if not path:
+            return
+        if not Path(path).suffix:
+            path += ".tif" if kind.startswith("TIFF") else ".png"
+        slide, name = self._slide, self._name
+        self._jobs.start(
+            f"Saving the {name} image",
+            slide,
+            lambda: save(associated(slide, name), path),
+            lambda _: show_info(f"Saved {path}"),
+        )
+
+
+def _preview(slide: Slide, name: str) -> QImage:
+    return to_image(rgb(associated(slide, name)))
+
+
+def _button(text: str, name: str, slot: Any) -> QPushButton:
+    button = QPushButton(text)
+    button.setAccessibleName(name)
+    button.setToolTip(name)
+    button.clicked.connect(slot)
+    return button

@@ -1,0 +1,122 @@
+"""The inspector's tab "Levels": the pyramid as a drawing and a table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from qtpy.QtCore import QEvent, Qt
+from qtpy.QtWidgets import (
+    QAbstractItemView,
+    QHeaderView,
+    QLabel,
+    QStyle,
+    QTableWidget,
+    QTableWidgetItem,
+    QVBoxLayout,
+    QWidget,
+)
+
+from napari_wsigpu.widgets.facts import LevelFacts, level_facts, levels_in_short
+from napari_wsigpu.widgets.pyramid import Pyramid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from napari_wsigpu.slide import Slide
+
+HEADERS = ("#", "Size", "Down", "Tile", "Bytes", "Compression")
+TIPS = LevelFacts(
+    "Number of the level; 0 is the finest",
+    "Width and height in pixels",
+    "Downsample: how many pixels of level 0 one pixel spans",
+    "Width and height of a tile in pixels",
+    "Bytes of all tiles in the file",
+    "How tiles are compressed; computed levels are averaged from a finer one",
+)
+
+
+class LevelsTable(QTableWidget):  # type: ignore[misc]
+    """A table that breaks its lines where it is too narrow, rather than being scrolled."""
+
+    def __init__(self) -> None:
+        super().__init__(0, len(HEADERS))
+        self.setHorizontalHeaderLabels(HEADERS)
+        for column, tip in enumerate(TIPS):
+            self.horizontalHeaderItem(column).setToolTip(tip)
+        self.horizontalHeaderItem(len(HEADERS) - 1).setTextAlignment(Qt.AlignLeft)
+        self.verticalHeader().hide()
+        self.verticalHeader().setSectionResizeMode(QHeaderView.ResizeToContents)
+        self.horizontalHeader().setStretchLastSection(True)
+        self.horizontalHeader().setHighlightSections(False)
+        self.horizontalHeader().setMinimumSectionSize(1)
+        self.setAccessibleName("Levels")
+        self.setEditTriggers(QAbstractItemView.NoEditTriggers)
+        self.setSelectionBehavior(QAbstractItemView.SelectRows)
+        self.setSelectionMode(QAbstractItemView.SingleSelection)
+        self.setTabKeyNavigation(False)
+
+    def show_levels(self, rows: Sequence[LevelFacts]) -> None:
+        """Show other rows."""
+        self.setRowCount(len(rows))
+        for number, row in enumerate(rows):
+            for column, value in enumerate(row):
+                item = QTableWidgetItem(value)
+                item.setToolTip(value)
+                if column < len(row) - 1:
+                    item.setTextAlignment(Qt.AlignRight | Qt.AlignVCenter)
+                self.setItem(number, column, item)
+        self._fit()
+
+    def resizeEvent(self, event: Any) -> None:  # noqa: N802
+        """Share out the new width."""
+        super().resizeEvent(event)
+        self._fit()
+
+    def changeEvent(self, event: QEvent) -> None:  # noqa: N802
+        """Share out the width anew for another font."""
+        super().changeEvent(event)
+        if event.type() in (QEvent.FontChange, QEvent.StyleChange):
+            self._fit()
+
+    def _fit(self) -> None:
+        columns = range(len(HEADERS))
+        whole = [self._width(column, lambda text: [text]) for column in columns]
+        words = [self._width(column, lambda text: text.split(" ")) for column in columns]
+        needed = sum(whole[:-1]) + words[-1]
+        widths = whole if needed <= self.viewport().width() else words
+        for column in columns:
+            self.setColumnWidth(column, widths[column])
+
+    def _width(self, column: int, parts: Callable[[str], list[str]]) -> int:
+        cells = (self.item(row, column) for row in range(self.rowCount()))
+        texts = [part for cell in cells if cell is not None for part in parts(cell.text())]
+        if column < len(HEADERS) - 1:  # the last one elides its header
+            texts.append(HEADERS[column])
+        metrics = self.fontMetrics()
+        widest = max((metrics.horizontalAdvance(text) for text in texts), default=0)
+        margin = self.style().pixelMetric(QStyle.PM_FocusFrameHMargin, None, self) + 1
+        return int(widest + 2 * margin + 0.6 * metrics.averageCharWidth())
+
+
+class LevelsTab(QWidget):  # type: ignore[misc]
+    """All levels, those that the file lacks included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pyramid = Pyramid()
+        self.short = QLabel()
+        self.short.setWordWrap(True)
+        self.table = LevelsTable()
+        layout = QVBoxLayout(self)
+        layout.addWidget(self.pyramid)
+        layout.addWidget(self.short)
+        layout.addWidget(self.table, 1)
+        self.table.currentCellChanged.connect(self.pyramid.choose)
+
+    def show_slide(self, slide: Slide | None) -> None:
+        """Show the levels of another slide, or none."""
+        rows = [] if slide is None else level_facts(slide)
+        self.short.setText("" if slide is None else levels_in_short(slide))
+        labels = [f"{row.level}:  {row.size}" for row in rows]
+        self.pyramid.show_levels(() if slide is None else slide.pyramid, labels)
+        self.table.show_levels(rows)

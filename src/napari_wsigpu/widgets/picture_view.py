@@ -1,0 +1,129 @@
+"""A picture of which only as much is shown as one may see."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from qtpy.QtCore import QPoint, QPointF, QRect, QSize, Qt
+from qtpy.QtGui import QColor, QImage, QPainter, QPalette, QRadialGradient
+from qtpy.QtWidgets import QLabel, QSizePolicy
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+LONGEST_SIDE = 1024
+SMALLEST = 3
+# Where the placeholder has its spots: (x, y, radius) in parts of its size.
+SPOTS = ((0.2, 0.35, 0.3), (0.45, 0.7, 0.25), (0.62, 0.3, 0.28), (0.85, 0.6, 0.32))
+
+
+class PictureView(QLabel):  # type: ignore[misc]
+    """Shows a picture as large as fits, a line of text, or a veil.
+
+    Parameters
+    ----------
+    width, height : float
+        Largest size in lines of text, so that it grows with the font.
+    """
+
+    def __init__(self, width: float, height: float) -> None:
+        super().__init__()
+        self._lines = (width, height)
+        self._image: QImage | None = None
+        self._veiled = False
+        self.setAlignment(Qt.AlignCenter)
+        self.setTextFormat(Qt.PlainText)
+        self.setWordWrap(True)
+        self.setSizePolicy(QSizePolicy.Preferred, QSizePolicy.Fixed)
+
+    @property
+    def image(self) -> QImage | None:
+        """The picture that is shown."""
+        return self._image
+
+    @property
+    def veiled(self) -> bool:
+        """Whether a placeholder is shown that tells nothing of the picture."""
+        return self._veiled
+
+    def show_picture(self, image: QImage) -> None:
+        """Show a picture."""
+        self._set(image, "", veiled=False)
+
+    def show_text(self, text: str) -> None:
+        """Show a line of text instead of a picture."""
+        self._set(None, text, veiled=False)
+
+    def show_veil(self, text: str) -> None:
+        """Show a placeholder that is the same for all pictures, and a line of text."""
+        self._set(None, text, veiled=True)
+
+    def sizeHint(self) -> QSize:  # noqa: N802
+        """Return the size in pixels for the font that is used."""
+        line = self.fontMetrics().lineSpacing()
+        size = QSize(round(self._lines[0] * line), round(self._lines[1] * line))
+        if self._image is not None:
+            size.setWidth(self._image.size().scaled(size, Qt.KeepAspectRatio).width())
+        return size
+
+    def heightForWidth(self, width: int) -> int:  # noqa: N802
+        """Return the same height for every width."""
+        height: int = self.sizeHint().height()
+        return height
+
+    def minimumSizeHint(self) -> QSize:  # noqa: N802
+        """Return the smallest useful size."""
+        return QSize(self.fontMetrics().lineSpacing() * SMALLEST, self.sizeHint().height())
+
+    def paintEvent(self, event: Any) -> None:  # noqa: N802
+        """Draw what is shown."""
+        painter = QPainter(self)
+        painter.setRenderHints(QPainter.Antialiasing | QPainter.SmoothPixmapTransform)
+        if self._image is None:
+            self._paint_ground(painter)
+        else:
+            size = self._image.size().scaled(self.size(), Qt.KeepAspectRatio)
+            painter.drawImage(QRect(QPoint(0, 0), size), self._image)
+        painter.end()
+        super().paintEvent(event)
+
+    def _set(self, image: QImage | None, text: str, *, veiled: bool) -> None:
+        self._image, self._veiled = image, veiled
+        self.setText(text)
+        self.updateGeometry()
+        self.update()
+
+    def _paint_ground(self, painter: QPainter) -> None:
+        color = self.palette().color(QPalette.WindowText)
+        painter.setPen(Qt.NoPen)
+        painter.setBrush(_faint(color, 24))
+        corner = self.fontMetrics().lineSpacing() / 3
+        painter.drawRoundedRect(self.rect(), corner, corner)
+        if self._veiled:
+            for x, y, radius in SPOTS:
+                middle = QPointF(x * self.width(), y * self.height())
+                spot = QRadialGradient(middle, radius * self.width())
+                spot.setColorAt(0, _faint(color, 50))
+                spot.setColorAt(1, _faint(color, 0))
+                painter.setBrush(spot)
+                painter.drawRoundedRect(self.rect(), corner, corner)
+
+
+def to_image(pixels: NDArray[np.uint8]) -> QImage:
+    """Return a QImage of (height, width, 3) bytes, made smaller if it is large.
+
+    May be called in any thread.
+    """
+    pixels = np.ascontiguousarray(pixels)
+    height, width = pixels.shape[:2]
+    image = QImage(pixels.data, width, height, 3 * width, QImage.Format_RGB888)
+    if max(height, width) > LONGEST_SIDE:
+        return image.scaled(LONGEST_SIDE, LONGEST_SIDE, Qt.KeepAspectRatio, Qt.SmoothTransformation)
+    return image.copy()
+
+
+def _faint(color: QColor, alpha: int) -> QColor:
+    faint = QColor(color)
+    faint.setAlpha(alpha)
+    return faint

@@ -1,0 +1,110 @@
+"""A drawing of a slide's levels, stacked as a pyramid."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from napari.settings import get_settings
+from napari.utils.theme import get_theme
+from qtpy.QtCore import QPointF, QSize, Qt
+from qtpy.QtGui import QColor, QPainter, QPalette, QPen, QPolygonF
+from qtpy.QtWidgets import QSizePolicy, QWidget
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from napari_wsigpu.formats.layout import LevelLayout
+
+# In lines of text.
+STEP = 1.15
+DEPTH = 1.5
+MARGIN = 0.3
+SMALLEST = 0.14
+
+
+class Pyramid(QWidget):  # type: ignore[misc]
+    """Draws each level as a plane, the finest at the bottom; computed ones are dashed.
+
+    The sides shrink with the logarithm of the downsample, so that each level can be seen.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._levels: tuple[LevelLayout, ...] = ()
+        self._labels: Sequence[str] = ()
+        self._chosen = -1
+        self.setSizePolicy(QSizePolicy.Preferred, QSizePolicy.Fixed)
+        self.setAccessibleName("Pyramid of levels")
+
+    def show_levels(self, levels: tuple[LevelLayout, ...], labels: Sequence[str]) -> None:
+        """Draw other levels, each with its label."""
+        self._levels, self._labels, self._chosen = levels, labels, -1
+        self.updateGeometry()
+        self.update()
+
+    def choose(self, index: int) -> None:
+        """Draw one level brighter; -1 for none."""
+        self._chosen = index
+        self.update()
+
+    def sizeHint(self) -> QSize:  # noqa: N802
+        """Return the size in pixels for the font that is used."""
+        line = self.fontMetrics().lineSpacing()
+        lines = STEP * max(len(self._levels) - 1, 0) + DEPTH + 2 * MARGIN
+        return QSize(16 * line, math.ceil(lines * line))
+
+    def paintEvent(self, event: Any) -> None:  # noqa: N802
+        """Draw the planes from the bottom up."""
+        if not self._levels:
+            return
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.Antialiasing)
+        line = self.fontMetrics().lineSpacing()
+        text_width = max(self.fontMetrics().horizontalAdvance(text) for text in self._labels)
+        room = max(self.width() - text_width - 3 * line, 4 * line)
+        base = self._levels[0]
+        most = math.log2(max(self._levels[-1].downsample(base), 2))
+        for index, level in enumerate(self._levels):
+            part = 1 - (1 - SMALLEST) * math.log2(max(level.downsample(base), 1)) / most
+            middle = QPointF(
+                room / 2 + line,
+                self.height() - (MARGIN + DEPTH / 2 + index * STEP) * line,
+            )
+            self._draw_plane(painter, middle, part * room / 2, part * DEPTH * line / 2, index)
+            painter.drawText(
+                QPointF(
+                    room + 2 * line,
+                    middle.y() + self.fontMetrics().capHeight() / 2,
+                ),
+                self._labels[index],
+            )
+        painter.end()
+
+    def _draw_plane(
+        self, painter: QPainter, middle: QPointF, across: float, deep: float, index: int
+    ) -> None:
+        slant = across / 4
+        plane = QPolygonF(
+            [
+                middle + QPointF(-across + slant, -deep),
+                middle + QPointF(across, -deep),
+                middle + QPointF(across - slant, deep),
+                middle + QPointF(-across, deep),
+            ]
+        )
+        chosen, computed = index == self._chosen, self._levels[index].computed
+        text = self.palette().color(QPalette.WindowText)
+        fill = _accent()
+        fill.setAlpha(255 if chosen else 60 if computed else 150)
+        pen = QPen(text, 1, Qt.DashLine if computed else Qt.SolidLine)
+        pen.setCosmetic(True)
+        painter.setPen(pen)
+        painter.setBrush(fill)
+        painter.drawPolygon(plane)
+        painter.setPen(text)
+
+
+def _accent() -> QColor:
+    """Return the colour in which napari's theme shows what is chosen."""
+    return QColor(get_theme(get_settings().appearance.theme).current.as_hex())

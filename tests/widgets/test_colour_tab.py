@@ -1,0 +1,89 @@
+"""What is said of the ICC profile, and what applying it does."""
+
+from dataclasses import replace
+
+import pytest
+from napari.utils.notifications import notification_manager
+from PIL import ImageCms
+
+from napari_wsigpu import open_slide
+from napari_wsigpu.slide import Slide
+from napari_wsigpu.viewer.sample import sample_path
+from napari_wsigpu.widgets.colour_tab import ColourTab
+from tests.widgets.conftest import click
+
+PROFILE = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+
+
+@pytest.fixture
+def slide_with(tmp_path):
+    """Open the sample with bytes behind it that its description takes for the profile."""
+    slides = []
+
+    def open_with(profile):
+        path = tmp_path / f"profile{len(slides)}.svs"
+        start = sample_path().stat().st_size
+        path.write_bytes(sample_path().read_bytes() + profile)
+        with open_slide(path, "cpu") as slide:
+            layout = replace(slide.layout, icc=(start, len(profile)))
+        slides.append(Slide(layout, "cpu"))
+        return slides[-1]
+
+    yield open_with
+    for slide in slides:
+        slide.close()
+
+
+@pytest.fixture
+def tab(jobs, display):
+    made = ColourTab(jobs)
+    display.addWidget(made)
+    made.show()
+    return made
+
+
+def test_a_slide_without_a_profile(tab):
+    with open_slide(sample_path(), "cpu") as slide:
+        tab.show_slide(slide)
+    assert "no ICC profile" in tab.profile.text()
+    assert not tab.apply.isEnabled()
+    assert not tab.apply.isChecked()
+
+
+def test_says_what_the_profile_is(tab, slide_with, settled):
+    tab.show_slide(slide_with(PROFILE))
+    settled()
+    assert "sRGB" in tab.profile.text()
+    assert tab.apply.isEnabled()
+
+
+def test_applies_the_profile_and_takes_it_back(tab, slide_with, settled, display):
+    slide = slide_with(PROFILE)
+    tab.show_slide(slide)
+    settled()
+    with display.waitSignal(tab.changed):
+        click(tab.apply)
+    assert slide.display_color == "srgb"
+    tab.show_slide(slide)
+    assert tab.apply.isChecked()
+    with display.waitSignal(tab.changed):
+        click(tab.apply)
+    assert slide.display_color == "stored"
+
+
+def test_another_slide_meanwhile_is_not_changed(tab, slide_with, settled):
+    first, second = slide_with(PROFILE), slide_with(PROFILE)
+    tab.show_slide(first)
+    click(tab.apply)
+    tab.show_slide(second)
+    settled()
+    assert (first.display_color, second.display_color) == ("stored", "stored")
+    assert not tab.apply.isChecked()
+
+
+def test_a_damaged_profile_is_said_in_one_sentence(tab, slide_with, settled):
+    notification_manager.records.clear()
+    tab.show_slide(slide_with(b"no profile" * 20))
+    settled()
+    assert "is damaged" in tab.profile.text()
+    assert [r.message for r in notification_manager.records] == [tab.profile.text()]

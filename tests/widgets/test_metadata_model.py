@@ -1,0 +1,128 @@
+"""Metadata as a tree."""
+
+import json
+import time
+
+import pytest
+
+from napari_wsigpu.widgets.metadata_model import MetadataModel
+
+NESTED = {
+    "vendor": "philips",
+    "objective": None,
+    "philips": {
+        "Rows": 512,
+        "Images": [
+            {"Type": "WSI", "Levels": [{"Number": 0}, {"Number": 1}]},
+            {"Type": "LABELIMAGE", "Empty": ""},
+        ],
+        "Spacing": [0.25, 0.25],
+    },
+    "tiff": {"Software": "maker <b>1</b>"},
+}
+
+
+@pytest.fixture
+def model(display):
+    made = MetadataModel()
+    made.show_metadata(NESTED)
+    return made
+
+
+def paths(model):
+    """Paths of all rows that are shown, groups included."""
+    found, waiting = [], [model.index(row, 0) for row in range(model.rowCount())]
+    while waiting:
+        index = waiting.pop(0)
+        found.append(model.path(index))
+        waiting[:0] = [model.index(row, 0, index) for row in range(model.rowCount(index))]
+    return found
+
+
+def row(model, path):
+    waiting = [model.index(row, 0) for row in range(model.rowCount())]
+    while waiting:
+        index = waiting.pop()
+        if model.path(index) == path:
+            return index
+        waiting += [model.index(row, 0, index) for row in range(model.rowCount(index))]
+    raise KeyError(path)
+
+
+def test_every_leaf_has_its_path(model):
+    assert paths(model) == [
+        "vendor",
+        "objective",
+        "philips",
+        "philips.Rows",
+        "philips.Images",
+        "philips.Images[0]",
+        "philips.Images[0].Type",
+        "philips.Images[0].Levels",
+        "philips.Images[0].Levels[0]",
+        "philips.Images[0].Levels[0].Number",
+        "philips.Images[0].Levels[1]",
+        "philips.Images[0].Levels[1].Number",
+        "philips.Images[1]",
+        "philips.Images[1].Type",
+        "philips.Images[1].Empty",
+        "philips.Spacing",
+        "tiff",
+        "tiff.Software",
+    ]
+
+
+def test_values_are_whole(model):
+    assert model.value(row(model, "vendor")) == "philips"
+    assert model.value(row(model, "objective")) == ""
+    assert model.value(row(model, "philips.Rows")) == "512"
+    images = json.loads(model.value(row(model, "philips.Images")))
+    assert images == NESTED["philips"]["Images"]
+
+
+def test_search_finds_names_and_values_and_keeps_parents(model):
+    model.setFilterFixedString("labelimage")
+    assert paths(model) == [
+        "philips",
+        "philips.Images",
+        "philips.Images[1]",
+        "philips.Images[1].Type",
+    ]
+    model.setFilterFixedString("SOFT")
+    assert paths(model) == ["tiff", "tiff.Software"]
+    model.setFilterFixedString("no such thing")
+    assert paths(model) == []
+
+
+def test_a_found_group_stays_whole(model):
+    model.setFilterFixedString("levels")
+    assert "philips.Images[0].Levels[1].Number" in paths(model)
+
+
+def test_long_values_are_shortened_in_the_tree_alone(display):
+    model = MetadataModel()
+    long = "line\n" * 200_000 + "needle"
+    model.show_metadata({"x" * 1000: long})
+    index = model.index(0, 0)
+    assert len(index.data()) < 310
+    assert len(index.siblingAtColumn(1).data()) < 310
+    assert len(index.siblingAtColumn(1).data(3)) < 3000  # the tooltip
+    assert model.value(index) == long
+    model.setFilterFixedString("needle")
+    assert model.rowCount() == 1
+
+
+def test_ten_thousand_fields_are_quick(display):
+    fields = {f"group{i}": {f"name{j}": f"value {i} {j}" for j in range(100)} for i in range(100)}
+    model = MetadataModel()
+    start = time.perf_counter()
+    model.show_metadata(fields)
+    model.setFilterFixedString("value 77 5")
+    took = time.perf_counter() - start
+    assert len(paths(model)) == 12  # the group, 5 and 50 to 59
+    assert took < 2
+
+
+def test_tooltips_show_markup_as_text(model):
+    tip = row(model, "tiff.Software").siblingAtColumn(1).data(3)
+    assert "&lt;b>1" in tip

@@ -1,0 +1,165 @@
+"""Searching, copying and exporting metadata, and what stays hidden in all of these."""
+
+import json
+
+import pytest
+from napari.utils.notifications import notification_manager
+from qtpy.QtCore import QEvent, Qt
+from qtpy.QtGui import QKeyEvent
+from qtpy.QtTest import QTest
+from qtpy.QtWidgets import QApplication
+
+from napari_wsigpu import open_slide
+from napari_wsigpu.privacy import masked
+from napari_wsigpu.viewer.sample import sample_path
+from napari_wsigpu.widgets.disclosure import Disclosure
+from napari_wsigpu.widgets.metadata_tab import MetadataTab
+from tests.widgets.conftest import click
+from tests.widgets.test_metadata_model import paths, row
+
+
+@pytest.fixture
+def slide():
+    with open_slide(sample_path(), "cpu") as opened:
+        yield opened
+
+
+@pytest.fixture
+def tab(jobs, display, slide):
+    made = MetadataTab(jobs)
+    display.addWidget(made)
+    made.resize(400, 500)
+    made.show()
+    made.show_slide(slide, Disclosure())
+    return made
+
+
+def clipboard():
+    return QApplication.clipboard().text()
+
+
+def choose(tab, path):
+    tab.tree.setCurrentIndex(row(tab.model, path))
+
+
+def hidden_values(slide):
+    """Values that are private, by what the rules say of the slide's metadata."""
+    shown, whole = masked(slide.metadata)["aperio"], slide.metadata["aperio"]
+    found = {whole[name] for name in whole if shown[name] != whole[name]}
+    found = {value for value in found if value.isprintable()}
+    assert found
+    return found
+
+
+def test_search_by_typing(tab):
+    everything = paths(tab.model)
+    QTest.keyClicks(tab.search, "appmag")
+    found = set(paths(tab.model))
+    assert {"aperio", "aperio.AppMag"} <= found < set(everything)
+    assert "aperio.MPP" not in found
+    assert not tab.nothing.isVisible()
+    assert tab.tree.isExpanded(tab.model.index(0, 0))
+    QTest.keyClicks(tab.search, "!")
+    assert tab.nothing.isVisible()
+    tab.search.clear()
+    assert paths(tab.model) == everything
+    assert not tab.nothing.isVisible()
+
+
+def test_the_search_stays_for_the_next_slide(tab, slide):
+    QTest.keyClicks(tab.search, "appmag")
+    tab.show_slide(slide, Disclosure())
+    assert "aperio.AppMag" in paths(tab.model)
+    assert "aperio.MPP" not in paths(tab.model)
+
+
+def test_copies_value_and_path(tab):
+    assert not tab.copy_value.isEnabled()
+    choose(tab, "aperio.MPP")
+    click(tab.copy_value)
+    assert clipboard() == "0.4990"
+    click(tab.copy_path)
+    assert clipboard() == "aperio.MPP"
+    assert [action.text() for action in tab.tree.actions()] == ["Copy value", "Copy path"]
+    choose(tab, "aperio.AppMag")
+    tab.tree.actions()[0].trigger()
+    assert clipboard() == "20"
+
+
+def test_copies_by_keyboard(tab):
+    choose(tab, "aperio.MPP")
+    taken = QKeyEvent(QEvent.ShortcutOverride, Qt.Key_C, Qt.ControlModifier)
+    taken.ignore()
+    QApplication.sendEvent(tab.tree, taken)
+    assert taken.isAccepted()
+    QTest.keyClick(tab.tree, Qt.Key_C, Qt.ControlModifier)
+    assert clipboard() == "0.4990"
+    QTest.keyClick(tab.tree, Qt.Key_Down)
+    assert tab.tree.currentIndex() != row(tab.model, "aperio.MPP")
+
+
+def test_private_fields_are_masked_everywhere(tab, slide, answer, tmp_path, settled):
+    path = tmp_path / "out.json"
+    answer(path)
+    click(tab.copy_json)
+    click(tab.export)
+    settled()
+    assert json.loads(clipboard()) == json.loads(path.read_text("utf-8")) == masked(slide.metadata)
+    for value in hidden_values(slide):
+        tab.search.setText(value)
+        assert not [p for p in paths(tab.model) if tab.model.value(row(tab.model, p)) == value]
+
+
+def test_private_fields_are_shown_when_asked_for(tab, slide, answer, tmp_path, settled):
+    tab.private.click()
+    path = tmp_path / "out.json"
+    answer(path)
+    click(tab.copy_json)
+    click(tab.export)
+    settled()
+    assert json.loads(clipboard()) == json.loads(path.read_text("utf-8")) == slide.metadata
+    for value in hidden_values(slide):
+        tab.search.setText(value)
+        assert value in [tab.model.value(row(tab.model, p)) for p in paths(tab.model)]
+    tab.private.click()
+    click(tab.copy_json)
+    assert json.loads(clipboard()) == masked(slide.metadata)
+
+
+def test_what_was_asked_for_holds_for_one_slide(tab, slide):
+    asked = Disclosure()
+    tab.show_slide(slide, asked)
+    tab.private.click()
+    assert asked.fields
+    tab.show_slide(slide, Disclosure())
+    assert not tab.private.isChecked()
+    click(tab.copy_json)
+    assert json.loads(clipboard()) == masked(slide.metadata)
+
+
+def test_export_says_where_it_went_or_why_not(tab, answer, tmp_path, settled):
+    notification_manager.records.clear()
+    answer("")
+    click(tab.export)
+    answer(tmp_path / "out.json")
+    click(tab.export)
+    answer(tmp_path / "nowhere" / "out.json")
+    click(tab.export)
+    settled()
+    saved, failed = sorted((r.message for r in notification_manager.records), reverse=True)
+    assert saved == f"Saved {tmp_path / 'out.json'}"
+    assert "nowhere" in failed
+    assert "choose another folder" in failed
+
+
+def test_can_be_used_without_a_mouse(tab):
+    tab.activateWindow()
+    tab.search.setFocus()
+    order = []
+    for _ in range(6):
+        order.append(QApplication.focusWidget() or tab.focusWidget())
+        QTest.keyClick(order[-1], Qt.Key_Tab)
+    assert order[:3] == [tab.search, tab.tree, tab.private]
+    assert tab.copy_json in order
+    assert tab.search.accessibleName()
+    assert tab.tree.accessibleName()
