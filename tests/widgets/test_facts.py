@@ -9,7 +9,14 @@ import tifffile
 from napari_wsigpu import open_slide
 from napari_wsigpu.slide import Slide
 from napari_wsigpu.viewer.sample import sample_path
-from napari_wsigpu.widgets.facts import byte_size, facts, level_facts, levels_in_short, warnings
+from napari_wsigpu.widgets.facts import (
+    byte_size,
+    damage,
+    facts,
+    level_facts,
+    levels_in_short,
+    problems,
+)
 
 
 def said(slide):
@@ -76,16 +83,19 @@ def test_computed_levels_are_named_so(tmp_path):
         assert levels_in_short(slide).startswith("1 stored level, 3 computed, ")
 
 
-def test_what_is_wrong_is_said(damaged_slide):
+def test_damage_is_said_once_it_turned_up(damaged_slide):
     with open_slide(damaged_slide) as slide:
+        assert damage(slide) == []
+        slide.level_array(0, tolerant=True)[6 * 256 : 7 * 256, 8 * 256 : 9 * 256]
+        assert damage(slide) == ["1 damaged tile is shown as background."]
+
+
+def test_problems_are_said_with_what_is_private_masked():
+    with open_slide(sample_path()) as slide:
         layout = replace(slide.layout, problems=("The MPP is negative.",))
     with Slide(layout) as slide:
-        assert warnings(slide) == ["The MPP is negative."]
-        slide.level_array(0, tolerant=True)[6 * 256 : 7 * 256, 8 * 256 : 9 * 256]
-        assert warnings(slide) == [
-            "1 damaged tile is shown as background.",
-            "The MPP is negative.",
-        ]
+        assert problems(slide, private=False) == ["The MPP is negative."]
+        assert problems(slide, private=True) == ["The MPP is negative."]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from qtpy.QtTest import QTest
 from qtpy.QtWidgets import QApplication
 
 from napari_wsigpu.associated import AssociatedImage
+from napari_wsigpu.privacy import MASK
 from napari_wsigpu.storage.file import FileSource
 from napari_wsigpu.viewer import layers as layer_module
 from napari_wsigpu.viewer.sample import sample_path
@@ -251,14 +252,20 @@ def test_damaged_tiles_are_said_when_they_turn_up(viewer, inspector, slide_is_op
 
 
 def test_problems_are_said_and_cut_short(viewer, inspector, slide_is_open, monkeypatch):
-    monkeypatch.setattr(
-        header, "warnings", lambda slide: [f"Problem <b>{i}</b>." for i in range(50)]
-    )
+    def problems(slide, private):
+        return [f"Problem <b>{i}</b> of {'Jane Doe' if private else MASK}." for i in range(50)]
+
+    monkeypatch.setattr(header, "problems", problems)
     slide_is_open(sample_path())
     text = inspector.header.warnings.text()
-    assert "Problem <b>2</b>." in text
-    assert "Problem <b>3</b>." not in text
+    assert f"Problem <b>2</b> of {MASK}." in text
+    assert "Problem <b>3</b>" not in text
     assert "And 47 more." in text
+    inspector.metadata.private.click()
+    assert "Problem <b>2</b> of Jane Doe." in inspector.header.warnings.text()
+    inspector.metadata.private.click()
+    assert "Jane" not in inspector.header.warnings.text()
+    assert "Jane" not in inspector.header.warnings.toolTip()
 
 
 def test_search_has_a_key(viewer, inspector, slide_is_open):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from napari_wsigpu.formats.compression import compression_name
+from napari_wsigpu.privacy import masked
 
 if TYPE_CHECKING:
     from napari_wsigpu.slide import Slide
@@ -58,12 +59,23 @@ def facts(slide: Slide) -> list[tuple[str, str]]:
     return found
 
 
-def warnings(slide: Slide) -> list[str]:
-    """Return a sentence for everything that is wrong with the slide, the newest first."""
+def problems(slide: Slide, *, private: bool) -> list[str]:
+    """Return what is wrong with the slide's file, one sentence each.
+
+    Unless `private`, what the sentences repeat of private metadata is masked.
+    """
+    found = list(slide.layout.problems)
+    if private or not found:
+        return found
+    sentences: list[str] = masked(slide.metadata | {"problems": found})["problems"]
+    return sentences
+
+
+def damage(slide: Slide) -> list[str]:
+    """Return a sentence if tiles turned out to be damaged so far."""
     failed = slide.stats()["failed"]
     plural = "s are" if failed > 1 else " is"
-    damaged = [f"{failed:,} damaged tile{plural} shown as background."] if failed else []
-    return [*damaged, *slide.layout.problems]
+    return [f"{failed:,} damaged tile{plural} shown as background."] if failed else []
 
 
 def level_facts(slide: Slide) -> list[LevelFacts]:

@@ -9,7 +9,7 @@ from qtpy.QtCore import Qt, QTimer
 from qtpy.QtWidgets import QHBoxLayout, QLabel, QVBoxLayout, QWidget
 from superqt import QElidingLabel
 
-from napari_wsigpu.widgets.facts import facts, title, warnings
+from napari_wsigpu.widgets.facts import damage, facts, problems, title
 from napari_wsigpu.widgets.picture_view import PictureView, to_image
 from napari_wsigpu.widgets.pictures import overview
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from qtpy.QtGui import QImage
 
     from napari_wsigpu.slide import Slide
+    from napari_wsigpu.widgets.disclosure import Disclosure
     from napari_wsigpu.widgets.jobs import Jobs
 
 THUMBNAIL = 8.0
@@ -33,6 +34,7 @@ class Header(QWidget):  # type: ignore[misc]
         super().__init__()
         self._jobs = jobs
         self._slide: Slide | None = None
+        self._problems: list[str] = []
         self._unread = False
         self.title = QElidingLabel()
         self.title.setElideMode(Qt.ElideMiddle)
@@ -59,14 +61,20 @@ class Header(QWidget):  # type: ignore[misc]
         layout.addLayout(middle)
         layout.addWidget(self.warnings)
 
-    def show_slide(self, slide: Slide | None) -> None:
+    def show_slide(self, slide: Slide | None, disclosure: Disclosure) -> None:
         """Show another slide, or none."""
         self._slide = slide
         self.title.setText("" if slide is None else title(slide))
         self.title.setToolTip("" if slide is None else slide.path)
         self.facts.setText("" if slide is None else _table(facts(slide)))
-        self._warn()
+        self.disclose(disclosure)
         self.reload()
+
+    def disclose(self, disclosure: Disclosure) -> None:
+        """Say what is wrong with the file, with or without what is private."""
+        slide = self._slide
+        self._problems = [] if slide is None else problems(slide, private=disclosure.fields)
+        self._warn()
 
     def reload(self) -> None:
         """Make the thumbnail again."""
@@ -112,7 +120,7 @@ class Header(QWidget):  # type: ignore[misc]
         )
 
     def _warn(self) -> None:
-        found = [] if self._slide is None else warnings(self._slide)
+        found = [] if self._slide is None else [*damage(self._slide), *self._problems]
         more = len(found) - MOST_WARNINGS
         shown = found[:MOST_WARNINGS] + ([f"And {more:,} more."] if more > 0 else [])
         self.warnings.setText("\n".join(f"\N{WARNING SIGN} {text}" for text in shown))

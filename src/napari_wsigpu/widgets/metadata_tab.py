@@ -58,7 +58,15 @@ class MetadataTree(QTreeView):  # type: ignore[misc]
 
 
 class MetadataTab(QWidget):  # type: ignore[misc]
-    """A tree of the slide's metadata."""
+    """A tree of the slide's metadata.
+
+    Attributes
+    ----------
+    disclosed : Signal(object)
+        The `Disclosure` in which the user has shown or hidden private fields.
+    """
+
+    disclosed = Signal(object)
 
     def __init__(self, jobs: Jobs) -> None:
         super().__init__()
@@ -162,6 +170,7 @@ class MetadataTab(QWidget):  # type: ignore[misc]
         if self._disclosure is not None:
             self._disclosure.fields = shown
             self._show()
+            self.disclosed.emit(self._disclosure)
 
     def _copy_value(self) -> None:
         if self.tree.currentIndex().isValid():
