@@ -83,5 +83,6 @@ def quiet(qtbot):
 
 
 @pytest.fixture
-def settled(qtbot):
-    return partial(quiet, qtbot)
+def settled(display):
+    """Wait until all work is done and its results were handed over."""
+    return partial(quiet, display)

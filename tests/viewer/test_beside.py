@@ -1,0 +1,51 @@
+"""Where pictures of unknown scale are laid."""
+
+import numpy as np
+import pytest
+from napari.components import ViewerModel
+
+from napari_wsigpu import open_slide
+from napari_wsigpu.viewer.beside import add_beside
+from napari_wsigpu.viewer.layers import slide_layers
+from napari_wsigpu.viewer.sample import sample_path
+
+
+@pytest.fixture
+def slide():
+    with open_slide(sample_path(), "cpu") as opened:
+        yield opened
+
+
+@pytest.fixture
+def viewer(slide):
+    model = ViewerModel()
+    [(levels, attributes, _)] = slide_layers(slide)
+    model.add_image(levels, **attributes)
+    return model
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_is_as_large_as_fits_the_slides_frame(viewer, slide, channels):
+    pixels = np.zeros((100, 400, channels), np.uint8)
+    layer = add_beside(viewer, slide, "macro", pixels)
+    assert layer.name == "he_phantom macro"
+    assert layer.rgb == (channels > 1)
+    assert layer.data.shape[:2] == (100, 400)
+    frame = viewer.layers[0].extent.world
+    assert layer.scale[0] == layer.scale[1]
+    assert layer.scale[1] * 400 == pytest.approx(frame[1, 1] - frame[0, 1])
+    assert layer.extent.world[0, 1] > frame[1, 1]
+    assert {str(unit) for unit in layer.units} == {"pixel"}
+
+
+def test_lies_right_of_everything_in_a_viewer_of_stacks(viewer, slide):
+    viewer.add_image(np.zeros((5, 10, 10)), scale=(1, 2000, 2000))
+    layer = add_beside(viewer, slide, "label", np.zeros((10, 10, 3), np.uint8))
+    others = [other.extent.world[1, -1] for other in viewer.layers if other is not layer]
+    assert layer.extent.world[0, -1] > max(others)
+
+
+def test_pictures_lie_beside_each_other(viewer, slide):
+    first = add_beside(viewer, slide, "label", np.zeros((10, 10, 3), np.uint8))
+    second = add_beside(viewer, slide, "macro", np.zeros((10, 30, 3), np.uint8))
+    assert second.extent.world[0, -1] > first.extent.world[1, -1]
