@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.slide import Slide
 
 HEADERS = ("#", "Size", "Down", "Tile", "Bytes", "Compression")
+LEAST = 4  # characters
 TIPS = LevelFacts(
     "Number of the level; 0 is the finest",
     "Width and height in pixels",
@@ -43,7 +44,7 @@ class LevelsTable(QTableWidget):  # type: ignore[misc]
         self.setHorizontalHeaderLabels(HEADERS)
         for column, tip in enumerate(TIPS):
             self.horizontalHeaderItem(column).setToolTip(tip)
-        self.horizontalHeaderItem(len(HEADERS) - 1).setTextAlignment(Qt.AlignLeft)
+        self.horizontalHeaderItem(len(HEADERS) - 1).setTextAlignment(Qt.AlignLeft | Qt.AlignVCenter)
         self.verticalHeader().hide()
         self.verticalHeader().setSectionResizeMode(QHeaderView.ResizeToContents)
         self.horizontalHeader().setStretchLastSection(True)
@@ -82,15 +83,17 @@ class LevelsTable(QTableWidget):  # type: ignore[misc]
         columns = range(len(HEADERS))
         whole = [self._width(column, lambda text: [text]) for column in columns]
         words = [self._width(column, lambda text: text.split(" ")) for column in columns]
-        needed = sum(whole[:-1]) + words[-1]
-        widths = whole if needed <= self.viewport().width() else words
+        room = self.viewport().width()
+        widths = whole if sum(whole[:-1]) + words[-1] <= room else words
+        # The last one has what is left, and elides its text.
+        widths[-1] = max(room - sum(widths[:-1]), LEAST * self.fontMetrics().averageCharWidth())
         for column in columns:
             self.setColumnWidth(column, widths[column])
 
     def _width(self, column: int, parts: Callable[[str], list[str]]) -> int:
         cells = (self.item(row, column) for row in range(self.rowCount()))
         texts = [part for cell in cells if cell is not None for part in parts(cell.text())]
-        if column < len(HEADERS) - 1:  # the last one elides its header
+        if column < len(HEADERS) - 1:
             texts.append(HEADERS[column])
         metrics = self.fontMetrics()
         widest = max((metrics.horizontalAdvance(text) for text in texts), default=0)
