@@ -13,7 +13,9 @@ import tifffile
 from napari_wsigpu.errors import CorruptSlideError, NotASlideError, SlideError
 from napari_wsigpu.viewer.reader import get_reader, read_slides
 from napari_wsigpu.viewer.sample import sample_path
+from napari_wsigpu.viewer.settings import Settings
 from tests import slides
+from tests.icc import ADOBE
 
 SAMPLE = str(sample_path())
 
@@ -137,3 +139,32 @@ class TestDicom:
         reader = manifest.contributions.readers[0]
         assert {"*.dcm", "*.DCM"} <= set(reader.filename_patterns)
         assert not reader.accepts_directories  # or napari would ask who reads any folder
+
+
+class TestColors:
+    @pytest.fixture
+    def in_srgb(self, monkeypatch):
+        chosen = Settings(open_inspector=False, apply_icc=True)
+        monkeypatch.setattr("napari_wsigpu.viewer.reader.settings", lambda: chosen)
+
+    def path(self, tmp_path, profile):
+        path = tmp_path / "slide.tif"
+        pixels = slides.picture(200, 300)
+        slides.write_pyramid(path, pixels, (2,), photometric="rgb", iccprofile=profile)
+        return str(path)
+
+    @pytest.mark.parametrize("profile", [ADOBE, None])
+    def test_a_profile_is_applied_if_the_user_wants_it(self, tmp_path, in_srgb, profile):
+        layers = read_slides(self.path(tmp_path, profile))
+        slide = layers[0][0][0].slide
+        assert slide.display_color == ("stored" if profile is None else "srgb")
+        close(layers)
+
+    def test_a_broken_profile_is_said_and_left_out(self, tmp_path, in_srgb, monkeypatch):
+        said = []
+        monkeypatch.setattr("napari_wsigpu.viewer.reader.show_warning", said.append)
+        layers = read_slides(self.path(tmp_path, bytes(200)))
+        assert layers[0][0][0].slide.display_color == "stored"
+        [sentence] = said
+        assert "slide.tif" in sentence
+        close(layers)

@@ -17,6 +17,7 @@ from napari_wsigpu.widgets.facts import (
     levels_in_short,
     problems,
 )
+from tests import leica, slides
 
 
 def said(slide):
@@ -104,3 +105,18 @@ def test_problems_are_said_with_what_is_private_masked():
 )
 def test_byte_size(count, text):
     assert byte_size(count) == text
+
+
+def test_levels_of_a_canvas_are_encoded_as_its_parts_are(tmp_path):
+    scans = [
+        leica.scan(slides.picture(90, 120), 10_000, 15_500),
+        leica.scan(slides.picture(90, 120), 500_000, 700_000),
+    ]
+    path = leica.write(tmp_path / "slide.scn", scans, (800_000, 900_000))
+    with open_slide(path) as slide:
+        assert said(slide)["Dimensions"].startswith("1,600")
+        first, second = level_facts(slide)
+        images = slide.layout.levels[0].stored
+    assert (first.tile.split()[0], second.compression) == ("48", "deflate")
+    assert len(images) == 2
+    assert first.bytes == byte_size(sum(int(image.grid.byte_counts.sum()) for image in images))

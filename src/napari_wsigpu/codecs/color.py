@@ -166,6 +166,11 @@ def _srgb() -> bytes:
     return profile
 
 
+def profile_size(place: Place | bytes) -> int:
+    """Return the bytes of a profile of which the place is known, or that is at hand."""
+    return len(place) if isinstance(place, bytes) else place[1]
+
+
 class EmbeddedProfile:
     """The profile of a slide or of a picture that travels with it, read when first needed.
 
@@ -220,8 +225,7 @@ class EmbeddedProfile:
             raise _refusal(self._name, "its pixels are not 8-bit RGB")
         if self._place is None:
             raise _refusal(self._name, "it has no ICC profile")
-        size = len(self._place) if isinstance(self._place, bytes) else self._place[1]
-        if size > LARGEST_PROFILE:
+        if profile_size(self._place) > LARGEST_PROFILE:
             limit = LARGEST_PROFILE >> 20
             raise _refusal(self._name, f"its ICC profile is larger than {limit} MiB")
         return ColorProfile(self._read(self._place), self._name)

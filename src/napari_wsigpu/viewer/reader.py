@@ -15,6 +15,7 @@ from napari_wsigpu.slide import Slide, open_slide
 from napari_wsigpu.viewer.dock import open_inspector_with_a_slide
 from napari_wsigpu.viewer.layers import slide_layers
 from napari_wsigpu.viewer.lifetime import release_removed_slides
+from napari_wsigpu.viewer.settings import settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -68,6 +69,8 @@ def read_slides(path: str | Sequence[str]) -> list[LayerData]:
         for name in _as_list(path):
             slides.append(open_slide(name))
             _report_failed_tiles(slides[-1])
+            if settings().apply_icc:
+                _show_srgb(slides[-1])
             layers += slide_layers(slides[-1])
     except BaseException:
         for slide in slides:
@@ -77,7 +80,7 @@ def read_slides(path: str | Sequence[str]) -> list[LayerData]:
         if slide.layout.hidden_planes:
             show_info(
                 f"'{slide.path}' holds {slide.layout.hidden_planes + 1} planes; "
-                "the first one is shown."
+                "one of them is shown."
             )
     viewer = napari.current_viewer()
     if viewer is not None:
@@ -121,3 +124,12 @@ def _report_failed_tiles(slide: Slide) -> None:
             )
 
     slide.on_failed_tile(report)
+
+
+def _show_srgb(slide: Slide) -> None:
+    """Show a slide in sRGB if it has an ICC profile; say why if that can't be applied."""
+    if slide.layout.icc is not None:
+        try:
+            slide.display_color = "srgb"
+        except SlideError as error:
+            show_warning(str(error))

@@ -9,6 +9,7 @@ from PIL import ImageCms
 from qtpy.QtCore import Signal
 from qtpy.QtWidgets import QCheckBox, QLabel, QVBoxLayout, QWidget
 
+from napari_wsigpu.codecs.color import profile_size
 from napari_wsigpu.errors import UnsupportedSlideError
 from napari_wsigpu.widgets.facts import byte_size
 
@@ -59,7 +60,7 @@ class ColourTab(QWidget):  # type: ignore[misc]
         self._unread = place is not None
         self.explanation.setVisible(place is not None)
         self.profile.setText(
-            NO_PROFILE if place is None else f"ICC profile of {byte_size(place[1])}"
+            NO_PROFILE if place is None else f"ICC profile of {byte_size(profile_size(place))}"
         )
         self._check()
         if self.isVisible():

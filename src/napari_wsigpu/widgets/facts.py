@@ -10,6 +10,7 @@ from napari_wsigpu.formats.compression import compression_name
 from napari_wsigpu.privacy import masked
 
 if TYPE_CHECKING:
+    from napari_wsigpu.formats.layout import LevelLayout
     from napari_wsigpu.slide import Slide
 
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -91,7 +92,7 @@ def level_facts(slide: Slide) -> list[LevelFacts]:
                 _pair(level.width, level.height),
                 f"{level.downsample(base):.4g}",
                 _pair(grid.tile_width, grid.tile_height) if stored else "",
-                byte_size(int(grid.byte_counts.sum())) if stored else "",
+                byte_size(_stored_bytes(level)) if stored else "",
                 compression_name(level.encoding.compression) if stored else "computed",
             )
         )
@@ -101,10 +102,14 @@ def level_facts(slide: Slide) -> list[LevelFacts]:
 def levels_in_short(slide: Slide) -> str:
     """Return how many levels there are and how much the stored ones take."""
     computed = len(slide.pyramid) - slide.level_count
-    total = sum(int(level.grid.byte_counts.sum()) for level in slide.layout.levels)
+    total = sum(map(_stored_bytes, slide.layout.levels))
     stored = f"{slide.level_count} stored level{'' if slide.level_count == 1 else 's'}"
     more = f", {computed} computed" if computed else ""
     return f"{stored}{more}, {byte_size(total)} of tiles"
+
+
+def _stored_bytes(level: LevelLayout) -> int:
+    return sum(int(image.grid.byte_counts.sum()) for image in level.stored)
 
 
 def byte_size(count: int) -> str:
