@@ -65,16 +65,6 @@ class EncodedBatch(Sequence["EncodedTile"]):
         """Let go of the bytes."""
         self.buffer, self._bytes = bytearray(), np.zeros(0, np.uint8)
 
-    def end_with(self, marker: bytes, count: int) -> NDArray[np.bool_]:
-        """Whether the first segments of the first tiles end with two bytes."""
-        if len(self._bytes) < len(marker):
-            return np.zeros(count, np.bool_)
-        ends = self.starts[0, :count] + self.lengths[0, :count]
-        long = self.lengths[0, :count] >= len(marker)
-        last = np.where(long, ends, len(marker))
-        found = self._bytes[last - 2] == marker[0]
-        return np.asarray(long & found & (self._bytes[last - 1] == marker[1]))
-
     @property
     def address(self) -> int:
         """Address of the buffer."""

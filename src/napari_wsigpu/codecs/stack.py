@@ -155,24 +155,28 @@ class JpegStreams:
 
     def _by_header(self, batch: EncodedBatch, count: int) -> dict[bytes, list[Scan]]:
         """Sort the tiles that nvImageCodec can take by their headers."""
-        buffer = batch.buffer
-        starts = batch.starts[0, :count]
-        ends = starts + batch.lengths[0, :count]
-        for index in np.flatnonzero(~batch.end_with(END_OF_IMAGE, count)).tolist():
-            ends[index] = _end_before_padding(buffer, int(starts[index]), int(ends[index]))
-        firsts, header = starts.tolist(), self._latest
-        length = len(header)
-        usual = [buffer[start : start + length] == header for start in firsts]
-        if firsts and all(usual) and (ends > starts + length + len(END_OF_IMAGE)).all():
-            scans = zip(range(count), (starts + length).tolist(), ends.tolist(), strict=True)
-            return {header: list(scans)}
+        buffer, header = batch.buffer, self._latest
+        length, shortest = len(header), len(header) + len(END_OF_IMAGE) + 1
+        starts = batch.starts[0, :count].tolist()
+        ends = (batch.starts[0, :count] + batch.lengths[0, :count]).tolist()
+        places = list(enumerate(zip(starts, ends, strict=True)))
+        scans = [
+            (index, start + length, end)
+            for index, (start, end) in places
+            if end - start >= shortest
+            and buffer.startswith(header, start)
+            and buffer.endswith(END_OF_IMAGE, start, end)
+        ]
+        if 0 < len(scans) == count:
+            return {header: scans}
         found: defaultdict[bytes, list[Scan]] = defaultdict(list)
-        for index, (start, end) in enumerate(zip(firsts, ends.tolist(), strict=True)):
-            if buffer[start : start + length] != header:
+        for index, (start, past) in places:
+            end = _end_before_padding(buffer, start, past)
+            if not buffer.startswith(header, start):
                 head = bytes(buffer[start : min(end, start + LONGEST_HEADER)])
                 header = self._check(head) or header
                 length = len(header)
-                if buffer[start : start + length] != header:
+                if not buffer.startswith(header, start):
                     continue
             if end - start > length + len(END_OF_IMAGE):
                 found[header].append((index, start + length, end))
