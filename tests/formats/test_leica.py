@@ -117,7 +117,8 @@ def test_properties_are_openslides(tmp_path, namespace, barcode):
             (float(properties["openslide.mpp-x"]), float(properties["openslide.mpp-y"])), rel=1e-9
         )
         assert slide.objective == float(properties["openslide.objective-power"])
-        assert slide.metadata["scanner"] == properties["leica.device-model"]
+        assert slide.metadata["scanner"] == "Leica SCN400"
+        assert properties["leica.device-model"] == "Leica SCN400;Leica SCN"
         assert slide.metadata["scan_date"] == properties["leica.creation-date"]
         assert slide.metadata["barcode"] == properties.get("openslide.barcode") == barcode
         assert "ImageDescription" not in slide.metadata["tiff"]

@@ -17,7 +17,7 @@ from napari_wsigpu.widgets.facts import (
     levels_in_short,
     problems,
 )
-from tests import leica, slides
+from tests import leica, ndpi, slides
 
 
 def said(slide):
@@ -81,6 +81,13 @@ def test_computed_levels_are_named_so(tmp_path):
         rows = level_facts(slide)
         assert [row.compression for row in rows] == ["none", "computed", "computed", "computed"]
         assert [row.bytes == "" for row in rows] == [False, True, True, True]
+        assert levels_in_short(slide).startswith("1 stored level, 3 computed, ")
+
+
+def test_levels_that_the_format_scales_are_no_stored_ones(tmp_path):
+    ndpi.write(tmp_path / "slide.ndpi", [ndpi.level(slides.picture(512, 512), 64)])
+    with open_slide(tmp_path / "slide.ndpi") as slide:
+        assert [level.computed for level in slide.layout.levels] == [False, True, True, True]
         assert levels_in_short(slide).startswith("1 stored level, 3 computed, ")
 
 

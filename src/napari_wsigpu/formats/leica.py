@@ -169,7 +169,7 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
         objective=positive_number(fields.get("objective")),
         metadata={"leica": {**fields, "regions": places}, "tiff": tags},
         hidden_planes=first.planes - 1 if first is not None else 0,
-        scanner=fields.get("device-model"),
+        scanner=fields.get("device-model", "").split(";")[0] or None,
         scan_date=fields.get("creation-date"),
         barcode=fields.get("barcode"),
         icc=tiff.icc_place(page),

@@ -101,9 +101,10 @@ def level_facts(slide: Slide) -> list[LevelFacts]:
 
 def levels_in_short(slide: Slide) -> str:
     """Return how many levels there are and how much the stored ones take."""
-    computed = len(slide.pyramid) - slide.level_count
+    computed = sum(level.computed for level in slide.pyramid)
+    count = len(slide.pyramid) - computed
     total = sum(map(_stored_bytes, slide.layout.levels))
-    stored = f"{slide.level_count} stored level{'' if slide.level_count == 1 else 's'}"
+    stored = f"{count} stored level{'' if count == 1 else 's'}"
     more = f", {computed} computed" if computed else ""
     return f"{stored}{more}, {byte_size(total)} of tiles"
 
