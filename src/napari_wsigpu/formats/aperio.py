@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-import math
 import re
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from napari_wsigpu.errors import SlideError
 from napari_wsigpu.formats import tiff
+from napari_wsigpu.formats.fields import positive_number
 from napari_wsigpu.formats.layout import AssociatedLayout, Channel, LevelLayout, SlideLayout
 
 if TYPE_CHECKING:
@@ -118,15 +118,6 @@ def parse_description(description: str) -> tuple[str, dict[str, str]]:
     header, *parts = description.split("|")
     pairs = (part.split("=", 1) for part in parts if "=" in part)
     return header.strip(), {key.strip(): value.strip() for key, value in pairs}
-
-
-def positive_number(text: Any) -> float | None:
-    """Read a number with a decimal point or comma; None unless finite and above 0."""
-    try:
-        number = float(str(text).replace(",", "."))
-    except ValueError:
-        return None
-    return number if math.isfinite(number) and number > 0 else None
 
 
 def scanner(header: str, fields: Mapping[str, str]) -> str | None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from napari_wsigpu.errors import SlideError
 from napari_wsigpu.formats import markup, tiff
-from napari_wsigpu.formats.aperio import positive_number
+from napari_wsigpu.formats.fields import positive_number
 from napari_wsigpu.formats.layout import AssociatedLayout, SlideLayout
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from napari_wsigpu.errors import NotASlideError, SlideError, UnsupportedSlideError
-from napari_wsigpu.formats.aperio import positive_number
+from napari_wsigpu.formats.fields import positive_number
 from napari_wsigpu.formats.layout import (
     AssociatedLayout,
     Channel,

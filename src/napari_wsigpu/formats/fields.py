@@ -1,10 +1,10 @@
-"""Values from text that may hold anything: each is checked, or refused by a ValueError."""
+"""Values from text that may hold anything, each of them checked."""
 
 from __future__ import annotations
 
 import math
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -38,6 +38,15 @@ def whole_number(text: str | None) -> int:
     if not value.is_integer():
         raise ValueError("a number of it is not whole")
     return int(value)
+
+
+def positive_number(value: Any) -> float | None:
+    """Read a number as `number` does; None unless it is one above 0."""
+    try:
+        found = number(str(value))
+    except ValueError:
+        return None
+    return found if found > 0 else None
 
 
 def texts(pairs: Iterable[tuple[str, str | None]]) -> dict[str, str]:

@@ -12,8 +12,7 @@ import numpy as np
 
 from napari_wsigpu.errors import SlideError
 from napari_wsigpu.formats import markup, tiff
-from napari_wsigpu.formats.aperio import positive_number
-from napari_wsigpu.formats.fields import LONGEST_TEXT, texts, whole_number
+from napari_wsigpu.formats.fields import LONGEST_TEXT, positive_number, texts, whole_number
 from napari_wsigpu.formats.layout import (
     AssociatedLayout,
     Channel,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from napari_wsigpu.errors import SlideError
 from napari_wsigpu.formats import markup, tiff
-from napari_wsigpu.formats.aperio import positive_number
+from napari_wsigpu.formats.fields import positive_number
 from napari_wsigpu.formats.layout import AssociatedLayout, Channel, SlideLayout
 
 if TYPE_CHECKING:

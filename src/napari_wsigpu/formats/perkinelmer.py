@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from napari_wsigpu.errors import SlideError
 from napari_wsigpu.formats import markup, tiff
+from napari_wsigpu.formats.fields import positive_number
 from napari_wsigpu.formats.layout import AssociatedLayout, Channel, SlideLayout
 
 if TYPE_CHECKING:
@@ -133,8 +134,7 @@ def _color(text: str | None) -> str | None:
 def _objective(root: Element | None) -> float | None:
     """Read an objective like "20x"."""
     found = re.match(r"\s*(\d{1,4}(?:[.,]\d+)?)\s*[xX]?", markup.text(root, "Objective") or "")
-    power = float(found[1].replace(",", ".")) if found else 0
-    return power or None
+    return positive_number(found[1]) if found else None
 
 
 def _metadata(roots: list[Element | None]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from tifffile.tifffile import jpeg_shape
 
 from napari_wsigpu.errors import SlideError
 from napari_wsigpu.formats import philips_xml, tiff
-from napari_wsigpu.formats.aperio import positive_number
+from napari_wsigpu.formats.fields import positive_number
 from napari_wsigpu.formats.layout import (
     AssociatedLayout,
     Channel,

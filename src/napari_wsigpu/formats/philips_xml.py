@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from defusedxml import DefusedXmlException, ElementTree
 
-from napari_wsigpu.formats.aperio import positive_number
+from napari_wsigpu.formats.fields import positive_number
 
 PICTURE, SPACING = "PIM_DP_IMAGE_DATA", "DICOM_PIXEL_SPACING"
 LONGEST_TEXT, LONGEST_PICTURE, LONGEST_NAME = 1 << 20, 64 << 20, 256

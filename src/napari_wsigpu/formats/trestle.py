@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from napari_wsigpu.formats import tiff
-from napari_wsigpu.formats.aperio import positive_number
-from napari_wsigpu.formats.fields import LONGEST_TEXT
+from napari_wsigpu.formats.fields import LONGEST_TEXT, positive_number
 from napari_wsigpu.formats.layout import LevelLayout, Part, Pieces, SlideLayout
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ import numpy as np
 
 from napari_wsigpu.errors import NotASlideError, SlideError
 from napari_wsigpu.formats import markup, tiff
-from napari_wsigpu.formats.aperio import positive_number
-from napari_wsigpu.formats.fields import number, texts, whole_number
+from napari_wsigpu.formats.fields import number, positive_number, texts, whole_number
 from napari_wsigpu.formats.layout import (
     AssociatedLayout,
     LevelLayout,
