@@ -23,7 +23,7 @@ from napari_wsigpu.engine.log import TileLog
 from napari_wsigpu.engine.reader import RegionReader
 from napari_wsigpu.errors import LevelError, RegionError, SlideClosedError
 from napari_wsigpu.formats.describe import describe
-from napari_wsigpu.formats.tiff import RGB, YCBCR
+from napari_wsigpu.formats.tiff import is_rgb
 from napari_wsigpu.storage.file import FileSource
 from napari_wsigpu.storage.files import FilesSource
 from napari_wsigpu.storage.memory import MemorySource
@@ -132,7 +132,7 @@ class Slide:
                     f"The {item.name} image of ",
                     item.image,
                     item.icc,
-                    rgb=item.image.encoding.photometric in (RGB, YCBCR),
+                    rgb=is_rgb(item.image),
                 ),
             )
             for index, item in enumerate(layout.associated)

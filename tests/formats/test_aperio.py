@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from napari_wsigpu import SlideError, open_slide
+from napari_wsigpu.errors import CorruptSlideError
 from napari_wsigpu.formats.aperio import parse_description
 from napari_wsigpu.formats.describe import describe
 from tests import oracles, slides, tiffbytes
@@ -101,6 +102,27 @@ def test_an_associated_image_that_cannot_be_decoded_spoils_nothing_else(
         if "label" in slide.associated_images:
             with pytest.raises(SlideError, match=r"slide\.svs"):
                 slide.associated_images["label"].read()
+
+
+def test_an_associated_image_that_cannot_be_described_is_a_problem(tmp_path):
+    level = tiffbytes.page(slides.picture(60, 90), bytes, description=slides.aperio_text(90, 60))
+    label = tiffbytes.page(slides.picture(20, 30), bytes, tile=None, subfile_type=1)
+    label.tags[258] = (tiffbytes.SHORT, (5, 5, 5))
+    path = tiffbytes.write(tmp_path / "slide.svs", [level, level, label])
+    layout = describe(path)
+    assert layout.associated == ()
+    assert any(text.startswith("The label image is left out: ") for text in layout.problems)
+
+
+def test_levels_of_other_channels_are_refused(tmp_path):
+    text = slides.aperio_text(90, 60)
+    pages = [
+        tiffbytes.page(slides.picture(60, 90), bytes, description=text),
+        tiffbytes.page(slides.picture(30, 45, 1), bytes, photometric=1, description=text),
+    ]
+    path = tiffbytes.write(tmp_path / "slide.svs", pages)
+    with pytest.raises(CorruptSlideError, match="differ in channels"):
+        describe(path)
 
 
 def test_a_damaged_associated_image_is_named(tmp_path):

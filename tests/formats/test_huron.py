@@ -48,6 +48,7 @@ def test_all_that_openslide_reports(tmp_path):
             if name.startswith("huron.")
         }
         assert slide.metadata["huron"] == expected
+        assert slide.layout.problems == ()
         tags = {key: oracles.as_property(value) for key, value in slide.metadata["tiff"].items()}
         assert tags == oracles.openslide_tiff_tags(path)
         assert set(slide.associated_images) == set(other.associated_images)

@@ -4,7 +4,8 @@ import pytest
 from napari_wsigpu import open_slide
 from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.formats.fields import iso_date
-from tests import oracles, slides, trestle
+from tests import oracles, slides, tiffbytes, trestle
+from tests.tiffbytes import ASCII, RATIONAL, SHORT
 
 
 @pytest.fixture
@@ -86,6 +87,19 @@ def test_another_software_or_an_untiled_page_is_no_trestle_slide(path):
     assert describe(path).vendor == "generic-tiff"
     trestle.write(path, stored(), tile=None)
     assert describe(path).vendor == "generic-tiff"
+
+
+@pytest.mark.parametrize("number", [(SHORT, 3), (ASCII, "0.4"), (RATIONAL, 0)])
+def test_resolution_tags_that_say_nothing(path, number):
+    first, *others = (
+        tiffbytes.page(pixels, tiffbytes.deflate, compression=8, description=trestle.TEXT)
+        for pixels in stored()
+    )
+    first.tags |= {282: number, 283: (RATIONAL, 0.4), 305: (ASCII, "MedScan")}
+    tiffbytes.write(path, [first, *others])
+    with open_slide(path) as slide:
+        assert slide.vendor == "trestle"
+        assert slide.mpp is None
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def _touched(
 
 def _places(pieces: Pieces, span: Span) -> Touched:
     start, step, length = span
-    first = max(0, -(-(int(pieces.starts[0]) - start) // step))
+    first = max(0, -(-(pieces.start - start) // step))
     last = min(length, -(-(pieces.end - start) // step))
     positions = start + step * np.arange(first, last, dtype=np.int64)
     piece = np.searchsorted(pieces.starts, positions, side="right") - 1

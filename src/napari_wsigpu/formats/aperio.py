@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import re
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from napari_wsigpu.errors import SlideError
 from napari_wsigpu.formats import tiff
 from napari_wsigpu.formats.fields import positive_number
-from napari_wsigpu.formats.layout import AssociatedLayout, Channel, LevelLayout, SlideLayout
+from napari_wsigpu.formats.layout import AssociatedLayout, LevelLayout, SlideLayout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from tifffile import TiffFile, TiffPage
-
-logger = logging.getLogger(__name__)
 
 NAMES_BY_SUBFILE_TYPE = {1: "label", 9: "macro"}
 DATES = ("%m/%d/%y", "%m/%d/%Y")
@@ -55,34 +50,45 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
     CorruptSlideError, UnsupportedSlideError
         If the structure is damaged, or can't be shown as a slide.
     """
+    layout = stored(file, path, file_size, modified_ns)
+    first = file.pages.first
+    header, fields = parse_description(first.description)
+    mpp = positive_number(fields.get("MPP"))
+    return replace(
+        layout,
+        mpp=None if mpp is None else (mpp, mpp),
+        objective=positive_number(fields.get("AppMag")),
+        metadata={"aperio": {"Header": header, **fields}, "tiff": tiff.tiff_metadata(first)},
+        scanner=scanner(header, fields),
+        scan_date=scan_date(fields),
+        barcode=_barcode(fields),
+        problems=(*layout.problems, *_contradictions(header, fields, layout.levels[0])),
+    )
+
+
+def stored(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideLayout:
+    """Describe the images of a file that stores them as Aperio's do; arguments as in `parse`."""
     pages: list[TiffPage] = [page.aspage() for page in file.pages]
     first = pages[0]
     levels: list[LevelLayout] = []
     associated: dict[str, AssociatedLayout] = {}
+    problems: list[str] = []
     sizes: set[tuple[int, int]] = set()
     hidden_planes = 0
     for index, page in enumerate(pages):
         size = (page.imagewidth, page.imagelength)
         if not page.is_tiled:
-            name = _associated_name(page, index)
-            if name and name not in associated:
-                try:
-                    image = tiff.page_level(page, path)
-                    associated[name] = AssociatedLayout(name, image, icc=tiff.icc_place(page))
-                except SlideError as error:
-                    logger.warning("The %s image of '%s' is left out: %s", name, path, error)
+            if name := _associated_name(page, index):
+                tiff.add_associated(associated, name, page, path, problems)
         elif size in sizes:
             hidden_planes += size == (first.imagewidth, first.imagelength)
         else:
             sizes.add(size)
             levels.append(tiff.page_level(page, path, missing="finer" if levels else "background"))
+    tiff.check_alike(levels, path)
     tiff.check_tiles_present(levels, path, file_size)
-
-    header, fields = parse_description(first.description)
-    mpp = positive_number(fields.get("MPP"))
-    rgb = tiff.is_rgb(first) and levels[0].channels in (3, 4)
-    dtype = levels[0].dtype
-    count = levels[0].channels
+    base = levels[0]
+    rgb = tiff.is_rgb(base)
     return SlideLayout(
         path=path,
         file_size=file_size,
@@ -91,17 +97,11 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
         levels=tuple(levels),
         associated=tuple(associated.values()),
         rgb=rgb,
-        channels=() if rgb else tuple(Channel(f"channel {i}") for i in range(count)),
-        background=np.iinfo(dtype).max if rgb and dtype.kind == "u" else 0,
-        mpp=None if mpp is None else (mpp, mpp),
-        objective=positive_number(fields.get("AppMag")),
-        metadata={"aperio": {"Header": header, **fields}, "tiff": tiff.tiff_metadata(first)},
+        channels=() if rgb else tiff.channel_names(base.channels),
+        background=tiff.background(base),
         hidden_planes=hidden_planes,
-        scanner=scanner(header, fields),
-        scan_date=scan_date(fields),
-        barcode=_barcode(fields),
         icc=tiff.icc_place(first),
-        problems=tuple(_problems(header, fields, levels[0])),
+        problems=tuple(problems),
     )
 
 
@@ -170,7 +170,7 @@ def _barcode(fields: Mapping[str, str]) -> str | None:
     return next(filter(None, codes), None)
 
 
-def _problems(header: str, fields: Mapping[str, str], base: LevelLayout) -> Iterator[str]:
+def _contradictions(header: str, fields: Mapping[str, str], base: LevelLayout) -> Iterator[str]:
     """Say where the description contradicts itself or the pixels."""
     mpp, objective = (positive_number(fields.get(key)) for key in ("MPP", "AppMag"))
     if mpp is None:

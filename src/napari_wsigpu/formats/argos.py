@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from napari_wsigpu.errors import SlideError
 from napari_wsigpu.formats import markup, tiff
 from napari_wsigpu.formats.fields import positive_number
 from napari_wsigpu.formats.layout import AssociatedLayout, SlideLayout
@@ -49,24 +46,20 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
     problems = [] if fields else ["The XML of the slide can't be read."]
 
     stacks: list[list[TiffPage]] = []
-    associated: list[AssociatedLayout] = []
+    associated: dict[str, AssociatedLayout] = {}
     for index, page in enumerate(pages):
         if page.is_tiled:
             if not stacks or page.imagewidth >= stacks[-1][-1].imagewidth:
                 stacks.append([])
             stacks[-1].append(page)
         elif name := NAMES_FROM_THE_END.get(len(pages) - index):
-            try:
-                image = tiff.page_level(page, path)
-                associated.append(AssociatedLayout(name, image, icc=tiff.icc_place(page)))
-            except SlideError as error:
-                problems.append(f"The {name} image is left out: {error}")
+            tiff.add_associated(associated, name, page, path, problems)
     shown = stacks[(len(stacks) - 1) // 2]
     levels = [tiff.page_level(page, path) for page in shown]
     base = levels[0]
     tiff.check_alike(levels, path)
     tiff.check_tiles_present(levels, path, file_size)
-    rgb = tiff.is_rgb(shown[0]) and base.channels in (3, 4)
+    rgb = tiff.is_rgb(base)
     tags = tiff.tiff_metadata(shown[0])
     barcode = fields.get("Barcode")
     return SlideLayout(
@@ -75,10 +68,10 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
         modified_ns=modified_ns,
         vendor="argos",
         levels=tuple(levels),
-        associated=tuple(associated),
+        associated=tuple(associated.values()),
         rgb=rgb,
         channels=() if rgb else tiff.channel_names(base.channels),
-        background=np.iinfo(base.dtype).max if rgb and base.dtype.kind == "u" else 0,
+        background=tiff.background(base),
         mpp=tiff.resolution_mpp(shown[0]),
         objective=positive_number(fields.get("ObjectiveMagnification")),
         metadata={"argos": fields, "tiff": tags},

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from napari_wsigpu.errors import NotASlideError, SlideError, UnsupportedSlideError
+from napari_wsigpu.formats import tiff
 from napari_wsigpu.formats.fields import positive_number
 from napari_wsigpu.formats.layout import (
     AssociatedLayout,
@@ -20,7 +21,6 @@ from napari_wsigpu.formats.layout import (
     SlideLayout,
     TileGrid,
 )
-from napari_wsigpu.formats.tiff import check_tiles_present
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,7 +35,6 @@ WSI_CLASS = b"\x02\0\x02\0UI\x1e\x001.2.840.10008.5.1.4.1.1.77.1.6"
 FILE_META = 1024
 MOST_ENTRIES = 4096
 MOST_STRANGERS = 64
-MOST_CHANNELS = 64
 MOST_TILES = 1 << 24
 ASSOCIATED = {"LABEL": "label", "OVERVIEW": "macro", "THUMBNAIL": "thumbnail"}
 
@@ -190,12 +189,12 @@ def _layout(path: Path, instances: Sequence[Instance], problems: list[str]) -> S
             )
         else:
             levels.append(level)
-    check_tiles_present(levels, str(path), ends[-1])
+    tiff.check_tiles_present(levels, str(path), ends[-1])
     main = groups[sizes[0]]
     metadata = main[0].metadata
     labels = [each.metadata for each in instances if each.flavor == "LABEL"]
     barcodes = (_joined(each, "BarcodeValue") for each in (metadata, *labels))
-    rgb = levels[0].encoding.samples == 3
+    rgb = tiff.is_rgb(levels[0])
     return SlideLayout(
         path=str(path),
         file_size=ends[-1],
@@ -205,7 +204,7 @@ def _layout(path: Path, instances: Sequence[Instance], problems: list[str]) -> S
         associated=tuple(associated.values()),
         rgb=rgb,
         channels=() if rgb else _channels(main),
-        background=np.iinfo(levels[0].dtype).max if rgb else 0,
+        background=tiff.background(levels[0]),
         mpp=_mpp(main[0], problems),
         objective=positive_number(_first_optical_path(metadata).get("ObjectiveLensPower")),
         metadata={"dicom": metadata},
@@ -245,7 +244,7 @@ def _level(
     rows = math.ceil(first.height / first.tile_height)
     columns = math.ceil(first.width / first.tile_width)
     shape = (len(shown), rows, columns)
-    if len(shown) > MOST_CHANNELS or math.prod(shape) > MOST_TILES:
+    if len(shown) > tiff.MOST_CHANNELS or math.prod(shape) > MOST_TILES:
         raise UnsupportedSlideError(
             f"'{first.path}' claims {len(shown)} channels of {rows * columns} frames, more than a "
             "slide can have; get a fresh copy of the file."

@@ -40,6 +40,7 @@ from napari_wsigpu.errors import (
     file_error,
 )
 from napari_wsigpu.formats.layout import Encoding, JpegColor
+from napari_wsigpu.formats.tiff import LARGEST_SIDE, LARGEST_TILE, RGB
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -73,11 +74,9 @@ COLORS: dict[tuple[int, str], tuple[int, JpegColor]] = {
     (JPEG_2000, "YBR_FULL"): (JPEG_2000_YCBCR, "auto"),
     (JPEG_2000, "YBR_FULL_422"): (JPEG_2000_YCBCR, "auto"),
 }
-MIN_IS_BLACK, RGB = 1, 2
+MIN_IS_BLACK = 1
 PER_FRAME_GROUPS = 0x52009230
 MOST_FRAMES = 1 << 22
-LARGEST_TILE = 1 << 30
-LARGEST_SIDE = 1 << 31
 ITEM, ITEM_HEADER = 0xE000FFFE, 8
 Z_DECIMALS = 3
 LONGEST_VALUE = 1 << 16

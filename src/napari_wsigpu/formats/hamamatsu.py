@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tifffile import DATATYPE
 
-from napari_wsigpu.errors import CorruptSlideError, SlideError
+from napari_wsigpu.errors import CorruptSlideError
 from napari_wsigpu.formats import tiff
 from napari_wsigpu.formats.layout import (
     AssociatedLayout,
@@ -23,8 +22,6 @@ from napari_wsigpu.formats.layout import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from tifffile import TiffFile, TiffPage
-
-logger = logging.getLogger(__name__)
 
 FORMAT, SOURCE_LENS, X_OFFSET, Y_OFFSET, FOCAL_PLANE = 65420, 65421, 65422, 65423, 65424
 REFERENCE, FLUORESCENCE, PROPERTIES = 65427, 65434, 65449
@@ -80,7 +77,7 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
     tiff.check_tiles_present(stored, path, file_size)
     same_size = [page for page in in_pyramid if page.imagewidth == in_pyramid[0].imagewidth]
     lens = _number(first, SOURCE_LENS)
-    rgb = tiff.is_rgb(in_pyramid[0]) and base.channels == 3
+    rgb = tiff.is_rgb(base)
     metadata = {"hamamatsu": _properties(first), "tiff": tiff.tiff_metadata(first)}
     texts: dict[str, str] = metadata["tiff"]
     return SlideLayout(
@@ -92,7 +89,7 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
         associated=_associated(pages, path, problems),
         rgb=rgb,
         channels=() if rgb else tiff.channel_names(base.channels),
-        background=255 if rgb and not first.tags.valueof(FLUORESCENCE) else 0,
+        background=0 if first.tags.valueof(FLUORESCENCE) else tiff.background(base),
         mpp=tiff.resolution_mpp(first),
         objective=lens if lens > 0 else None,
         metadata=metadata,
@@ -107,8 +104,7 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
 
 def _number(page: TiffPage, code: int) -> float:
     """Return a tag's number; 0 unless it is there and finite."""
-    value = page.tags.valueof(code)
-    return value if isinstance(value, int | float) and math.isfinite(value) else 0
+    return tiff.number_tag(page, code) or 0
 
 
 def _text(page: TiffPage, code: int) -> str:
@@ -223,13 +219,11 @@ def _with_scaled(stored: list[LevelLayout]) -> tuple[LevelLayout, ...]:
 def _associated(
     pages: list[TiffPage], path: str, problems: list[str]
 ) -> tuple[AssociatedLayout, ...]:
+    found: dict[str, AssociatedLayout] = {}
     for page in pages:
         if _number(page, SOURCE_LENS) == MACRO:
-            try:
-                return (AssociatedLayout("macro", tiff.page_level(page, path)),)
-            except SlideError as error:
-                problems.append(f"The macro image is left out: {error}")
-    return ()
+            tiff.add_associated(found, "macro", page, path, problems)
+    return tuple(found.values())
 
 
 def _properties(page: TiffPage) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
     CorruptSlideError, UnsupportedSlideError
         If the structure is damaged, or can't be shown as a slide.
     """
-    layout = aperio.parse(file, path, file_size, modified_ns)
+    layout = aperio.stored(file, path, file_size, modified_ns)
     first = file.pages.first
     pairs = [line.split("=", 1) for line in first.description.split("\n") if "=" in line]
     tags = tiff.tiff_metadata(first)
@@ -47,12 +47,10 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
         layout,
         vendor="huron",
         mpp=tiff.resolution_mpp(first),
-        objective=None,
         metadata={
             "huron": {key.strip(): value.strip() for key, value in pairs},
             "tiff": tags,
         },
         scanner=tiff.make_and_model(tags),
         scan_date=tags.get("DateTime"),
-        barcode=None,
     )

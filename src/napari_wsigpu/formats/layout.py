@@ -131,6 +131,11 @@ class Pieces:
     sources: NDArray[np.int64]
     end: int
 
+    @property
+    def start(self) -> int:
+        """The canvas' pixel at which the first piece begins."""
+        return int(self.starts[0])
+
     @classmethod
     def whole(cls, start: int, length: int) -> Pieces:
         """Lay down a picture's axis in one piece."""
@@ -210,6 +215,19 @@ class LevelLayout:
     def stored(self) -> tuple[LevelLayout, ...]:
         """The pictures that the file holds of it: itself, or those of its parts."""
         return tuple(dict.fromkeys(part.image for part in self.parts)) or (self,)
+
+    @property
+    def places(self) -> list[dict[str, int]]:
+        """Where the parts of a canvas lie: x, y, width and height in its pixels."""
+        return [
+            {
+                "x": part.columns.start,
+                "y": part.rows.start,
+                "width": part.columns.end - part.columns.start,
+                "height": part.rows.end - part.rows.start,
+            }
+            for part in self.parts
+        ]
 
     @property
     def dtype(self) -> np.dtype[Any]:

@@ -8,8 +8,6 @@ import math
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from napari_wsigpu.errors import SlideError
 from napari_wsigpu.formats import markup, tiff
 from napari_wsigpu.formats.fields import LONGEST_TEXT, positive_number, texts, whole_number
@@ -139,21 +137,12 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
     fields = dict(first.fields) if first is not None else {}
     if collection.barcode is not None:
         fields["barcode"] = collection.barcode
-    rgb = tiff.is_rgb(page) and base.channels in (3, 4)
+    rgb = tiff.is_rgb(base)
     mpp = tiff.resolution_mpp(page)
     if mpp is None and first is not None:
         mpp = first.spacing(0) / 1000, first.spacing(0) / 1000
     tags = tiff.tiff_metadata(page)
     tags.pop("ImageDescription", None)
-    places = [
-        {
-            "x": int(part.columns.starts[0]),
-            "y": int(part.rows.starts[0]),
-            "width": part.image.width,
-            "height": part.image.height,
-        }
-        for part in base.parts
-    ]
     return SlideLayout(
         path=path,
         file_size=file_size,
@@ -163,10 +152,10 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
         associated=_macro(macros, pages, path, problems),
         rgb=rgb,
         channels=() if rgb else tiff.channel_names(base.channels, first.channels if first else ()),
-        background=np.iinfo(base.dtype).max if rgb and base.dtype.kind == "u" else 0,
+        background=tiff.background(base),
         mpp=mpp,
         objective=positive_number(fields.get("objective")),
-        metadata={"leica": {**fields, "regions": places}, "tiff": tags},
+        metadata={"leica": {**fields, "regions": base.places}, "tiff": tags},
         hidden_planes=first.planes - 1 if first is not None else 0,
         scanner=fields.get("device-model", "").split(";")[0] or None,
         scan_date=fields.get("creation-date"),
@@ -355,15 +344,10 @@ def _macro(
     macros = [image for image in macros if image.illumination == BRIGHTFIELD]
     if len(macros) > 1:
         problems.append(f"The slide has {len(macros)} overviews; the first one is shown.")
+    found: dict[str, AssociatedLayout] = {}
     for image in macros[:1]:
-        page = pages[image.dimensions[0].pages[0]]
-        try:
-            level = tiff.page_level(page, path)
-        except SlideError as error:
-            problems.append(f"The macro image is left out: {error}")
-        else:
-            return (AssociatedLayout("macro", level, icc=tiff.icc_place(page)),)
-    return ()
+        tiff.add_associated(found, "macro", pages[image.dimensions[0].pages[0]], path, problems)
+    return tuple(found.values())
 
 
 def _largest(pages: list[TiffPage]) -> TiffPage:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from napari_wsigpu.errors import SlideError
 from napari_wsigpu.formats import markup, tiff
 from napari_wsigpu.formats.fields import positive_number
 from napari_wsigpu.formats.layout import AssociatedLayout, Channel, SlideLayout
@@ -55,13 +54,8 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
     for index, (page, kind) in enumerate(zip(pages, kinds, strict=True)):
         if kind in LEVELS:
             sizes.setdefault((page.imagewidth, page.imagelength), []).append(index)
-        elif (name := ASSOCIATED.get(kind, "")) and name not in associated:
-            try:
-                associated[name] = AssociatedLayout(
-                    name, tiff.page_level(page, path), icc=tiff.icc_place(page)
-                )
-            except SlideError as error:
-                problems.append(f"The {name} image is left out: {error}")
+        elif name := ASSOCIATED.get(kind, ""):
+            tiff.add_associated(associated, name, page, path, problems)
     (full, *reduced) = sorted(sizes.items(), reverse=True)
     channels_of = full[1]
     levels = [tiff.channels_level([pages[index] for index in channels_of], path)]
@@ -77,9 +71,8 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
     tiff.check_alike(levels, path)
     tiff.check_tiles_present(levels, path, file_size)
     first, root = pages[channels_of[0]], described[channels_of[0]]
-    rgb = tiff.is_rgb(first) and base.channels in (3, 4)
+    rgb = tiff.is_rgb(base)
     roots = [described[index] for index in channels_of]
-    one_each = base.channels == len(channels_of)
     tags = tiff.tiff_metadata(first)
     tags.pop("ImageDescription", None)
     return SlideLayout(
@@ -90,10 +83,8 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
         levels=tuple(levels),
         associated=tuple(associated.values()),
         rgb=rgb,
-        channels=()
-        if rgb
-        else (_channels(roots) if one_each else tiff.channel_names(base.channels)),
-        background=255 if rgb and base.dtype == "uint8" else 0,
+        channels=() if rgb else tiff.channel_names(base.channels, _channels(roots)),
+        background=tiff.background(base),
         mpp=tiff.resolution_mpp(first),
         objective=_objective(root),
         metadata={"perkinelmer": _metadata(roots), "tiff": tags},

@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tifffile.tifffile import jpeg_shape
 
-from napari_wsigpu.errors import SlideError
 from napari_wsigpu.formats import philips_xml, tiff
 from napari_wsigpu.formats.fields import positive_number
 from napari_wsigpu.formats.layout import (
     AssociatedLayout,
-    Channel,
     Encoding,
     LevelLayout,
     SlideLayout,
@@ -87,7 +85,7 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
             "not given."
         )
     base = levels[0]
-    rgb = tiff.is_rgb(first) and base.channels in (3, 4)
+    rgb = tiff.is_rgb(base)
     texts = tiff.tiff_metadata(first)
     texts.pop("ImageDescription", None)
     return SlideLayout(
@@ -98,8 +96,8 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
         levels=tuple(levels),
         associated=tuple(associated.values()),
         rgb=rgb,
-        channels=() if rgb else tuple(Channel(f"channel {i}") for i in range(base.channels)),
-        background=np.iinfo(base.dtype).max if rgb and base.dtype.kind == "u" else 0,
+        channels=() if rgb else tiff.channel_names(base.channels),
+        background=tiff.background(base),
         mpp=mpp,
         objective=_objective(_text(slide, "DICOM_DERIVATION_DESCRIPTION")),
         metadata={"philips": slide, "tiff": texts},
@@ -206,17 +204,11 @@ def _downsamples(pages: Sequence[TiffPage], slide: Mapping[str, Any]) -> list[in
 def _pictures_of_pages(
     pages: Sequence[TiffPage], path: str, problems: list[str]
 ) -> dict[str, AssociatedLayout]:
-    found = {}
+    found: dict[str, AssociatedLayout] = {}
     for page in pages:
         name = NAMES_BY_DESCRIPTION.get(page.description[:5])
-        if page.is_tiled or name is None:
-            continue
-        try:
-            image = tiff.page_level(page, path)
-        except SlideError as error:
-            problems.append(f"The {name} image is left out: {error}")
-        else:
-            found[name] = AssociatedLayout(name, image, icc=tiff.icc_place(page))
+        if name is not None and not page.is_tiled:
+            tiff.add_associated(found, name, page, path, problems)
     return found
 
 

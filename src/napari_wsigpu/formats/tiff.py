@@ -11,8 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
-from napari_wsigpu.errors import CorruptSlideError, NotASlideError, UnsupportedSlideError
+from napari_wsigpu.errors import (
+    CorruptSlideError,
+    NotASlideError,
+    SlideError,
+    UnsupportedSlideError,
+)
 from napari_wsigpu.formats.layout import (
+    AssociatedLayout,
     Channel,
     Encoding,
     JpegColor,
@@ -79,7 +85,7 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
 
     page = keyframe(main)
     metadata: dict[str, Any] = {"tiff": tiff_metadata(page)}
-    rgb = is_rgb(page) and base.channels in (3, 4)
+    rgb = is_rgb(base)
     return SlideLayout(
         path=path,
         file_size=file_size,
@@ -103,9 +109,14 @@ def keyframe(series: TiffPageSeries) -> TiffPage:
     return series.keyframe
 
 
-def is_rgb(page: TiffPage) -> bool:
-    """Whether decoded samples are red, green and blue."""
-    return page.photometric in (RGB, YCBCR)
+def is_rgb(level: LevelLayout) -> bool:
+    """Whether decoded samples are red, green, blue (and alpha)."""
+    return level.encoding.photometric in (RGB, YCBCR) and level.channels in (3, 4)
+
+
+def background(level: LevelLayout) -> int:
+    """Return what is shown where nothing was scanned: white in RGB, else 0."""
+    return int(np.iinfo(level.dtype).max) if is_rgb(level) and level.dtype.kind == "u" else 0
 
 
 def resolution_mpp(page: TiffPage) -> tuple[float, float] | None:
@@ -113,14 +124,14 @@ def resolution_mpp(page: TiffPage) -> tuple[float, float] | None:
     micrometres = {2: 25400.0, 3: 10000.0}.get(page.tags.valueof(296, 2))
     if micrometres is None:
         return None
-    x, y = (_number(page, code) or 0 for code in (282, 283))
+    x, y = (number_tag(page, code) or 0 for code in (282, 283))
     if min(x, y) <= 0:
         return None
     mpp = micrometres / x, micrometres / y
     return mpp if math.isfinite(sum(mpp)) else None
 
 
-def _number(page: TiffPage, code: int) -> float | None:
+def number_tag(page: TiffPage, code: int) -> float | None:
     """Return a tag's number, or that of its first fraction; None where it has none."""
     value = page.tags.valueof(code)
     if isinstance(value, tuple) and len(value) > 1 and value[1]:
@@ -136,7 +147,7 @@ def tiff_metadata(page: TiffPage) -> dict[str, Any]:
         name: text for name, text in found.items() if isinstance(text, str) and text
     }
     for name, code in RATIONAL_TAGS.items():
-        number = _number(page, code)
+        number = number_tag(page, code)
         if number is not None:
             metadata[name] = number
     metadata["ResolutionUnit"] = RESOLUTION_UNITS.get(page.tags.valueof(296, 2), "unknown")
@@ -173,6 +184,17 @@ def page_level(
 ) -> LevelLayout:
     """Describe one page as one level, of the (width, height) `size` if its edges are padded."""
     return channels_level([page], path, missing=missing, size=size)
+
+
+def add_associated(
+    found: dict[str, AssociatedLayout], name: str, page: TiffPage, path: str, problems: list[str]
+) -> None:
+    """Add a page as the associated image of a name that is not there yet, or a problem."""
+    if name not in found:
+        try:
+            found[name] = AssociatedLayout(name, page_level(page, path), icc=icc_place(page))
+        except SlideError as error:
+            problems.append(f"The {name} image is left out: {error}")
 
 
 def channels_level(

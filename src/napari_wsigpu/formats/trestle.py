@@ -51,14 +51,15 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
     levels: list[LevelLayout] = []
     for page, overlap in zip(pages, overlaps, strict=False):
         level = _level(tiff.page_level(page, path), overlap, problems)
-        base = levels[0] if levels else level
-        if (level.channels, level.dtype) != (base.channels, base.dtype):
+        finest = levels[0] if levels else level
+        if (level.channels, level.dtype) != (finest.channels, finest.dtype):
             problems.append("A level of other channels or another sample type is left out.")
         else:
             levels.append(level)
     levels.sort(key=lambda level: -level.width * level.height)
     tiff.check_tiles_present(levels, path, file_size)
-    rgb = tiff.is_rgb(first) and levels[0].channels in (3, 4)
+    base = levels[0]
+    rgb = tiff.is_rgb(base)
     tags = tiff.tiff_metadata(first)
     return SlideLayout(
         path=path,
@@ -67,8 +68,8 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
         vendor="trestle",
         levels=tuple(levels),
         rgb=rgb,
-        channels=() if rgb else tiff.channel_names(levels[0].channels, ()),
-        background=_background(fields.get("Background Color"), levels[0], rgb=rgb),
+        channels=() if rgb else tiff.channel_names(base.channels),
+        background=_background(fields.get("Background Color"), base),
         mpp=_mpp(first),
         objective=positive_number(fields.get("Objective Power")),
         metadata={"trestle": fields, "tiff": tags},
@@ -118,20 +119,13 @@ def _pieces(length: int, tile: int, overlap: int) -> Pieces:
 
 def _mpp(page: TiffPage) -> tuple[float, float] | None:
     """Read the resolution tags, which hold micrometres a pixel here."""
-    found = []
-    for code in (282, 283):
-        value = page.tags.valueof(code)
-        if value is None or 0 in value:
-            return None
-        found.append(value[0] / value[1])
-    return found[0], found[1]
+    x, y = (tiff.number_tag(page, code) or 0 for code in (282, 283))
+    return (x, y) if min(x, y) > 0 else None
 
 
-def _background(text: str | None, level: LevelLayout, *, rgb: bool) -> float:
-    """Return the brightness of a color given as hexadecimal digits, if it is a gray one."""
-    if not rgb or level.dtype.kind != "u":
-        return 0
-    most = int(np.iinfo(level.dtype).max)
+def _background(text: str | None, level: LevelLayout) -> float:
+    """Return the brightness of a colour given as hexadecimal digits, if it is a gray one."""
+    most = tiff.background(level)
     try:
         color = int((text or "")[:16], 16)
     except ValueError:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.errors import NotASlideError, SlideError
+from napari_wsigpu.errors import NotASlideError
 from napari_wsigpu.formats import markup, tiff
 from napari_wsigpu.formats.fields import number, positive_number, texts, whole_number
 from napari_wsigpu.formats.layout import (
@@ -90,18 +90,10 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
     ]
     levels = _placed(stored, tiff.text_tag(page, tiff.XML_PACKET), fields, problems)
     tiff.check_tiles_present(levels, path, file_size)
-    rgb = tiff.is_rgb(page) and levels[0].channels in (3, 4)
+    base = levels[0]
+    rgb = tiff.is_rgb(base)
     mpp = positive_number(fields.get("ScanRes"))
     tags = tiff.tiff_metadata(page)
-    places = [
-        {
-            "x": int(part.columns.starts[0]),
-            "y": int(part.rows.starts[0]),
-            "width": part.columns.end - int(part.columns.starts[0]),
-            "height": part.rows.end - int(part.rows.starts[0]),
-        }
-        for part in levels[0].parts
-    ]
     return SlideLayout(
         path=path,
         file_size=file_size,
@@ -110,11 +102,11 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
         levels=tuple(levels),
         associated=_associated(pages, path, problems),
         rgb=rgb,
-        channels=() if rgb else tiff.channel_names(levels[0].channels, ()),
-        background=_background(fields.get("ScanWhitePoint"), levels[0], rgb=rgb),
+        channels=() if rgb else tiff.channel_names(base.channels),
+        background=_background(fields.get("ScanWhitePoint"), base),
         mpp=None if mpp is None else (mpp, mpp),
         objective=positive_number(fields.get("Magnification")),
-        metadata={"ventana": {**fields, "regions": places}, "tiff": tags},
+        metadata={"ventana": {**fields, "regions": base.places}, "tiff": tags},
         scanner=fields.get("ScannerModel"),
         scan_date=tags.get("DateTime"),
         barcode=fields.get("Barcode2D") or fields.get("Barcode1D"),
@@ -163,21 +155,14 @@ def _associated(
     found: dict[str, AssociatedLayout] = {}
     for page in pages:
         name = NAMES.get(page.description)
-        if name is not None and name not in found:
-            try:
-                level = tiff.page_level(page, path)
-            except SlideError as error:
-                problems.append(f"The {name} image is left out: {error}")
-            else:
-                found[name] = AssociatedLayout(name, level, icc=tiff.icc_place(page))
+        if name is not None:
+            tiff.add_associated(found, name, page, path, problems)
     return tuple(found.values())
 
 
-def _background(text: str | None, level: LevelLayout, *, rgb: bool) -> float:
+def _background(text: str | None, level: LevelLayout) -> float:
     """Return the white of the scanner, which it gives to what it did not scan."""
-    if not rgb or level.dtype.kind != "u":
-        return 0
-    most = int(np.iinfo(level.dtype).max)
+    most = tiff.background(level)
     white = positive_number(text)
     return round(white) if white is not None and white <= most else most
 
