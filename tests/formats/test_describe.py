@@ -13,7 +13,8 @@ from napari_wsigpu.errors import (
     SlideReadError,
 )
 from napari_wsigpu.formats.describe import describe
-from tests import slides
+from napari_wsigpu.privacy import masked
+from tests import philips, slides
 
 
 def test_the_content_decides_and_not_the_name(tmp_path):
@@ -21,6 +22,16 @@ def test_the_content_decides_and_not_the_name(tmp_path):
     slides.write_pyramid(tmp_path / "b.svs", slides.picture(60, 60), ())
     assert describe(tmp_path / "a.jpg").vendor == "aperio"
     assert describe(tmp_path / "b.svs").vendor == "generic-tiff"
+
+
+def test_problems_name_files_without_their_folder(tmp_path):
+    folder = tmp_path / "home" / "jdoe"
+    folder.mkdir(parents=True)
+    philips.write(folder / "slide.tiff", slides.picture(60, 60), (1,), xml="<broken")
+    problems = describe(folder / "slide.tiff").problems
+    assert problems
+    assert all("'slide.tiff'" in text for text in problems)
+    assert masked({"problems": problems}) == {"problems": list(problems)}
 
 
 @pytest.mark.parametrize("relative", [False, True])

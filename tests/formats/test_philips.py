@@ -241,7 +241,7 @@ def test_a_broken_image_of_the_xml_is_left_out(tmp_path, data):
         assert set(slide.associated_images) == {"macro"}
         assert slide.level_dimensions[2] == levels[2].shape[1::-1]
         (problem,) = slide.layout.problems
-        assert problem.startswith(f"The label image in the XML of '{path}'")
+        assert problem.startswith(f"The label image in the XML of '{path.name}'")
 
 
 def test_an_image_whose_jpeg_is_cut_short_is_named_when_it_is_read(tmp_path):
@@ -343,7 +343,7 @@ def test_a_spacing_that_cannot_be_gives_no_mpp(tmp_path, text):
         assert [level.shape for level in slide.levels] == [level.shape for level in levels]
         (problem,) = slide.layout.problems
         assert "pixel spacing" in problem
-        assert str(path) in problem
+        assert f"'{path.name}'" in problem
 
 
 @pytest.mark.parametrize("step", [(2.49, 2.49), (2, 2.98), (2.4, 1.5), (2.4999, 2.5)])
@@ -382,7 +382,7 @@ def test_levels_whose_spacings_cannot_be_are_shown_with_padding(tmp_path, texts)
         assert slide.level_dimensions == ((300, 200), (192, 128), (128, 64))
         (problem,) = slide.layout.problems
         assert "padding" in problem
-        assert str(path) in problem
+        assert f"'{path.name}'" in problem
         for index, level in enumerate(slide.levels):
             np.testing.assert_array_equal(level[...], oracles.tifffile_page(path, index))
 
@@ -426,7 +426,7 @@ def test_a_slide_with_broken_xml_opens_with_padding(tmp_path, xml):
         assert slide.metadata["philips"] == {}
         (problem,) = slide.layout.problems
         assert "XML" in problem
-        assert str(path) in problem
+        assert f"'{path.name}'" in problem
         np.testing.assert_array_equal(slide.levels[1][...], oracles.tifffile_page(path, 1))
 
 
@@ -651,4 +651,4 @@ def test_no_xml_keeps_a_slide_from_opening(tmp_path, more, scanned):
         assert slide.vendor == "philips"
         assert slide.level_dimensions[0] == (64, 64)
         assert json.loads(json.dumps(slide.metadata, allow_nan=False)) == slide.metadata
-        assert all(str(path) in problem for problem in slide.layout.problems)
+        assert all(path.name in problem for problem in slide.layout.problems)

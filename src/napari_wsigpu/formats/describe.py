@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import stat
 import struct
 from dataclasses import replace
@@ -37,8 +38,6 @@ from napari_wsigpu.formats import (
 from napari_wsigpu.formats.fields import iso_date
 
 if TYPE_CHECKING:
-    import os
-
     from tifffile import TiffFile
 
     from napari_wsigpu.formats.layout import SlideLayout
@@ -94,7 +93,10 @@ def describe(path: str | os.PathLike[str]) -> SlideLayout:
         `UnsupportedSlideError` if it holds what can't be shown.
     """
     layout = _describe(str(Path(path).absolute()))
-    return replace(layout, scan_date=iso_date(layout.scan_date))
+    # Folders are private, and would hide the whole sentence.
+    folder = Path(layout.files[0].path if layout.files else layout.path).parent
+    problems = (text.replace(f"'{folder}{os.sep}", "'") for text in layout.problems)
+    return replace(layout, scan_date=iso_date(layout.scan_date), problems=tuple(problems))
 
 
 def _describe(name: str) -> SlideLayout:

@@ -341,7 +341,8 @@ class SlideLayout:
     icc : tuple of (int, int), bytes or None
         Offset and length of the ICC profile in the file, or the profile that the metadata hold.
     problems : tuple of str
-        What is wrong with the file although it can be shown, one sentence each.
+        What is wrong with the file although it can be shown, one sentence each; files are named
+        without their folder.
     files : tuple of SlideFile
         The files of a slide that has several; offsets count from the first one's begin through
         all of them. Empty where `path` is all there is.
