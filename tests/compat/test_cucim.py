@@ -19,7 +19,7 @@ from napari_wsigpu.compat.cucim import (
 )
 from napari_wsigpu.engine.cache import tile_cache
 from napari_wsigpu.errors import DeviceError
-from tests import oracles, slides
+from tests import oracles, philips, slides
 from tests.conftest import decoding_threads
 
 WIDTH, HEIGHT = 473, 331
@@ -112,6 +112,14 @@ def test_metadata(image, aperio, levels):
     with tifffile.TiffFile(aperio.path) as file:
         assert aperio.raw_metadata == file.pages.first.description
     assert set(image.read_region((0, 0), SIZE).metadata) == {"cucim"}
+
+
+def test_the_raw_metadata_of_vendors_are_the_description(tmp_path):
+    path = tmp_path / "slide.tiff"
+    philips.write(path, slides.picture(60, 60), (1,))
+    with CuImage(path) as image, tifffile.TiffFile(path) as file:
+        assert image.raw_metadata == file.pages.first.description != ""
+        assert image.read_region((0, 0), (9, 9)).raw_metadata == ""
 
 
 def test_spacing_without_a_unit(path):

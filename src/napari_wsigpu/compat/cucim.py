@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from enum import IntEnum
 from functools import cached_property
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import tifffile
@@ -89,8 +89,6 @@ class CuImage:
         Number of levels, and dimensions (x, y), downsample and tile size (x, y) of each.
     associated_images : set of str
         Names of the pictures beside the slide.
-    raw_metadata : str
-        The slide's image description.
     is_loaded, origin, direction, coord_sys : bool, list, list, str
         The same for every image.
 
@@ -126,10 +124,8 @@ class CuImage:
         size = self.shape[-2], self.shape[-3]
         self.resolutions = file.resolutions(None if pixels is None else size)
         self.associated_images: set[str] = set()
-        self.raw_metadata = ""
         if pixels is None:
             self.associated_images |= set(file.slide.associated_images)
-            self.raw_metadata = layout.metadata["tiff"].get("ImageDescription", "")
 
     def _image(self, pixels: Any, device: str, downsample: float | None) -> CuImage:
         """Return an image of pixels; `downsample` is None where their scale is not known."""
@@ -163,16 +159,21 @@ class CuImage:
             return 1.0, {"C": "color", "N": "batch"}[axis]
         if self._downsample is None:
             return 1.0, "micrometer"
-        x, y, unit = self._file.resolution
+        _, x, y, unit = self._file.first_page
         value = x if axis == "X" else y
         if unit not in MICROMETRES:
             return value / self._downsample, ""
         return (MICROMETRES[unit] / value if value else 1.0) / self._downsample, "micrometer"
 
     @property
+    def raw_metadata(self) -> str:
+        """The slide's image description; empty for a region."""
+        return self._file.first_page.description if self._pixels is None else ""
+
+    @property
     def metadata(self) -> dict[str, Any]:
         """The attributes under ``"cucim"``; of a slide also its TIFF tags and vendor fields."""
-        left_out = ("device", "is_loaded", "raw_metadata")
+        left_out = ("device", "is_loaded")
         facts = {k: v for k, v in vars(self).items() if k[0] != "_" and k not in left_out}
         facts["dtype"] = asdict(self.dtype)
         facts["spacing"], facts["spacing_units"] = self.spacing(), self.spacing_units()
@@ -455,6 +456,15 @@ def preferred_memory_capacity(
     return math.ceil(columns * rows * tile_width * tile_height * bytes_per_pixel / MIB)
 
 
+class _FirstPage(NamedTuple):
+    """Tags of the first page: its description, pixels a unit (x, y), and the unit."""
+
+    description: str
+    x: float
+    y: float
+    unit: int
+
+
 class _File:
     """An open slide, and what cuCIM knows of it that `Slide` doesn't say."""
 
@@ -472,21 +482,20 @@ class _File:
         weakref.finalize(self, self.slide.close)
 
     @cached_property
-    def resolution(self) -> tuple[float, float, int]:
-        """Resolution tags of the first page: pixels a unit (x, y), and the unit."""
+    def first_page(self) -> _FirstPage:
         try:
             with tifffile.TiffFile(self.slide.path) as file:
-                tags = file.pages.first.tags
-                x, y = (tags.valueof(code, (1, 1)) for code in (282, 283))
-                unit = int(tags.valueof(296, 1))
+                page = file.pages.first
+                x, y = (page.tags.valueof(code, (1, 1)) for code in (282, 283))
+                unit = int(page.tags.valueof(296, 1))
+                return _FirstPage(page.description, x[0] / (x[1] or 1), y[0] / (y[1] or 1), unit)
         except OSError as error:
             raise file_error(self.path, error) from error
-        return x[0] / (x[1] or 1), y[0] / (y[1] or 1), unit
 
     def metadata(self) -> dict[str, Any]:
         metadata = self.slide.metadata
         tags = metadata["tiff"]
-        x, y, unit = self.resolution
+        _, x, y, unit = self.first_page
         metadata["tiff"] = {
             "model": tags.get("Model", ""),
             "software": tags.get("Software", ""),
