@@ -14,12 +14,17 @@ import tifffile
 from napari_wsigpu import doctor, open_slide
 from napari_wsigpu.cli import main
 from napari_wsigpu.doctor import HARDWARE, HYBRID, JPEG2000, Device, Driver, Finding, Report
-from tests import slides
+from napari_wsigpu.formats.describe import describe
+from napari_wsigpu.slide import Slide
+from tests import leica, ndpi, slides
 
 GPU = Driver("580.1", "12.9", (Device("NVIDIA Test", 24 << 30, "8.9"),))
 WORKING_CUPY = Finding("CuPy", "14.2.0", works=("kernels",))
 WORKING_CODEC = Finding("nvImageCodec", "0.9.0", works=(HARDWARE, JPEG2000))
-REST = "  LZW, deflate, zstd, PackBits, LZMA, WebP, JPEG XL, LERC, uncompressed: CPU (imagecodecs)"
+REST = (
+    "  LZW, deflate, zstd, PackBits, LZMA, WebP, JPEG XL, JPEG XR, LERC, uncompressed: "
+    "CPU (imagecodecs)"
+)
 
 CUPY = """
 __version__ = "14.2.0"
@@ -544,6 +549,33 @@ def test_slides(monkeypatch, say, tmp_path, encoding, options):
     }
     decoder = decoders.get(encoding[:5], "CPU (imagecodecs)")
     assert say(path)[-2:] == [str(path), f"  levels 0, 1, 2: {encoding}: {decoder}"]
+
+
+def test_computed_levels_are_not_decoded(say, tmp_path):
+    path = tmp_path / "slide.ndpi"
+    pages = [ndpi.level(slides.picture(side, side), blocks) for side, blocks in ((256, 2), (64, 0))]
+    ndpi.write(path, pages)
+    assert say(path)[-2:] == [
+        "  level 0: JPEG, YCbCr, 3 x uint8: CPU (its tiles are parts of one large JPEG)",
+        "  level 2: JPEG, YCbCr, 3 x uint8: CPU (no NVIDIA driver was found)",
+    ]
+
+
+def test_parts_of_a_canvas_may_differ(monkeypatch, tmp_path):
+    scans = [leica.scan(slides.picture(60, 90), place, place, ()) for place in (10_000, 60_000)]
+    leica.write(tmp_path / "slide.scn", scans, (200_000, 200_000))
+    layout = describe(tmp_path / "slide.scn")
+    (level,) = layout.levels
+    first, second = level.parts
+    lzw = replace(second.image, encoding=replace(second.image.encoding, compression=5))
+    level = replace(level, parts=(first, replace(second, image=lzw)))
+    slide = Slide(replace(layout, levels=(level,)))
+    monkeypatch.setattr(doctor, "open_slide", lambda path, device: slide)
+    routes = doctor.find_slide_routes("slide.scn", Report((), GPU, (), ()))
+    assert {route.encoding: levels for route, levels in routes.items()} == {
+        "deflate, 3 x uint8": [0],
+        "LZW, 3 x uint8": [0],
+    }
 
 
 def test_levels_that_differ(monkeypatch, say, tmp_path):

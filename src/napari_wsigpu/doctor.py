@@ -223,16 +223,25 @@ def find_routes(driver: Driver, cupy: Finding, codec: Finding) -> tuple[Route, R
     jpeg2000 = Route("JPEG 2000 (8, 16 bit)", "CPU", against or nothing.format("nvJPEG2000"))
     if JPEG2000 in works:
         jpeg2000 = Route(jpeg2000.encoding, "NVIDIA GPU and CPU, whichever is measured faster")
-    rest = "LZW, deflate, zstd, PackBits, LZMA, WebP, JPEG XL, LERC, uncompressed"
+    rest = "LZW, deflate, zstd, PackBits, LZMA, WebP, JPEG XL, JPEG XR, LERC, uncompressed"
     return jpeg, jpeg2000, Route(rest, "CPU", "imagecodecs")
 
 
 def find_slide_routes(path: str, found: Report) -> SlideRoutes:
-    """Say what decodes which levels of a slide; raises a `SlideError` if it can't be opened."""
+    """Say what decodes which stored levels of a slide.
+
+    Raises
+    ------
+    SlideError
+        If it can't be opened.
+    """
     routes: SlideRoutes = {}
     with open_slide(path, device="cpu") as slide:
         for index, level in enumerate(slide.layout.levels):
-            routes.setdefault(_level_route(level, found), []).append(index)
+            if not level.computed:
+                # Parts of a canvas may be stored in different ways.
+                for route in dict.fromkeys(_level_route(image, found) for image in level.stored):
+                    routes.setdefault(route, []).append(index)
     return routes
 
 

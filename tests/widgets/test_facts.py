@@ -84,11 +84,14 @@ def test_computed_levels_are_named_so(tmp_path):
         assert levels_in_short(slide).startswith("1 stored level, 3 computed, ")
 
 
-def test_levels_that_the_format_scales_are_no_stored_ones(tmp_path):
-    ndpi.write(tmp_path / "slide.ndpi", [ndpi.level(slides.picture(512, 512), 64)])
-    with open_slide(tmp_path / "slide.ndpi") as slide:
-        assert [level.computed for level in slide.layout.levels] == [False, True, True, True]
-        assert levels_in_short(slide).startswith("1 stored level, 3 computed, ")
+def test_levels_that_a_format_lets_decoders_scale_are_computed(tmp_path):
+    path = tmp_path / "slide.ndpi"
+    pages = [ndpi.level(slides.picture(side, side), blocks=2) for side in (256, 64)]
+    ndpi.write(path, pages)
+    with open_slide(path) as slide:
+        computed = [row.compression == "computed" for row in level_facts(slide)]
+        assert computed == [False, True, False, True, True, True]
+        assert levels_in_short(slide).startswith("2 stored levels, 4 computed, ")
 
 
 def test_damage_is_said_once_it_turned_up(damaged_slide):

@@ -101,12 +101,12 @@ def level_facts(slide: Slide) -> list[LevelFacts]:
 
 def levels_in_short(slide: Slide) -> str:
     """Return how many levels there are and how much the stored ones take."""
-    computed = sum(level.computed for level in slide.pyramid)
-    count = len(slide.pyramid) - computed
-    total = sum(map(_stored_bytes, slide.layout.levels))
-    stored = f"{count} stored level{'' if count == 1 else 's'}"
+    stored = [level for level in slide.pyramid if not level.computed]
+    computed = len(slide.pyramid) - len(stored)
+    plural = "" if len(stored) == 1 else "s"
     more = f", {computed} computed" if computed else ""
-    return f"{stored}{more}, {byte_size(total)} of tiles"
+    total = byte_size(sum(map(_stored_bytes, stored)))
+    return f"{len(stored)} stored level{plural}{more}, {total} of tiles"
 
 
 def _stored_bytes(level: LevelLayout) -> int:
