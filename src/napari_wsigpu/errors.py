@@ -29,7 +29,7 @@ class SlideReadError(SlideError, OSError):
 
 
 class NotASlideError(SlideError, ValueError):
-    """The file is no slide: not TIFF-based, or of samples that no slide has."""
+    """The file is no slide: neither TIFF-based nor DICOM, or of samples that no slide has."""
 
 
 class UnsupportedSlideError(SlideError, ValueError):

@@ -260,7 +260,7 @@ class Slide:
         size : tuple of int
             (width, height) in pixels of `level`.
         level : int
-            Index of a stored level.
+            Index in `levels`.
         device : str
             Where the pixels shall be: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
         out : cupy.ndarray, optional
@@ -327,7 +327,7 @@ class Slide:
         size : tuple of int
             (width, height) in pixels of `level`.
         level : int
-            Index of a stored level.
+            Index in `levels`.
         batch_size : int, optional
             Hand out this many regions at a time, stacked; by default single regions.
         device : str
@@ -376,7 +376,7 @@ class Slide:
         Parameters
         ----------
         index : int
-            Index in `pyramid`: stored levels first, then computed ones.
+            Index in `pyramid`.
         channel : int, optional
             Show this channel alone, as a two-dimensional array.
         tolerant : bool
@@ -405,7 +405,7 @@ class Slide:
 
     @property
     def pyramid(self) -> tuple[LevelLayout, ...]:
-        """Stored levels, then levels computed by 2 x 2 averages until a screen holds one."""
+        """The slide's levels, then others by 2 x 2 averages until a screen holds one."""
         return self._pyramid
 
     # Resources

@@ -118,7 +118,7 @@ class TileDecoder(Protocol):
             The tiles.
         deliver : callable
             Called from any thread with the index in `batch` and the pixels of each decoded
-            tile: shape (height, width, channels), native byte order, not to be written to.
+            tile: shape (height, width, channels), native byte order, the receiver's own.
             Edge tiles may be cut to their level's extent.
         """
 

@@ -105,7 +105,7 @@ def _describe(name: str) -> SlideLayout:
     try:
         status = Path(name).stat()
         if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
-            raise NotASlideError(f"'{name}' is no regular file; choose an SVS or TIFF file.")
+            raise NotASlideError(f"'{name}' is no regular file; choose a slide's file.")
         if dicom.probe(Path(name)):
             return dicom.parse(Path(name))
         with Path(name).open("rb") as file:
@@ -118,8 +118,8 @@ def _describe(name: str) -> SlideLayout:
         if refusal := foreign.refusal(name, head):
             raise UnsupportedSlideError(refusal)
         raise NotASlideError(
-            f"'{name}' is not a TIFF-based slide (it does not begin as a TIFF file does); "
-            "choose an SVS or TIFF file."
+            f"'{name}' is not a TIFF-based slide, nor one in DICOM (it does not begin as these "
+            "do); choose a slide's file."
         )
     return _describe_tiff(name, status)
 

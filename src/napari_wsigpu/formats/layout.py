@@ -34,14 +34,14 @@ class Encoding:
     dtype : str
         Numpy name of a decoded sample, for example ``"uint8"``.
     samples : int
-        Interleaved samples a pixel in one encoded segment (1 where planes are separate).
+        Interleaved samples a pixel in one encoded segment (1 where channels are separate).
     jpeg_color : str
         Colours that a JPEG segment stores and that its decoder returns.
     jpeg_tables : tuple of (bytes or None)
         Shared JPEG tables, one entry a plane.
     jpeg_header : bytes or None
-        Header that turns a restart interval of a large JPEG into a JPEG of its own. A tile's
-        planes are such intervals, then, one below the other.
+        Header that turns a restart interval of a large JPEG into a JPEG of its own. The planes of
+        a tile are such intervals then, one below the other.
     lerc_wrapping : int
         Compression around LERC: 0 none, 1 deflate, 2 zstd.
     """
@@ -68,7 +68,8 @@ class TileGrid:
     tile_height, tile_width : int
         Size of one tile.
     offsets, byte_counts : ndarray of int64, shape (planes, rows, columns)
-        Place of each encoded segment; a byte count of 0 says that the tile is missing.
+        Place of each encoded segment; a byte count of 0 says that it is missing. Planes are
+        channels, or restart intervals where the encoding has a `jpeg_header`.
     """
 
     tile_height: int
@@ -78,7 +79,7 @@ class TileGrid:
 
     @property
     def planes(self) -> int:
-        """Number of separately stored planes."""
+        """Number of segments that make up a tile."""
         return int(self.offsets.shape[0])
 
     @property

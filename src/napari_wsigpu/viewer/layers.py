@@ -40,7 +40,7 @@ def slide_layers(slide: Slide) -> list[LayerData]:
     Returns
     -------
     list of (levels, attributes, "image")
-        The levels are the stored ones and, below them, those computed so that the coarsest
+        The levels are the slide's and, below them, those computed so that the coarsest
         is no larger than about 1000 pixels a side. The layers' metadata, which napari shows
         and saves, hides what can name a patient.
     """
