@@ -23,10 +23,14 @@ from napari_wsigpu.engine.device_reader import tile_format
 from napari_wsigpu.formats.layout import Encoding, LevelLayout, TileGrid
 
 
-@cache
+_loading = threading.Lock()
+_loaded = cache(Library)
+
+
 def library() -> Library:
-    """Return nvImageCodec, loaded once."""
-    return Library()
+    """Return nvImageCodec, loaded once: what one instance makes is nothing to another."""
+    with _loading:
+        return _loaded()
 
 
 class HostStream:
