@@ -86,15 +86,14 @@ def split_tables(data: bytes) -> tuple[bytes, bytes]:
 
 def average(pixels: NDArray[Any], step: int) -> NDArray[Any]:
     """Mean of blocks of pixels in double precision, halves rounded up."""
-    height, width = pixels.shape[:2]
-    blocks = [
-        [
-            pixels[y : y + step, x : x + step].mean((0, 1), dtype=np.float64)
-            for x in range(0, width, step)
-        ]
-        for y in range(0, height, step)
-    ]
-    means = np.array(blocks)
+
+    def sums(values: NDArray[Any]) -> NDArray[np.float64]:
+        rows, columns = (-(-length // step) for length in pixels.shape[:2])
+        whole = np.zeros((rows * step, columns * step, *pixels.shape[2:]))
+        whole[: pixels.shape[0], : pixels.shape[1]] = values
+        return whole.reshape(rows, step, columns, step, *pixels.shape[2:]).sum((1, 3))
+
+    means = sums(pixels) / sums(np.ones_like(pixels))
     return (np.floor(means + 0.5) if pixels.dtype.kind in "iu" else means).astype(pixels.dtype)
 
 

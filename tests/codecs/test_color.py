@@ -71,8 +71,9 @@ class TestTable:
         found = found[..., :3]
         intent = int(name == "tables")
         np.testing.assert_array_equal(found, by_imagecodecs(stored, profile, intent))
-        other = by_pillow(stored, profile)
-        assert (np.maximum(found, other) - np.minimum(found, other)).max() <= 1
+        some = np.s_[::31] if name in ALL_COLORS else np.s_[:]
+        other = by_pillow(np.ascontiguousarray(stored[some]), profile)
+        assert (np.maximum(found[some], other) - np.minimum(found[some], other)).max() <= 1
         assert (found == stored).all() == (name == "sRGB")
 
     @pytest.mark.parametrize(
