@@ -66,13 +66,14 @@ def test_takes_a_large_flat_picture(tmp_path):
     assert get_reader(str(path)) is read_slides
 
 
-def test_leaves_what_is_no_tiff_unless_it_is_named_a_slide(tmp_path):
-    for name in ("text.tif", "text.svs"):
-        (tmp_path / name).write_text("no slide")
+@pytest.mark.parametrize("name", ["text.svs", "text.NDPI", "text.scn"])
+def test_leaves_what_is_no_tiff_unless_it_is_named_a_slide(tmp_path, name):
+    for path in (tmp_path / "text.tif", tmp_path / name):
+        path.write_text("no slide")
     assert get_reader(str(tmp_path / "text.tif")) is None
-    reader = get_reader(str(tmp_path / "text.svs"))
-    with pytest.raises(NotASlideError, match=r"text\.svs' is not a TIFF-based slide"):
-        reader(str(tmp_path / "text.svs"))
+    reader = get_reader(str(tmp_path / name))
+    with pytest.raises(NotASlideError, match=f"{name}' is not a TIFF-based slide"):
+        reader(str(tmp_path / name))
 
 
 def test_says_what_is_wrong_with_a_cut_slide(tmp_path):

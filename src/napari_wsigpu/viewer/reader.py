@@ -15,7 +15,7 @@ from napari_wsigpu.slide import Slide, open_slide
 from napari_wsigpu.viewer.dock import open_inspector_with_a_slide
 from napari_wsigpu.viewer.layers import slide_layers
 from napari_wsigpu.viewer.lifetime import release_removed_slides
-from napari_wsigpu.viewer.settings import settings
+from napari_wsigpu.viewer.settings import SLIDE_ENDINGS, settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -99,7 +99,7 @@ def _is_ours(path: str) -> bool:
             return False
         layout = describe(path)
     except NotASlideError:
-        return Path(path).suffix.lower() == ".svs"
+        return Path(path).suffix.lower() in SLIDE_ENDINGS
     except SlideError:
         return True
     return _is_slide(layout)
