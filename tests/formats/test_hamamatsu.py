@@ -208,6 +208,15 @@ def test_a_plain_jpeg_that_is_too_large(tmp_path):
         open_slide(path)
 
 
+def test_a_plain_jpeg_that_claims_to_be_huge(tmp_path):
+    path = tmp_path / "slide.ndpi"
+    data, tags = ndpi.level(picture(64, 64))
+    frame = data.index(b"\xff\xc0") + 5
+    ndpi.write(path, [(data[:frame] + b"\xff" * 4 + data[frame + 4 :], tags)])
+    with pytest.raises(UnsupportedSlideError, match="tiles of 65535 x 65535 pixels"):
+        open_slide(path)
+
+
 def test_a_broken_macro_image_is_left_out(tmp_path):
     path = tmp_path / "slide.ndpi"
     tags = {256: (ndpi.LONG, 0)}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import struct
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tifffile import DATATYPE
+from tifffile.tifffile import jpeg_shape
 
 from napari_wsigpu.errors import CorruptSlideError
 from napari_wsigpu.formats import tiff
@@ -35,7 +37,7 @@ KNOWN_ELSEWHERE = frozenset(
 )  # fmt: skip
 TILE_PIXELS = 512 * 256
 SCALES = (2, 4, 8)
-JPEG_HEAD, FRAME = 1 << 16, (0xC0, 0xC1, 0xC2)
+JPEG_HEAD = 1 << 16
 
 
 def probe(file: TiffFile) -> bool:
@@ -155,29 +157,17 @@ def _plain_level(page: TiffPage, path: str) -> LevelLayout:
         return level
     file = page.parent.filehandle
     file.seek(int(level.grid.offsets[0, 0, 0]))
-    size = _jpeg_size(file.read(min(JPEG_HEAD, int(level.grid.byte_counts[0, 0, 0]))))
-    if size is None or size == (level.width, level.height):
+    head = file.read(min(JPEG_HEAD, int(level.grid.byte_counts[0, 0, 0])))
+    try:
+        _, height, width, _ = jpeg_shape(head)
+    except (ValueError, struct.error):
         return level
-    width, height = size
-    return replace(
-        level,
-        width=width,
-        height=height,
-        grid=replace(level.grid, tile_height=height, tile_width=width),
-    )
-
-
-def _jpeg_size(head: bytes) -> tuple[int, int] | None:
-    """Return width and height of a JPEG; None where they can't be found."""
-    place = 2
-    while place + 9 <= len(head) and head[place] == 0xFF:
-        if head[place + 1] in FRAME:
-            height, width = (
-                int.from_bytes(head[place + at : place + at + 2], "big") for at in (5, 7)
-            )
-            return (width, height) if width and height else None
-        place += 2 + int.from_bytes(head[place + 2 : place + 4], "big")
-    return None
+    if not (width and height):
+        return level
+    grid = replace(level.grid, tile_height=height, tile_width=width)
+    level = replace(level, width=width, height=height, grid=grid)
+    tiff.check_tile_size(level, path)
+    return level
 
 
 def _joined(grid: TileGrid) -> TileGrid:

@@ -226,6 +226,16 @@ def check_alike(levels: Sequence[LevelLayout], path: str) -> None:
         )
 
 
+def check_tile_size(level: LevelLayout, path: str) -> None:
+    """Refuse a level whose tiles are too large to decode."""
+    if level.tile_bytes > LARGEST_TILE:
+        raise UnsupportedSlideError(
+            f"'{path}' claims tiles of {level.grid.tile_width} x {level.grid.tile_height} pixels "
+            f"({level.tile_bytes / 2**30:.0f} GiB each), too large to decode; "
+            "convert it with tiles of 256 to 1024 pixels."
+        )
+
+
 def check_tiles_present(levels: Sequence[LevelLayout], path: str, file_size: int) -> None:
     """Refuse a file of which no stored tile is left."""
     for image in chain.from_iterable(level.stored for level in levels):
@@ -388,12 +398,7 @@ def _build_level(
         lerc_wrapping=int(lerc[1]) if lerc is not None and len(lerc) > 1 else 0,
     )
     level = LevelLayout(width, height, channels, encoding, grid, missing)
-    if level.tile_bytes > LARGEST_TILE:
-        raise UnsupportedSlideError(
-            f"'{path}' claims tiles of {grid.tile_width} x {grid.tile_height} pixels "
-            f"({level.tile_bytes / 2**30:.0f} GiB each), too large to decode; "
-            "convert it with tiles of 256 to 1024 pixels."
-        )
+    check_tile_size(level, path)
     return level
 
 
