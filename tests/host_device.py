@@ -22,7 +22,6 @@ from napari_wsigpu.codecs.worker import DecodeWorker
 from napari_wsigpu.engine.device_reader import tile_format
 from napari_wsigpu.formats.layout import Encoding, LevelLayout, TileGrid
 
-
 _loading = threading.Lock()
 _loaded = cache(Library)
 

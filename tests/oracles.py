@@ -22,6 +22,12 @@ def openslide_level(path: Path, level: int = 0) -> NDArray[Any]:
     return np.asarray(image)[..., :3]
 
 
+def opaque(rgba: Any, background: int = 255) -> NDArray[Any]:
+    """Return OpenSlide's pixels in RGB: transparent ones have the background's value."""
+    pixels = np.asarray(rgba)
+    return np.where(pixels[..., 3:] > 0, pixels[..., :3], np.uint8(background))
+
+
 def openslide_properties(path: Path) -> Mapping[str, str]:
     with openslide.OpenSlide(path) as slide:
         return dict(slide.properties)

@@ -21,10 +21,9 @@ def stored(columns, rows, steps=(1, 2, 4)):
 
 
 def openslide_level(path, level):
-    """OpenSlide's pixels; its transparent ones have the background's value."""
     with oracles.openslide.OpenSlide(path) as slide:
-        rgba = np.asarray(slide.read_region((0, 0), level, slide.level_dimensions[level]))
-    return np.where(rgba[..., 3:] > 0, rgba[..., :3], WHITE).astype(np.uint8)
+        size = slide.level_dimensions[level]
+        return oracles.opaque(slide.read_region((0, 0), level, size), WHITE)
 
 
 def equals_openslide(path):
