@@ -363,3 +363,29 @@ def test_problems_tell_nothing_private(tmp_path):
     text = " ".join(fields_of(tmp_path, fields).problems)
     assert text
     assert not any(value in text for value in ("jdoe", "29/12/09", "10045"))
+
+
+@pytest.mark.parametrize(
+    ("associated", "names"),
+    [
+        ([(1, "label 31x20"), (9, "macro 39x20")], {"label", "macro"}),
+        ([(9, "macro 39x20"), (1, "label 31x20")], {"label", "macro"}),
+        ([(1, ""), (9, "")], {"label", "macro"}),
+        ([(0, "label 30x20")], {"label"}),
+        ([(1, "46000x32914 -> 31x20 - ;Aperio")], {"thumbnail"}),
+    ],
+)
+def test_a_label_is_no_thumbnail_where_the_thumbnail_is_missing(tmp_path, associated, names):
+    path = tmp_path / "slide.svs"
+    slides.write_aperio(path, slides.picture(100, 200), (), thumbnail=False, associated=associated)
+    with open_slide(path) as slide:
+        assert set(slide.associated_images) == names
+
+
+@pytest.mark.parametrize("mpp", ["1e300", "1e-300", "1e6", "1e-9"])
+def test_impossible_pixel_sizes_are_not_given(tmp_path, mpp):
+    path = tmp_path / "slide.svs"
+    slides.write_aperio(path, slides.picture(100, 200), (), fields=("AppMag = 20", f"MPP = {mpp}"))
+    with open_slide(path) as slide:
+        assert slide.mpp is None
+        assert re.search("not possible|no positive number", slide.layout.problems[0])

@@ -3,6 +3,7 @@ import zlib
 
 import numpy as np
 import pytest
+import tifffile
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.errors import (
@@ -324,3 +325,16 @@ class TestRefused:
         path = write(tmp_path, page(slides.picture(80, 90), more={324: (LONG, [10**8] * 6)}))
         with pytest.raises(CorruptSlideError, match="cut off"):
             open_slide(path)
+
+
+def test_a_larger_picture_beside_the_slide_is_not_taken_for_it(tmp_path):
+    path = tmp_path / "slide.tif"
+    with tifffile.TiffWriter(path) as file:
+        file.write(slides.picture(64, 96), photometric="rgb", description="A slide")
+        file.write(slides.picture(200, 300), photometric="rgb", description="Macro of it")
+        file.write(slides.picture(150, 150), photometric="rgb", description="x\nlabel 150x150")
+    with open_slide(path) as slide:
+        assert slide.dimensions == (96, 64)
+    tifffile.imwrite(path, slides.picture(64, 96), photometric="rgb", description="Label")
+    with open_slide(path) as slide:
+        assert slide.dimensions == (96, 64)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tifffile import TiffFile, TiffPage
 
 NAMES_BY_SUBFILE_TYPE = {1: "label", 9: "macro"}
+REDUCED_FROM = " -> "
 DATES = ("%m/%d/%y", "%m/%d/%Y")
 TIME = re.compile(r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d")
 ZONE = re.compile(r"(?:GMT|UTC)?([+-]\d{2}):?(\d{2})")
@@ -192,10 +193,11 @@ def _contradictions(header: str, fields: Mapping[str, str], base: LevelLayout) -
 
 
 def _associated_name(page: TiffPage, index: int) -> str | None:
-    if index == 1:
-        return "thumbnail"
+    """Name a picture; the thumbnail is known by its place, and by saying what it was made of."""
     lines = page.description.splitlines()
     words = lines[1].split() if len(lines) > 1 else []
-    if words and words[0] in NAMES_BY_SUBFILE_TYPE.values():
-        return words[0]
-    return NAMES_BY_SUBFILE_TYPE.get(page.subfiletype)
+    named = words[0] if words and words[0] in NAMES_BY_SUBFILE_TYPE.values() else None
+    name = named or NAMES_BY_SUBFILE_TYPE.get(page.subfiletype)
+    if index == 1 and (name is None or (named is None and REDUCED_FROM in page.description)):
+        return "thumbnail"
+    return name

@@ -69,6 +69,7 @@ VENDORS: tuple[Vendor, ...] = (
     perkinelmer,
     ome,
 )
+SMALLEST_MPP, LARGEST_MPP = 1e-4, 1e5
 TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 
 
@@ -95,8 +96,13 @@ def describe(path: str | os.PathLike[str]) -> SlideLayout:
     layout = _describe(str(Path(path).absolute()))
     # Folders are private, and would hide the whole sentence.
     folder = Path(layout.files[0].path if layout.files else layout.path).parent
-    problems = (text.replace(f"'{folder}{os.sep}", "'") for text in layout.problems)
-    return replace(layout, scan_date=iso_date(layout.scan_date), problems=tuple(problems))
+    problems = [text.replace(f"'{folder}{os.sep}", "'") for text in layout.problems]
+    mpp = layout.mpp
+    if mpp is not None and not SMALLEST_MPP <= min(mpp) <= max(mpp) <= LARGEST_MPP:
+        problems.append(f"A pixel of {mpp[0]:g} x {mpp[1]:g} µm is not possible; none is given.")
+        mpp = None
+    date = iso_date(layout.scan_date)
+    return replace(layout, mpp=mpp, scan_date=date, problems=tuple(problems))
 
 
 def _describe(name: str) -> SlideLayout:

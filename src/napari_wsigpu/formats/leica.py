@@ -8,7 +8,7 @@ import math
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from napari_wsigpu.errors import SlideError
+from napari_wsigpu.errors import SlideError, UnsupportedSlideError
 from napari_wsigpu.formats import markup, tiff
 from napari_wsigpu.formats.fields import LONGEST_TEXT, positive_number, texts, whole_number
 from napari_wsigpu.formats.layout import (
@@ -123,8 +123,10 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
     macros = [image for image in collection.images if collection.is_macro(image)]
     scans = [image for image in collection.images if not collection.is_macro(image)]
     if collection.images and not scans:
-        scans, macros = macros[:1], macros[1:]
-        problems.append("The slide has no scanned region; its overview is shown instead.")
+        raise UnsupportedSlideError(
+            f"'{path}' holds no scanned region, but only an overview of the slide, which may show "
+            "its label; scan it, or open the overview as an ordinary picture."
+        )
     regions = _alike(scans, problems)
     levels, regions = _levels(collection, regions, pages, path, problems)
     page = pages[regions[0].dimensions[0].pages[0]] if regions else _largest(pages)

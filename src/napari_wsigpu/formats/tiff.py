@@ -6,6 +6,7 @@ tifffile's `series` and `levels` say what is a pyramid; this module turns them i
 from __future__ import annotations
 
 import math
+import re
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -55,6 +56,7 @@ MASK, YCBCR, RGB = 4, 6, 2
 DESCRIPTION, XML_PACKET = 270, 700
 LERC_PARAMETERS = 50674
 ICC_PROFILE, SHORTEST_PROFILE = 34675, 128
+BESIDE, LONGEST_TITLE = re.compile(r"\b(label|macro|overview)\b", re.IGNORECASE), 256
 IMAGE_CODECS = frozenset(
     {7, 22610, 33003, 33004, 33005, 34712, 34887, 34934, 50001, 34927, 50002, 52546}
 )
@@ -261,7 +263,7 @@ def images(file: TiffFile) -> list[TiffPageSeries]:
 
 
 def main_image(file: TiffFile, path: str) -> TiffPageSeries:
-    """Return the largest image of a file.
+    """Return the largest image of a file that is not called a label or an overview.
 
     Raises
     ------
@@ -273,7 +275,14 @@ def main_image(file: TiffFile, path: str) -> TiffPageSeries:
         raise NotASlideError(
             f"'{path}' holds no image of 8, 16 or 32 bit samples; convert it to such a TIFF."
         )
-    return max(found, key=_area)
+    return max([series for series in found if not _is_beside(series)] or found, key=_area)
+
+
+def _is_beside(series: TiffPageSeries) -> bool:
+    """Whether an image says of itself that it is a picture beside the slide."""
+    lines = keyframe(series).description[:LONGEST_TITLE].splitlines()[:2]
+    first_words = {line.split()[0].lower() for line in lines if line.split()}
+    return bool(BESIDE.search(series.name) or first_words & {"label", "macro"})
 
 
 def _is_mask(page: TiffPage) -> bool:

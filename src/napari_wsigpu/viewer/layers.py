@@ -45,9 +45,9 @@ def slide_layers(slide: Slide) -> list[LayerData]:
         and saves, hides what can name a patient.
     """
     _compute_overview(slide)
-    name = slide_name(slide)
+    name, common = slide_name(slide), _attributes(slide)
     if slide.layout.rgb and slide.levels[0].dtype in RGB_TYPES:
-        return [(_levels(slide), {"name": name, "rgb": True, **_attributes(slide)}, "image")]
+        return [(_levels(slide), {"name": name, "rgb": True, **common}, "image")]
     layers: list[LayerData] = []
     channels = slide.channels or RGB_CHANNELS[: slide.layout.levels[0].channels]
     several = len(channels) > 1
@@ -59,7 +59,7 @@ def slide_layers(slide: Slide) -> list[LayerData]:
             "contrast_limits": _contrast_limits(levels[-1]),
             "colormap": channel.color or _colormap(slide, index, len(channels)),
             "blending": "additive" if several else "translucent_no_depth",
-            **_attributes(slide),
+            **common,
         }
         layers.append((levels, attributes, "image"))
     return layers
