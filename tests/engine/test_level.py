@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from napari_wsigpu import open_slide
+from napari_wsigpu.engine.cache import tile_cache
 from tests import slides
 
 SHAPE = (83, 131, 4)
@@ -189,6 +190,22 @@ class TestArrayLike:
 
 
 class TestComputedLevels:
+    def test_an_overview_is_kept_though_all_tiles_are_more_than_the_cache_holds(self, tmp_path):
+        path = tmp_path / "slide.tif"
+        slides.write_pyramid(path, slides.picture(700, 2200), (), tile=(64, 64))
+        before = tile_cache.budget
+        try:
+            tile_cache.budget = 3 << 20
+            with open_slide(path, device="cpu") as slide:
+                top = len(slide.pyramid) - 1
+                overview = slide.level_array(top)[...]
+                decoded = slide.stats()["decoded"]["cpu"]
+                assert decoded * 64 * 64 * 3 > tile_cache.budget
+                np.testing.assert_array_equal(slide.level_array(top)[...], overview)
+                assert slide.stats()["decoded"]["cpu"] == decoded
+        finally:
+            tile_cache.budget = before
+
     def test_they_are_area_averages(self, tmp_path):
         path = tmp_path / "slide.tif"
         pixels = slides.picture(203, 1300, 3).repeat(4, 1)

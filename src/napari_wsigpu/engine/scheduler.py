@@ -148,11 +148,18 @@ class TileScheduler:
         self._memory.clear()
 
     def _read(
-        self, level: int, rows: Span, columns: Span, channel: int | None, *, tolerant: bool
+        self,
+        level: int,
+        rows: Span,
+        columns: Span,
+        channel: int | None,
+        *,
+        tolerant: bool,
+        keep: bool = True,
     ) -> tuple[NDArray[Any], dict[TileKey, str]]:
         image = self._images[level]
         if image.parts:
-            return self._read_canvas(image, rows, columns, channel, tolerant=tolerant)
+            return self._read_canvas(image, rows, columns, channel, tolerant=tolerant, keep=keep)
         samples = () if channel is not None else (image.channels,)
         pixels = self._memory.empty((rows.length, columns.length, *samples), image.dtype)
         absent: list[Placement] = []
@@ -167,7 +174,7 @@ class TileScheduler:
         stored, missing = self._locate(image, absent)
         try:
             begin = time.perf_counter()
-            failures = self._decode(image, stored, channel)
+            failures = self._decode(image, stored, channel, keep=keep)
             self._timed(image, len(stored), time.perf_counter() - begin)
         except SlideClosedError:
             raise
@@ -191,12 +198,15 @@ class TileScheduler:
         channel: int | None,
         *,
         tolerant: bool,
+        keep: bool,
     ) -> tuple[NDArray[Any], dict[TileKey, str]]:
         failures: dict[TileKey, str] = {}
 
         def read(picture: LevelLayout, rows: Span, columns: Span) -> NDArray[Any]:
             number = self._numbers[picture]
-            pixels, failed = self._read(number, rows, columns, channel, tolerant=tolerant)
+            pixels, failed = self._read(
+                number, rows, columns, channel, tolerant=tolerant, keep=keep
+            )
             failures.update(failed)
             return pixels
 
@@ -231,14 +241,14 @@ class TileScheduler:
         return stored, missing
 
     def _decode(
-        self, image: LevelLayout, tiles: list[StoredTile], channel: int | None
+        self, image: LevelLayout, tiles: list[StoredTile], channel: int | None, *, keep: bool
     ) -> dict[TileKey, str]:
         """Read and decode tiles: one batch is read while the one before it is decoded."""
         failures: dict[TileKey, str] = {}
         in_flight: tuple[list[StoredTile], PendingBatch] | None = None
         try:
             for batch in _batches(image, tiles):
-                pending = self._schedule(image, batch, channel)
+                pending = self._schedule(image, batch, channel, keep=keep)
                 if in_flight is not None:
                     failures |= self._finish(*in_flight)
                 in_flight = batch, pending
@@ -251,7 +261,7 @@ class TileScheduler:
         return failures
 
     def _schedule(
-        self, image: LevelLayout, batch: list[StoredTile], channel: int | None
+        self, image: LevelLayout, batch: list[StoredTile], channel: int | None, *, keep: bool
     ) -> PendingBatch:
         views = self._source.read([segment for tile in batch for segment in tile.segments])
         self._log.count(bytes_read=sum(len(view) for view in views))
@@ -273,7 +283,8 @@ class TileScheduler:
         def deliver(index: int, tile: NDArray[Any]) -> None:
             placement = batch[index].placement
             tile = self._colored(tile)
-            self._cache.put(self._kept(placement.key), tile)
+            if keep:
+                self._cache.put(self._kept(placement.key), tile)
             placement.paste(tile, channel)
 
         return self._decoder.schedule(encoded, deliver)
@@ -317,7 +328,10 @@ class TileScheduler:
         failures: dict[TileKey, str] = {}
         if not self._is_blank(key.level - 1, rows, columns):
             stored = self._stored or self
-            pixels, failures = stored._read(key.level - 1, rows, columns, None, tolerant=tolerant)
+            # All stored tiles pass through here for an overview, and would drive out what is kept.
+            pixels, failures = stored._read(
+                key.level - 1, rows, columns, None, tolerant=tolerant, keep=not image.computed
+            )
             average = area_average(pixels, factor_y, factor_x)
             tile[: average.shape[0], : average.shape[1]] = average
         return tile, failures
