@@ -1,7 +1,9 @@
 """What of a slide can name a patient, and its metadata with that hidden.
 
-Whether a field is private is decided by the words of its key, whoever wrote the file: a key that
-nobody has seen before is private too if it speaks of a name, a date or a path.
+What is shown is decided by the words of a field's key, whoever wrote the file. A text is shown
+only if all words of its key are known to be technical, as nobody can list what people write where
+they are free to write. A number, a size or a yes or no is shown unless its key speaks of people,
+dates or places.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
 MASK = "[hidden]"
 PRIVATE_IMAGES = frozenset({"label", "macro"})
 
-KEPT = frozenset({"vendor", "scanner", "objective", "mpp"})
+KEPT = frozenset({"vendor", "objective", "mpp"})
+OWN_WORDS = ("", "problems")  # a key that no file says, but this program
 SHORTEST_REPEAT = 4
 LONGEST_TEXT = 4096
 MOST_REPEATED = 1 << 15
@@ -34,14 +37,16 @@ STEMS = (
     "studydate", "username",
 )  # fmt: skip
 WORDS = frozenset({
-    "address", "age", "annotation", "annotations", "artist", "author", "by", "case", "cases",
-    "clinic", "clinical", "computer", "copyright", "created", "creation", "creator", "customer",
-    "date", "dates", "department", "directory", "dob", "doctor", "dsr", "email", "ethnic",
-    "facility", "folder", "gender", "history", "host", "institute", "investigator", "lab",
-    "laboratory", "modified", "mrn", "note", "notes", "organisation", "organization", "owner",
-    "person", "phone", "project", "race", "remark", "remarks", "reviewer", "server", "sex", "ssn",
-    "staff", "station", "study", "submitter", "surname", "technician", "technologist", "timestamp",
-    "updated", "uri", "url", "user", "users", "workstation",
+    "address", "admission", "age", "annotation", "annotations", "artist", "author", "by", "case",
+    "cases", "clinic", "clinical", "computer", "consultant", "copyright", "created", "creation",
+    "creator", "customer", "date", "dates", "department", "directory", "dob", "doctor", "dsr",
+    "email", "encounter", "ethnic", "facility", "fallnummer", "folder", "fullname", "gender",
+    "history", "host", "institute", "investigator", "lab", "laboratory", "modified", "mrn",
+    "nachname", "nhs", "nom", "note", "notes", "organisation", "organization", "owner", "person",
+    "phone", "pid", "project", "ptname", "race", "remark", "remarks", "reviewer", "serial",
+    "server", "sex", "ssn", "staff", "station", "study", "submitter", "surname", "technician",
+    "technologist", "timestamp", "updated", "uri", "url", "user", "users", "vorname", "ward",
+    "workstation",
 })  # fmt: skip
 # Private unless they are said of a part of the microscope or of the pixels ("ChannelName").
 DOUBTFUL = frozenset({
@@ -59,9 +64,34 @@ TECHNICAL = frozenset({
     "responsivity", "scale", "scanner", "sensor", "signal", "size", "software", "spectral", "stain",
     "syntax", "transfer", "type", "unit", "units", "vendor", "version", "wavelength", "white", "z",
 })  # fmt: skip
+# Of other keys, these words tell that a text is technical as well.
+KNOWN = TECHNICAL | {
+    "ahex", "amplification", "arc", "balance", "band", "bits", "brightfield", "calibration",
+    "cameras", "ccd", "contrast", "cube", "dichroic", "dimension", "display", "dyes", "emission",
+    "endian", "excitation", "filtered", "filters", "fluorescence", "fluors", "focalplane", "focus",
+    "gamma", "icc", "immersion", "intensity", "interface", "interleaved", "iris", "jpeg", "laser",
+    "layers", "led", "lossy", "lut", "mag", "magnification", "make", "mhln", "mirror", "modality",
+    "mpp", "objectives", "parmset", "pinhole", "pitch", "planar", "ploidy", "power", "predictor",
+    "profile", "pshv", "ratio", "res", "rescale", "rgb", "scan", "scope", "sharpness", "sop",
+    "spacing", "spacings", "speed", "stains", "stitching", "stripe", "tile", "tiles",
+    "transmittance", "versions", "voltage", "volumetric", "wavelengths", "yrnp", "zoom",
+}  # fmt: skip
 IDENTIFIERS = frozenset({
     "code", "id", "ids", "identification", "key", "no", "nr", "number",
 })  # fmt: skip
+# Say nothing of themselves: of a field of such a name, the key above it must be technical.
+NEUTRAL = DOUBTFUL | IDENTIFIERS | {
+    "acquisition", "app", "area", "background", "big", "bottom", "build", "c", "center", "centre",
+    "character", "class", "conversion", "correction", "data", "depth", "derived", "designator",
+    "detection", "dicom", "distance", "dp", "effective", "first", "height", "high", "horizontal",
+    "image", "imaged", "images", "in", "indicator", "information", "interpretation", "last", "left",
+    "line", "low", "management", "maximum", "meaning", "media", "medium", "method", "minimum",
+    "mode", "nominal", "numerical", "order", "orientation", "original", "out", "per", "physical",
+    "piim", "pim", "position", "presentation", "properties", "property", "quality", "range", "ref",
+    "representation", "right", "sampling", "scheme", "sequence", "set", "settings", "significant",
+    "slide", "source", "space", "specific", "storage", "system", "t", "top", "total", "transfer",
+    "ufs", "unit", "units", "value", "values", "vertical", "width", "working", "x", "y", "z",
+}  # fmt: skip
 SUBJECTS = frozenset({
     "batch", "block", "cassette", "container", "job", "order", "request", "requisition", "sample",
     "slide", "tissue",
@@ -74,7 +104,19 @@ PATH = re.compile(r"\\|\.[A-Za-z]\w*$")
 TELLING = re.compile(
     r"^\s*(<[!?A-Za-z]|\{)"
     r"|(?<!\d)(\d{4}[-:/]\d\d?[-:/]\d\d?|\d\d?/\d\d?/\d\d(\d\d)?)(?!\d)"
+    r"|(?<![\d.])\d\d?\.\d\d?\.(19|20)\d\d(?![\d.])"
     r"|(?<!\w)[A-Za-z]:\\|\\\\\w|/(home|Users)/|file:/"
+)
+
+DATE = re.compile(r"(?<![\d.])(19|20)\d\d(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])(\d{4}(\d\d)?)?(?!\d)")
+BRACKETS = re.compile(r"[\[\]()\"]")
+QUANTITY = (
+    r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)(e[-+]?[0-9]+)?"
+    r"( ?([munµμ]?m|[mµμ]?s|px|pixels?|dpi|bits?|bytes|[kM]?Hz|m?W|[kM]B|°?C|%))?"
+)
+# Numbers, with or without units, and what can be ticked.
+PLAIN = re.compile(
+    rf"{QUANTITY}(( ?[,;x\u00d7/] ?| ){QUANTITY})*+( ?[xX])?|(?i:true|false|yes|no|on|off)"
 )
 
 
@@ -92,15 +134,16 @@ def is_private(names: Sequence[str]) -> bool:
 def masked(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return a slide's metadata with `MASK` in place of all that is private.
 
-    Hidden are the values of private keys (`is_private`), also where they are repeated within
-    another text; whatever its key, a text that holds a date or a path, or is a document (XML,
-    JSON) or longer than 4096 characters; and, where private values are so many that they can't
-    be looked for, every other text.
+    Hidden are the values of private keys (`is_private`), and of keys that aren't known to be
+    technical all texts and numbers like 20200131, which can be a date. Hidden are also, whatever
+    their keys: what repeats a hidden value, and a text that holds a date or a path, or is a
+    document (XML, JSON) or longer than 4096 characters; and, where hidden values are so many that
+    they can't be looked for, every other text.
 
     Parameters
     ----------
     metadata : Mapping
-        `Slide.metadata`. Its vendor, scanner, objective and pixel size are kept as they are.
+        `Slide.metadata`. Its vendor, objective and pixel size are kept as they are.
 
     Returns
     -------
@@ -108,7 +151,9 @@ def masked(metadata: Mapping[str, Any]) -> dict[str, Any]:
         Of the same keys and lengths; what is None or an empty text stays so.
     """
     private: set[str] = set()
-    _rebuild(metadata, "", False, lambda value, secret: private.update(_texts(value, secret)))
+    _rebuild(
+        metadata, "", False, False, lambda value, secret: private.update(_texts(value, secret))
+    )
     repeats = _Repeats(private)
 
     def leaf(value: Any, secret: bool) -> Any:
@@ -116,7 +161,7 @@ def masked(metadata: Mapping[str, Any]) -> dict[str, Any]:
             return value
         return MASK if secret else repeats.hidden(value)
 
-    hidden: dict[str, Any] = _rebuild(metadata, "", False, leaf)
+    hidden: dict[str, Any] = _rebuild(metadata, "", False, False, leaf)
     return hidden | {key: metadata[key] for key in KEPT & metadata.keys()}
 
 
@@ -140,17 +185,23 @@ class _Repeats:
         return self._pattern.sub(MASK, value)
 
 
-def _rebuild(value: Any, parent: str, secret: bool, leaf: Leaf) -> Any:
-    """Copy nested metadata, each leaf replaced by what `leaf` returns of it."""
+def _rebuild(value: Any, parent: str, secret: bool, technical: bool, leaf: Leaf) -> Any:
+    """Copy nested metadata, each leaf replaced by what `leaf` returns of it, and of its privacy."""
     if isinstance(value, Mapping):
         labels = {key: key for key in value} | _labels(value)
         return {
-            key: _rebuild(item, key, secret or _speaks_of_people(labels[key], parent), leaf)
+            key: _rebuild(
+                item,
+                key,
+                secret or _speaks_of_people(labels[key], parent),
+                _is_technical(labels[key], parent),
+                leaf,
+            )
             for key, item in value.items()
         }
     if isinstance(value, list | tuple):
-        return [_rebuild(item, parent, secret, leaf) for item in value]
-    return leaf(value, secret)
+        return [_rebuild(item, parent, secret, technical, leaf) for item in value]
+    return leaf(value, secret or not (technical or _is_plain(value)))
 
 
 def _labels(mapping: Mapping[str, Any]) -> dict[str, str]:
@@ -160,7 +211,7 @@ def _labels(mapping: Mapping[str, Any]) -> dict[str, str]:
     content = next((keys[name] for name in CONTENTS if name in keys), None)
     if label is None or content is None or not isinstance(mapping[label], str):
         return {}
-    return {label: "", content: mapping[label]}
+    return dict.fromkeys((label, content), mapping[label])
 
 
 def _texts(value: Any, secret: bool) -> Iterable[str]:
@@ -188,6 +239,25 @@ def _speaks_of_people(key: str, parent: str) -> bool:
         (words & DOUBTFUL and not context & TECHNICAL)
         or (words & IDENTIFIERS and context & SUBJECTS)
     )
+
+
+def _is_technical(key: str, parent: str) -> bool:
+    if (parent, key) == OWN_WORDS:
+        return True
+    words = _words(key) - NEUTRAL
+    if not key.isascii() or not words <= KNOWN:
+        return False
+    return bool(words) or (parent != "" and _is_technical(parent, ""))
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is no text: a number, some numbers, a size, a yes or no; but no date."""
+    text = str(value)
+    if value is None or isinstance(value, bool) or not text.strip():
+        return True
+    if len(text) > LONGEST_TEXT or DATE.search(text):
+        return False
+    return PLAIN.fullmatch(" ".join(BRACKETS.sub(" ", text).split())) is not None
 
 
 def _words(key: str) -> frozenset[str]:

@@ -101,6 +101,15 @@ def test_damage_is_said_once_it_turned_up(damaged_slide):
         assert damage(slide) == ["1 damaged tile is shown as background."]
 
 
+def test_the_scanner_is_said_with_what_is_private_masked(tmp_path):
+    fields = ("AppMag = 20", "MPP = 0.5", "ScanScope ID = SECRETUSER", "User = SECRETUSER")
+    slides.write_aperio(tmp_path / "slide.svs", slides.picture(60, 60), (), fields=fields)
+    with open_slide(tmp_path / "slide.svs") as slide:
+        assert "SECRETUSER" in slide.metadata["scanner"]
+        assert said(slide)["Scanner"].startswith("Aperio ScanScope")
+        assert "SECRETUSER" not in str(facts(slide))
+
+
 def test_problems_are_said_with_what_is_private_masked():
     with open_slide(sample_path()) as slide:
         layout = replace(slide.layout, problems=("The MPP is negative.",))

@@ -36,12 +36,15 @@ def title(slide: Slide) -> str:
 
 
 def facts(slide: Slide) -> list[tuple[str, str]]:
-    """Return (name, value) of what people look for first."""
+    """Return (name, value) of what people look for first.
+
+    What the scanner's name repeats of private metadata is masked.
+    """
     width, height = slide.dimensions
     layout = slide.layout
     found = [("Vendor", slide.vendor)]
     if layout.scanner:
-        found.append(("Scanner", layout.scanner))
+        found.append(("Scanner", masked(slide.metadata)["scanner"]))
     found.append(
         ("Objective", "not given" if slide.objective is None else f"{slide.objective:g}{TIMES}")
     )
