@@ -107,7 +107,6 @@ TELLING = re.compile(
     r"|(?<![\d.])\d\d?\.\d\d?\.(19|20)\d\d(?![\d.])"
     r"|(?<!\w)[A-Za-z]:\\|\\\\\w|/(home|Users)/|file:/"
 )
-
 DATE = re.compile(r"(?<![\d.])(19|20)\d\d(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])(\d{4}(\d\d)?)?(?!\d)")
 BRACKETS = re.compile(r"[\[\]()\"]")
 QUANTITY = (
