@@ -4,6 +4,7 @@ import imagecodecs
 import numpy as np
 import pytest
 import tifffile
+from PIL import Image
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.errors import CorruptSlideError, TileError, UnsupportedSlideError
@@ -206,6 +207,23 @@ def test_a_plain_jpeg_that_is_too_large(tmp_path):
     ndpi.write(path, [ndpi.level(picture(64, 64), tags=tags)])
     with pytest.raises(UnsupportedSlideError, match="too large to decode"):
         open_slide(path)
+
+
+def test_computed_levels_show_what_the_others_show(tmp_path):
+    """Of levels of 384 and 150 pixels, none of 96 can be averaged from the one above it."""
+    path = tmp_path / "slide.ndpi"
+    pixels = picture(HEIGHT, WIDTH)
+    small = np.asarray(Image.fromarray(pixels).resize((150, 125), Image.Resampling.BOX))
+    ndpi.write(path, [ndpi.level(pixels, 12), ndpi.level(small)])
+    with open_slide(path, "cpu") as slide:
+        assert {384, 192, 150} <= {width for width, _ in slide.level_dimensions}
+        for level in slide.levels:
+            step = slide.dimensions[0] / level.shape[1]
+            rows, columns = (
+                ((np.arange(length) + 0.5) * step).astype(int) for length in level.shape[:2]
+            )
+            expected = pixels[rows.clip(max=HEIGHT - 1)][:, columns.clip(max=WIDTH - 1)]
+            assert np.abs(level[...].astype(int) - expected).mean() < 6
 
 
 def test_a_plain_jpeg_that_claims_to_be_huge(tmp_path):

@@ -80,8 +80,7 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
     same_size = [page for page in in_pyramid if page.imagewidth == in_pyramid[0].imagewidth]
     lens = _number(first, SOURCE_LENS)
     rgb = tiff.is_rgb(base)
-    metadata = {"hamamatsu": _properties(first), "tiff": tiff.tiff_metadata(first)}
-    texts: dict[str, str] = metadata["tiff"]
+    properties, tags = _properties(first), tiff.tiff_metadata(first)
     return SlideLayout(
         path=path,
         file_size=file_size,
@@ -94,11 +93,11 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
         background=0 if first.tags.valueof(FLUORESCENCE) else tiff.background(base),
         mpp=tiff.resolution_mpp(first),
         objective=lens if lens > 0 else None,
-        metadata=metadata,
+        metadata={"hamamatsu": properties, "tiff": tags},
         hidden_planes=len(same_size) - 1,
-        scanner=tiff.make_and_model(texts),
-        scan_date=texts.get("DateTime"),
-        barcode=metadata["hamamatsu"].get("Reference"),
+        scanner=tiff.make_and_model(tags),
+        scan_date=tags.get("DateTime"),
+        barcode=properties.get("Reference"),
         icc=tiff.icc_place(first),
         problems=tuple(problems),
     )
@@ -187,7 +186,10 @@ def _joined(grid: TileGrid) -> TileGrid:
 
 
 def _with_scaled(stored: list[LevelLayout]) -> tuple[LevelLayout, ...]:
-    """Add the levels that a JPEG decoder's smaller scales make, as OpenSlide counts them."""
+    """Add the levels that a JPEG decoder's smaller scales make, as OpenSlide counts them.
+
+    Those are left out that whole pixels of the next finer level don't average to.
+    """
     sizes = {}
     for level in stored:
         sizes[level.width] = level.height
@@ -202,7 +204,9 @@ def _with_scaled(stored: list[LevelLayout]) -> tuple[LevelLayout, ...]:
         if width in held:
             levels.append(held[width])
         elif width and sizes[width]:
-            levels.append(computed_level(levels[-1], width, sizes[width]))
+            finer = levels[-1]
+            if abs(finer.width / round(finer.width / width) - width) <= 1:
+                levels.append(computed_level(finer, width, sizes[width]))
     return tuple(levels)
 
 

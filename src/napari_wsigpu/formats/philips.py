@@ -86,8 +86,8 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
         )
     base = levels[0]
     rgb = tiff.is_rgb(base)
-    texts = tiff.tiff_metadata(first)
-    texts.pop("ImageDescription", None)
+    tags = tiff.tiff_metadata(first)
+    tags.pop("ImageDescription", None)
     return SlideLayout(
         path=path,
         file_size=file_size,
@@ -100,7 +100,7 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
         background=tiff.background(base),
         mpp=mpp,
         objective=_objective(_text(slide, "DICOM_DERIVATION_DESCRIPTION")),
-        metadata={"philips": slide, "tiff": texts},
+        metadata={"philips": slide, "tiff": tags},
         scanner=_scanner(slide),
         scan_date=_text(slide, "DICOM_ACQUISITION_DATETIME") or None,
         barcode=_barcode(_text(slide, "PIM_DP_UFS_BARCODE"), path, problems),
