@@ -4,8 +4,8 @@ Usage: ``python benchmarks/gpu.py [PART ...] [--json OUT]``; the parts, all by d
 fidelity, viewport, color, proof, sweep, jpeg2000 and cores.
 
 Needs a CUDA device. cuCIM and OpenSlide are measured in the same run where they are installed;
-every reader reads the same random, unaligned regions: a few in a row, as who moves in a slide
-does, then the next reader, in another order each round. Our caches are cleared before each read.
+every reader in turn reads the same random, unaligned regions one after the other, as who moves in
+a slide does, in a random order of readers. Our caches are cleared before each read.
 ``WSIGPU_JPEG_ENGINE=hybrid`` in the environment measures cards without a JPEG engine.
 """
 
@@ -47,9 +47,8 @@ if TYPE_CHECKING:
 
 SIDE = 65536
 SIZES = (512, 1024, 2048, 4096)
-ROUNDS = 4
-IN_A_ROW, WARM_UP = 7, 2
-SLOW_IN_A_ROW, SLOW_WARM_UP = 3, 1
+REGIONS, WARM_UP = 24, 4
+SLOW_REGIONS, SLOW_WARM_UP = 9, 2
 PROOFS, PROOFS_WARM_UP = 60, 4
 JPEG2000_ROUNDS = 15
 CUDA_PACKAGES = ("cucim-cu13", "cucim-cu12", "cupy-cuda13x", "cupy-cuda12x")
@@ -244,23 +243,22 @@ def peers(path: Path) -> dict[str, Callable[[int, int, int], Any]]:
 def time_regions(
     readers: dict[str, Callable[[int, int, int], Any]], tile: int, size: int
 ) -> list[dict[str, Any]]:
-    """Time every reader at the same positions, a few of them in a row."""
+    """Time every reader at the same positions, one reader after the other."""
     random_place = random.Random(size)
     limit = SIDE - size
-    seconds: dict[str, list[float]] = {name: [] for name in readers}
+    seconds: dict[str, list[float]] = {}
     order = list(readers)
     gc.collect()
     gc.disable()
-    for _ in range(ROUNDS):
-        places = [
-            (random_place.randrange(limit), random_place.randrange(limit)) for _ in range(IN_A_ROW)
-        ]
-        random_place.shuffle(order)
-        for name in order:
-            slow = name in ("OpenSlide", "cuCIM, cuda")
-            here = places[:SLOW_IN_A_ROW] if slow else places
-            taken = [readers[name](x, y, size)[0] for x, y in here]
-            seconds[name] += taken[SLOW_WARM_UP if slow else WARM_UP :]
+    places = [
+        (random_place.randrange(limit), random_place.randrange(limit)) for _ in range(REGIONS)
+    ]
+    random_place.shuffle(order)
+    for name in order:
+        slow = name in ("OpenSlide", "cuCIM, cuda")
+        here = places[:SLOW_REGIONS] if slow else places
+        taken = [readers[name](x, y, size)[0] for x, y in here]
+        seconds[name] = taken[SLOW_WARM_UP if slow else WARM_UP :]
     gc.enable()
     found: list[dict[str, Any]] = [
         {
