@@ -1,6 +1,9 @@
 """The inspector dock in a real napari window, used as people do."""
 
 import gc
+import os
+import subprocess
+import sys
 import weakref
 
 import numpy as np
@@ -22,6 +25,17 @@ from napari_wsigpu.widgets import inspector as inspector_module
 from tests.widgets.conftest import click, workers
 
 MACRO = (432, 1280, 3)
+SCRIPT = """
+import napari
+from qtpy.QtTest import QTest
+from napari_wsigpu.viewer.sample import sample_path
+viewer = napari.Viewer()
+viewer.open(sample_path(), plugin="napari-wsigpu")
+window = viewer.window._qt_window
+assert "Slide inspector" in "".join(viewer.window.dock_widgets)
+QTest.qWait(500)
+{last}
+"""
 
 
 def shown(inspector):
@@ -335,3 +349,14 @@ def test_changed_colours_are_drawn(viewer, inspector, slide_is_open, settled):
 def test_names_of_layers_are_slides_names(slide_is_open):
     [layer] = slide_is_open(sample_path())
     assert layer_module.slide_name(layer.data[0].slide) == "he_phantom" == layer.name
+
+
+@pytest.mark.parametrize("last", ["", "viewer.close()"])
+def test_a_script_may_end_while_the_inspector_is_open(viewer, tmp_path, last):
+    command = [sys.executable, "-c", SCRIPT.format(last=last)]
+    own = os.environ | {"NAPARI_CONFIG": str(tmp_path / "settings.yaml")}
+    # The order in which Python ends differs from run to run.
+    for _ in range(3):
+        run = subprocess.run(command, env=own, capture_output=True, text=True, timeout=120)
+        assert run.returncode == 0, run.stderr
+        assert "Traceback" not in run.stderr

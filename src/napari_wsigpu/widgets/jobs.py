@@ -62,6 +62,7 @@ class Jobs(QObject):  # type: ignore[misc]
         super().__init__()
         self._executor: ThreadPoolExecutor | None = None
         self._running: list[Job] = []
+        self._closed = False
         self._patience = QTimer(self)
         self._patience.setSingleShot(True)
         self._patience.setInterval(PATIENCE_MS)
@@ -102,7 +103,7 @@ class Jobs(QObject):  # type: ignore[misc]
             self._patience.start()
         self._running.append(job)
         job.future = self._executor.submit(job.run)
-        job.future.add_done_callback(lambda _: self._ended.emit(job))
+        job.future.add_done_callback(lambda _: self._tell(job))
 
     def drop(self, owner: QObject) -> None:
         """Forget the work of an owner: its results are no longer wanted."""
@@ -119,14 +120,25 @@ class Jobs(QObject):  # type: ignore[misc]
         slide.release()
 
     def close(self) -> None:
-        """Drop all work; what can't be interrupted ends without a trace."""
-        self._patience.stop()
+        """Drop all work; what can't be interrupted ends without a trace.
+
+        Touches nothing of Qt: as Python ends, the timer may be gone before the dock is.
+        """
+        self._closed = True
         for job in self._running:
             job.slide_has_left = True
             _drop(job)
+        if self._executor is not None:
+            self._executor.shutdown(wait=False)
+            self._executor = None
+
+    def _tell(self, job: Job) -> None:
+        if job.wanted or not self._closed:
+            self._ended.emit(job)
 
     def _say(self) -> None:
-        self.slow.emit(self._running[0].what)
+        if not self._closed:
+            self.slow.emit(self._running[0].what)
 
     def _deliver(self, job: Job) -> None:
         self._running.remove(job)
