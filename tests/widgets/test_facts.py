@@ -15,19 +15,19 @@ from napari_wsigpu.widgets.facts import (
     facts,
     level_facts,
     levels_in_short,
-    problems,
+    said,
 )
 from tests import leica, ndpi, slides
 
 
-def said(slide):
+def table(slide):
     plain = str.maketrans({"\N{NO-BREAK SPACE}": " ", "\N{MULTIPLICATION SIGN}": "x"})
     return {name: value.translate(plain) for name, value in facts(slide)}
 
 
 def test_facts_of_the_sample():
     with open_slide(sample_path()) as slide:
-        found = said(slide)
+        found = table(slide)
     width, height = slide.dimensions
     assert found["Vendor"] == "aperio"
     assert found["Dimensions"] == f"{width:,} x {height:,} px"
@@ -39,7 +39,7 @@ def test_facts_of_the_sample():
 
 def test_facts_of_channels(write_channels):
     with open_slide(write_channels(2)[0]) as slide:
-        found = said(slide)
+        found = table(slide)
     assert found["MPP"] == "0.5 x 0.25 µm/px"
     assert found["Extent"] == "750 x 300 µm"
     assert found["Channels"] == "2, uint16: DAPI, CD3"
@@ -53,14 +53,14 @@ def test_many_channels_are_cut_short(tmp_path):
         path, pixels, tile=(64, 64), photometric="minisblack", metadata={"axes": "CYX"}
     )
     with open_slide(path) as slide:
-        assert said(slide)["Channels"].endswith("3 more")
+        assert table(slide)["Channels"].endswith("3 more")
 
 
 def test_scanner_is_said_where_it_is_known():
     with open_slide(sample_path()) as slide:
         layout = replace(slide.layout, scanner="ScanScope")
     with Slide(layout) as slide:
-        assert said(slide)["Scanner"] == "ScanScope"
+        assert table(slide)["Scanner"] == "ScanScope"
 
 
 def test_levels_of_the_sample():
@@ -114,8 +114,8 @@ def test_problems_are_said_with_what_is_private_masked():
     with open_slide(sample_path()) as slide:
         layout = replace(slide.layout, problems=("The MPP is negative.",))
     with Slide(layout) as slide:
-        assert problems(slide, private=False) == ["The MPP is negative."]
-        assert problems(slide, private=True) == ["The MPP is negative."]
+        assert said(slide, private=False).problems == ["The MPP is negative."]
+        assert said(slide, private=True).problems == ["The MPP is negative."]
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_levels_of_a_canvas_are_encoded_as_its_parts_are(tmp_path):
     ]
     path = leica.write(tmp_path / "slide.scn", scans, (800_000, 900_000))
     with open_slide(path) as slide:
-        assert said(slide)["Dimensions"].startswith("1,600")
+        assert table(slide)["Dimensions"].startswith("1,600")
         first, second = level_facts(slide)
         images = slide.layout.levels[0].stored
     assert (first.tile.split()[0], second.compression) == ("48", "deflate")

@@ -20,8 +20,9 @@ from napari_wsigpu.storage.file import FileSource
 from napari_wsigpu.viewer import layers as layer_module
 from napari_wsigpu.viewer.sample import sample_path
 from napari_wsigpu.viewer.settings import Settings
-from napari_wsigpu.widgets import header, image_card
+from napari_wsigpu.widgets import image_card, metadata_tab
 from napari_wsigpu.widgets import inspector as inspector_module
+from napari_wsigpu.widgets.facts import Said
 from tests.widgets.conftest import click, workers
 
 MACRO = (432, 1280, 3)
@@ -260,10 +261,11 @@ def test_damaged_tiles_are_said_when_they_turn_up(inspector, slide_is_open, dama
 
 
 def test_problems_are_said_and_cut_short(viewer, inspector, slide_is_open, monkeypatch):
-    def problems(slide, private):
-        return [f"Problem <b>{i}</b> of {'Jane Doe' if private else MASK}." for i in range(50)]
+    def said(slide, private):
+        who = "Jane Doe" if private else MASK
+        return Said({}, [f"Problem <b>{i}</b> of {who}." for i in range(50)])
 
-    monkeypatch.setattr(header, "problems", problems)
+    monkeypatch.setattr(metadata_tab, "said", said)
     slide_is_open(sample_path())
     text = inspector.header.warnings.text()
     assert f"Problem <b>2</b> of {MASK}." in text

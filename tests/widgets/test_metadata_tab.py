@@ -1,18 +1,24 @@
 """Searching, copying and exporting metadata, and what stays hidden in all of these."""
 
 import json
+import threading
+from dataclasses import replace
 
 import pytest
 from napari.utils.notifications import notification_manager
-from qtpy.QtCore import QEvent, Qt
+from qtpy.QtCore import QEvent, QModelIndex, Qt
 from qtpy.QtGui import QKeyEvent
 from qtpy.QtTest import QTest
 from qtpy.QtWidgets import QApplication
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.privacy import masked
+from napari_wsigpu.slide import Slide
 from napari_wsigpu.viewer.sample import sample_path
+from napari_wsigpu.widgets import metadata_tab
 from napari_wsigpu.widgets.disclosure import Disclosure
+from napari_wsigpu.widgets.facts import said
+from napari_wsigpu.widgets.metadata_model import MOST_ROWS
 from napari_wsigpu.widgets.metadata_tab import MetadataTab
 from tests.widgets.conftest import click
 from tests.widgets.test_metadata_model import paths, row
@@ -38,6 +44,11 @@ def clipboard():
     return QApplication.clipboard().text()
 
 
+def search(tab, text):
+    tab.search.setText(text)
+    QTest.keyClick(tab.search, Qt.Key_Return)
+
+
 def choose(tab, path):
     tab.tree.setCurrentIndex(row(tab.model, path))
 
@@ -51,26 +62,82 @@ def hidden_values(slide):
     return found
 
 
-def test_search_by_typing(tab):
+def test_search_by_typing(tab, display):
     everything = paths(tab.model)
     QTest.keyClicks(tab.search, "appmag")
+    assert paths(tab.model) == everything
+    display.waitUntil(lambda: paths(tab.model) != everything)
     found = set(paths(tab.model))
     assert {"aperio", "aperio.AppMag"} <= found < set(everything)
     assert "aperio.MPP" not in found
     assert not tab.nothing.isVisible()
     assert tab.tree.isExpanded(tab.model.index(0, 0))
-    QTest.keyClicks(tab.search, "!")
+    choose(tab, "aperio.AppMag")
+    search(tab, "")
+    assert tab.model.path(tab.tree.currentIndex()) == "aperio.AppMag"
+    search(tab, "appmag!")
     assert tab.nothing.isVisible()
-    tab.search.clear()
+    assert not tab.copy_value.isEnabled()
+    search(tab, "")
     assert paths(tab.model) == everything
     assert not tab.nothing.isVisible()
 
 
 def test_the_search_stays_for_the_next_slide(tab, slide):
-    QTest.keyClicks(tab.search, "appmag")
+    search(tab, "appmag")
     tab.show_slide(slide, Disclosure())
     assert "aperio.AppMag" in paths(tab.model)
     assert "aperio.MPP" not in paths(tab.model)
+
+
+@pytest.fixture
+def large(slide):
+    """The slide with 12 000 more fields."""
+    more = {f"Name{i}": f"Jane Doe {i}" if i % 100 else "Hill" for i in range(12_000)}
+    layout = replace(slide.layout, metadata=slide.layout.metadata | {"more": more})
+    with Slide(layout, "cpu") as made:
+        yield made
+
+
+def test_much_metadata_is_masked_once_and_elsewhere(tab, large, settled, monkeypatch):
+    asked = []
+
+    def noted(slide, *, private):
+        asked.append((private, threading.current_thread()))
+        return said(slide, private=private)
+
+    monkeypatch.setattr(metadata_tab, "said", noted)
+    disclosure, problems = Disclosure(), []
+    tab.problems.connect(problems.append)
+    tab.show_slide(large, disclosure)
+    assert paths(tab.model) == []
+    assert tab.nothing.isVisible()
+    assert not tab.copy_json.isEnabled()
+    settled()
+    assert not tab.nothing.isVisible()
+    click(tab.copy_json)
+    assert json.loads(clipboard()) == masked(large.metadata)
+    tab.private.click()
+    settled()
+    tab.private.click()
+    tab.show_slide(None, Disclosure())
+    tab.show_slide(large, disclosure)
+    assert [private for private, _ in asked] == [False, True]
+    assert threading.main_thread() not in [thread for _, thread in asked]
+    assert tab.tree.isFirstColumnSpanned(tab.model.rowCount() - 1, QModelIndex())
+    assert len(paths_without_the_last(tab.model)) == MOST_ROWS
+
+
+def test_hidden_values_of_a_slide_shown_before_are_gone(tab, large, settled):
+    tab.show_slide(large, Disclosure(fields=True))
+    tab.show_slide(None, Disclosure())
+    settled()
+    assert paths(tab.model) == []
+
+
+def paths_without_the_last(model):
+    model.removeRow(model.rowCount() - 1)
+    return paths(model)
 
 
 def test_copies_value_and_path(tab):
@@ -106,7 +173,7 @@ def test_private_fields_are_masked_everywhere(tab, slide, answer, tmp_path, sett
     settled()
     assert json.loads(clipboard()) == json.loads(path.read_text("utf-8")) == masked(slide.metadata)
     for value in hidden_values(slide):
-        tab.search.setText(value)
+        search(tab, value)
         assert not [p for p in paths(tab.model) if tab.model.value(row(tab.model, p)) == value]
 
 
@@ -119,7 +186,7 @@ def test_private_fields_are_shown_when_asked_for(tab, slide, answer, tmp_path, s
     settled()
     assert json.loads(clipboard()) == json.loads(path.read_text("utf-8")) == slide.metadata
     for value in hidden_values(slide):
-        tab.search.setText(value)
+        search(tab, value)
         assert value in [tab.model.value(row(tab.model, p)) for p in paths(tab.model)]
     tab.private.click()
     click(tab.copy_json)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from napari_wsigpu.formats.compression import compression_name
 from napari_wsigpu.privacy import masked
@@ -16,7 +17,15 @@ if TYPE_CHECKING:
 TIMES = "\N{MULTIPLICATION SIGN}"
 TOGETHER = "\N{NO-BREAK SPACE}"
 MOST_CHANNELS = 6
+MUCH = 5000  # fields
 BYTE_UNITS = ("bytes", "kB", "MB", "GB", "TB")
+
+
+class Said(NamedTuple):
+    """What a file says, as nested metadata, and what is wrong with it, in sentences."""
+
+    metadata: dict[str, Any]
+    problems: list[str]
 
 
 class LevelFacts(NamedTuple):
@@ -63,16 +72,30 @@ def facts(slide: Slide) -> list[tuple[str, str]]:
     return found
 
 
-def problems(slide: Slide, *, private: bool) -> list[str]:
-    """Return what is wrong with the slide's file, one sentence each.
+def said(slide: Slide, *, private: bool) -> Said:
+    """Return what the slide's file says, and what is wrong with it.
 
-    Unless `private`, what the sentences repeat of private metadata is masked.
+    Unless `private`, private metadata is masked, also where the sentences repeat it. That takes
+    long where there is much: see `says_much`.
     """
     found = list(slide.layout.problems)
-    if private or not found:
-        return found
-    sentences: list[str] = masked(slide.metadata | {"problems": found})["problems"]
-    return sentences
+    if private:
+        return Said(slide.metadata, found)
+    shown = masked(slide.metadata | {"": found})
+    return Said(shown, shown.pop(""))
+
+
+def says_much(slide: Slide) -> bool:
+    """Whether the file says so much that it has to be prepared off the main thread."""
+    count, waiting = 0, [slide.layout.metadata]
+    while waiting and count <= MUCH:
+        value: Any = waiting.pop()
+        if isinstance(value, Mapping):
+            waiting += value.values()
+        elif isinstance(value, list | tuple):
+            waiting += value
+        count += 1
+    return count > MUCH
 
 
 def damage(slide: Slide) -> list[str]:

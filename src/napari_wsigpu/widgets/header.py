@@ -9,7 +9,7 @@ from qtpy.QtCore import Qt, QTimer
 from qtpy.QtWidgets import QHBoxLayout, QLabel, QVBoxLayout, QWidget
 from superqt import QElidingLabel
 
-from napari_wsigpu.widgets.facts import damage, facts, problems, title
+from napari_wsigpu.widgets.facts import damage, facts, title
 from napari_wsigpu.widgets.picture_view import PictureView, to_image
 from napari_wsigpu.widgets.pictures import overview
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from qtpy.QtGui import QImage
 
     from napari_wsigpu.slide import Slide
-    from napari_wsigpu.widgets.disclosure import Disclosure
     from napari_wsigpu.widgets.jobs import Jobs
 
 THUMBNAIL = 8.0
@@ -61,19 +60,18 @@ class Header(QWidget):  # type: ignore[misc]
         layout.addLayout(middle)
         layout.addWidget(self.warnings)
 
-    def show_slide(self, slide: Slide | None, disclosure: Disclosure) -> None:
+    def show_slide(self, slide: Slide | None) -> None:
         """Show another slide, or none."""
         self._slide = slide
         self.title.setText("" if slide is None else title(slide))
         self.title.setToolTip("" if slide is None else slide.path)
         self.facts.setText("" if slide is None else _table(facts(slide)))
-        self.disclose(disclosure)
+        self.warn([])
         self.reload()
 
-    def disclose(self, disclosure: Disclosure) -> None:
-        """Say what is wrong with the file, with or without what is private."""
-        slide = self._slide
-        self._problems = [] if slide is None else problems(slide, private=disclosure.fields)
+    def warn(self, problems: Sequence[str]) -> None:
+        """Say what is wrong with the file."""
+        self._problems = list(problems)
         self._warn()
 
     def reload(self) -> None:

@@ -95,7 +95,7 @@ class SlideInspector(QWidget):  # type: ignore[misc]
         outer.addWidget(self.progress)
         outer.addWidget(self.prefer, 0, Qt.AlignLeft)
 
-        self.metadata.disclosed.connect(self.header.disclose)
+        self.metadata.problems.connect(self.header.warn)
         self.images.opened.connect(self._open_layer)
         self.colour.changed.connect(self._show_colours)
         self.prefer.clicked.connect(self._prefer)
@@ -162,7 +162,7 @@ class SlideInspector(QWidget):  # type: ignore[misc]
         disclosure = by_default(show_private=settings().show_private)
         if slide is not None:
             disclosure = self._disclosures.setdefault(slide, disclosure)
-        self.header.show_slide(slide, disclosure)
+        self.header.show_slide(slide)
         self.metadata.show_slide(slide, disclosure)
         self.levels.show_slide(slide)
         self.images.show_slide(slide, disclosure)

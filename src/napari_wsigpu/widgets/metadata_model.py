@@ -3,102 +3,169 @@
 from __future__ import annotations
 
 import json
+from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from qtpy.QtCore import QModelIndex, QSortFilterProxyModel, Qt
+from qtpy.QtCore import QModelIndex, Qt
 from qtpy.QtGui import QStandardItem, QStandardItemModel
 
 from napari_wsigpu.privacy import MASK
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
-KEY_ROLE = Qt.UserRole + 1
-SEARCH_ROLE = Qt.UserRole + 2
+NUMBER_ROLE = Qt.UserRole + 1
+MOST_ROWS = 5000  # what is built and laid out while one types
 FITS = 12  # characters that need no tooltip
 LONGEST_CELL = 300
 LONGEST_TOOLTIP = 2000
 
 
-class MetadataModel(QSortFilterProxyModel):  # type: ignore[misc]
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field or group of metadata.
+
+    Attributes
+    ----------
+    parent : int
+        Number of the group that holds it; -1 at the top.
+    key : str or int
+        Its name, or its place in a list.
+    value : object
+        What the file says.
+    searched : str
+        Name and value, as the search looks for them.
+    """
+
+    parent: int
+    key: str | int
+    value: Any
+    searched: str
+
+
+def fields_of(metadata: Mapping[str, Any]) -> list[Field]:
+    """Return all fields and groups of nested metadata, the outer ones first.
+
+    May be called in any thread.
+    """
+    found: list[Field] = []
+    waiting: deque[tuple[int, Iterable[tuple[str | int, Any]]]] = deque([(-1, metadata.items())])
+    while waiting:
+        parent, entries = waiting.popleft()
+        for key, value in entries:
+            inner = _entries(value)
+            text = _text(value) if inner is None else ""
+            if inner is not None:
+                waiting.append((len(found), inner))
+            found.append(Field(parent, key, value, f"{key}\n{text}".casefold()))
+    return found
+
+
+class MetadataModel(QStandardItemModel):  # type: ignore[misc]
     """A tree of names and values; what doesn't hold the searched text is left out.
 
     Groups stay above what was found in them, and a group whose name was found stays whole.
-    Long values are shortened in the tree alone.
+    Long values are shortened in the tree alone, and of very many rows a last one tells how many
+    more there are.
+
+    Attributes
+    ----------
+    fields : sequence of Field
+        What is searched, as `fields_of` returns it; shown by the next `search`.
     """
 
     def __init__(self) -> None:
-        super().__init__()
-        self._metadata: Mapping[str, Any] = {}
-        self._tree = QStandardItemModel(0, 2, self)
-        self.setFilterRole(SEARCH_ROLE)
-        self.setFilterCaseSensitivity(Qt.CaseInsensitive)
-        self.setRecursiveFilteringEnabled(True)
-        self.setAutoAcceptChildRows(True)
+        super().__init__(0, 2)
+        self.setHorizontalHeaderLabels(("Name", "Value"))
+        self.fields: Sequence[Field] = ()
+        self._items: dict[int, QStandardItem] = {}
 
-    def show_metadata(self, metadata: Mapping[str, Any]) -> None:
-        """Show other metadata."""
-        self.setSourceModel(None)
-        self._metadata = metadata
-        self._tree = QStandardItemModel(0, 2, self)
-        self._tree.setHorizontalHeaderLabels(("Name", "Value"))
-        _fill(self._tree.invisibleRootItem(), metadata)
-        self.setSourceModel(self._tree)
+    def search(self, text: str) -> None:
+        """Show what holds a text, in whatever case; everything for an empty text."""
+        self.setRowCount(0)
+        found = _holding(self.fields, text.casefold())
+        self._items = {}
+        for number in found[:MOST_ROWS]:
+            self._items[number], cell = _row(number, self.fields[number])
+            parent = self._items.get(self.fields[number].parent)
+            if parent is not None:
+                parent.appendRow((self._items[number], cell))
+            else:
+                self.appendRow((self._items[number], cell))
+        more = len(found) - MOST_ROWS
+        if more > 0:
+            last = QStandardItem(f"And {more:,} more: search, or copy as JSON")
+            last.setFlags(Qt.NoItemFlags)
+            self.appendRow(last)
 
-    def keys(self, index: QModelIndex) -> list[str | int]:
-        """Return the keys that lead to a row, outermost first."""
-        keys: list[str | int] = []
-        index = index.siblingAtColumn(0)
-        while index.isValid():
-            keys.insert(0, index.data(KEY_ROLE))
-            index = index.parent()
-        return keys
+    def number(self, index: QModelIndex) -> int | None:
+        """Return the number of a row's field, by which `row` finds it after another search."""
+        number: int | None = index.siblingAtColumn(0).data(NUMBER_ROLE)
+        return number
+
+    def row(self, number: int | None) -> QModelIndex:
+        """Return the row of a field; an invalid index if it isn't shown."""
+        item = None if number is None else self._items.get(number)
+        return QModelIndex() if item is None else item.index()
 
     def path(self, index: QModelIndex) -> str:
         """Return a row's keys as one name, for example ``philips.SEQUENCE[0].ROWS``."""
-        parts = [f"[{key}]" if isinstance(key, int) else f".{key}" for key in self.keys(index)]
+        parts: list[str] = []
+        number = index.siblingAtColumn(0).data(NUMBER_ROLE)
+        while number >= 0:
+            key = self.fields[number].key
+            parts.insert(0, f"[{key}]" if isinstance(key, int) else f".{key}")
+            number = self.fields[number].parent
         return "".join(parts).removeprefix(".")
 
     def value(self, index: QModelIndex) -> str:
         """Return a row's whole value; of a group and a list as JSON."""
-        value: Any = self._metadata
-        for key in self.keys(index):
-            value = value[key]
+        value = self.fields[index.siblingAtColumn(0).data(NUMBER_ROLE)].value
         if isinstance(value, str):
             return value
         return "" if value is None else json.dumps(value, indent=2, ensure_ascii=False)
 
 
-def _fill(root: QStandardItem, metadata: Mapping[str, Any]) -> None:
-    waiting: list[tuple[QStandardItem, Iterable[tuple[str | int, Any]]]] = [
-        (root, metadata.items())
-    ]
-    while waiting:
-        parent, entries = waiting.pop()
-        for key, value in entries:
-            name = QStandardItem(f"[{key}]" if isinstance(key, int) else _short(key))
-            name.setData(key, KEY_ROLE)
-            cell = QStandardItem()
-            parent.appendRow((name, cell))
-            if isinstance(value, dict):
-                waiting.append((name, value.items()))
-                text = ""
-            elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
-                waiting.append((name, enumerate(value)))
-                cell.setText(f"{len(value):,} entries")
-                text = ""
-            else:
-                text = _text(value)
-                cell.setText(_short(text))
-                if len(text) > FITS:
-                    cell.setToolTip(_plain(text))
-                if value == MASK:
-                    font = cell.font()
-                    font.setItalic(True)
-                    cell.setFont(font)
-            name.setData(f"{key}\n{text}", SEARCH_ROLE)
-            if len(name.text()) > FITS:
-                name.setToolTip(_plain(str(key)))
+def _entries(value: Any) -> Iterable[tuple[str | int, Any]] | None:
+    """Return what has rows of its own below a value; None if the value is a field."""
+    if isinstance(value, dict):
+        return value.items()
+    if isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
+        return enumerate(value)
+    return None
+
+
+def _holding(fields: Sequence[Field], text: str) -> list[int]:
+    """Return the numbers of fields that hold a text, of those below and of the groups above."""
+    kept: list[bool] = []
+    for field in fields:  # a group comes before what it holds
+        kept.append((field.parent >= 0 and kept[field.parent]) or text in field.searched)
+    for number in range(len(fields) - 1, -1, -1):
+        if kept[number] and fields[number].parent >= 0:
+            kept[fields[number].parent] = True
+    return [number for number, is_kept in enumerate(kept) if is_kept]
+
+
+def _row(number: int, field: Field) -> tuple[QStandardItem, QStandardItem]:
+    key, value = field.key, field.value
+    name = QStandardItem(f"[{key}]" if isinstance(key, int) else _short(key))
+    name.setData(number, NUMBER_ROLE)
+    if len(name.text()) > FITS:
+        name.setToolTip(_plain(str(key)))
+    cell = QStandardItem()
+    if _entries(value) is not None:
+        cell.setText("" if isinstance(value, dict) else f"{len(value):,} entries")
+        return name, cell
+    text = _text(value)
+    cell.setText(_short(text))
+    if len(text) > FITS:
+        cell.setToolTip(_plain(text))
+    if value == MASK:
+        font = cell.font()
+        font.setItalic(True)
+        cell.setFont(font)
+    return name, cell
 
 
 def _text(value: Any) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from napari.utils.notifications import show_info
-from qtpy.QtCore import QEvent, QModelIndex, Qt, Signal
+from qtpy.QtCore import QEvent, QModelIndex, Qt, QTimer, Signal
 from qtpy.QtGui import QKeySequence
 from qtpy.QtWidgets import (
     QAction,
@@ -25,8 +26,8 @@ from qtpy.QtWidgets import (
     QWidget,
 )
 
-from napari_wsigpu.privacy import masked
-from napari_wsigpu.widgets.metadata_model import MetadataModel
+from napari_wsigpu.widgets.facts import Said, said, says_much
+from napari_wsigpu.widgets.metadata_model import Field, MetadataModel, fields_of
 from napari_wsigpu.widgets.pictures import save_text
 
 if TYPE_CHECKING:
@@ -35,6 +36,18 @@ if TYPE_CHECKING:
     from napari_wsigpu.slide import Slide
     from napari_wsigpu.widgets.disclosure import Disclosure
     from napari_wsigpu.widgets.jobs import Jobs
+
+
+TYPING_MS = 150
+NOTHING = "Nothing holds this text."
+PREPARING = "Preparing the metadata…"
+
+
+class Prepared(NamedTuple):
+    """What the file says, with or without what is private, ready to be shown."""
+
+    said: Said
+    fields: list[Field]
 
 
 class MetadataTree(QTreeView):  # type: ignore[misc]
@@ -62,11 +75,11 @@ class MetadataTab(QWidget):  # type: ignore[misc]
 
     Attributes
     ----------
-    disclosed : Signal(object)
-        The `Disclosure` in which the user has shown or hidden private fields.
+    problems : Signal(object)
+        What is wrong with the slide's file, with or without what is private: a list of sentences.
     """
 
-    disclosed = Signal(object)
+    problems = Signal(object)
 
     def __init__(self, jobs: Jobs) -> None:
         super().__init__()
@@ -74,6 +87,10 @@ class MetadataTab(QWidget):  # type: ignore[misc]
         self._slide: Slide | None = None
         self._disclosure: Disclosure | None = None
         self._metadata: dict[str, Any] = {}
+        self._prepared: WeakKeyDictionary[Slide, dict[bool, Prepared]] = WeakKeyDictionary()
+        self._typing = QTimer(self)
+        self._typing.setSingleShot(True)
+        self._typing.setInterval(TYPING_MS)
 
         self.search = QLineEdit()
         self.search.setPlaceholderText("Names and values")
@@ -91,7 +108,7 @@ class MetadataTab(QWidget):  # type: ignore[misc]
         self.tree.setContextMenuPolicy(Qt.ActionsContextMenu)
         self.tree.setTextElideMode(Qt.ElideRight)
         self.tree.setHorizontalScrollBarPolicy(Qt.ScrollBarAlwaysOff)
-        self.nothing = QLabel("Nothing holds this text.")
+        self.nothing = QLabel(NOTHING)
         self.private = QCheckBox("Show &private fields")
         self.private.setToolTip(
             "Show, copy and export also what may name the patient, such as names, dates and codes"
@@ -127,7 +144,10 @@ class MetadataTab(QWidget):  # type: ignore[misc]
         layout.addWidget(self.private)
         layout.addLayout(buttons)
 
-        self.search.textChanged.connect(self._search)
+        self.search.textChanged.connect(lambda _: self._typing.start())
+        self.search.returnPressed.connect(self._search)
+        self._typing.timeout.connect(self._search)
+        self.tree.selectionModel().currentChanged.connect(self._enable)
         self.private.toggled.connect(self._disclose)
         self.tree.copied.connect(self._copy_value)
         self._show()
@@ -142,27 +162,60 @@ class MetadataTab(QWidget):  # type: ignore[misc]
 
     def _show(self) -> None:
         """Show what may be shown: hidden values don't even reach the tree."""
-        metadata = {} if self._slide is None else self._slide.metadata
-        shown = self._disclosure is not None and self._disclosure.fields
-        self._metadata = metadata if shown else masked(metadata)
-        self.model.show_metadata(self._metadata)
-        self.tree.selectionModel().currentChanged.connect(self._enable)
-        self._search(self.search.text())
+        self._jobs.drop(self)
+        slide = self._slide
+        if slide is None or self._disclosure is None:
+            self._show_prepared(Prepared(Said({}, []), []))
+            return
+        private = self._disclosure.fields
+        known = self._prepared.setdefault(slide, {})
+        if private not in known and says_much(slide):
+            self._show_prepared(Prepared(Said({}, []), []))
+            self.nothing.setText(PREPARING)
+            self.nothing.show()
+            self._jobs.start(
+                "Preparing the metadata",
+                slide,
+                lambda: known.update({private: _prepare(slide, private)}),
+                lambda _: self._show_prepared(known[private]),
+                owner=self,
+            )
+            return
+        if private not in known:
+            known[private] = _prepare(slide, private)
+        self._show_prepared(known[private])
+
+    def _show_prepared(self, prepared: Prepared) -> None:
+        self._metadata = prepared.said.metadata
+        self.tree.setCurrentIndex(QModelIndex())
+        self.model.fields = prepared.fields
+        self._search()
         widest = self.tree.sizeHintForColumn(0)
         self.tree.setColumnWidth(0, min(widest, max(self.width(), 1) // 2))
-        self._enable()
+        self.problems.emit(prepared.said.problems)
 
-    def _search(self, text: str) -> None:
-        self.model.setFilterFixedString(text)
+    def _search(self) -> None:
+        self._typing.stop()
+        text = self.search.text()
+        current = self.model.number(self.tree.currentIndex())
+        self.model.search(text)
         if text:
             self.tree.expandAll()
         else:
             self.tree.collapseAll()
             self.tree.expandToDepth(0)
-        self.nothing.setVisible(bool(text) and not self.model.rowCount())
+        last = self.model.rowCount() - 1
+        more = self.model.number(self.model.index(last, 0)) is None
+        self.tree.setFirstColumnSpanned(last, QModelIndex(), more)
+        self.tree.setCurrentIndex(self.model.row(current))
+        self.nothing.setText(NOTHING)
+        self.nothing.setVisible(bool(text) and last < 0)
+        self._enable()
 
     def _enable(self, current: QModelIndex | None = None, previous: Any = None) -> None:
         selected = self.tree.currentIndex().isValid()
+        for button in (self.copy_json, self.export):
+            button.setEnabled(bool(self._metadata))
         self.copy_value.setEnabled(selected)
         self.copy_path.setEnabled(selected)
 
@@ -170,7 +223,6 @@ class MetadataTab(QWidget):  # type: ignore[misc]
         if self._disclosure is not None:
             self._disclosure.fields = shown
             self._show()
-            self.disclosed.emit(self._disclosure)
 
     def _copy_value(self) -> None:
         if self.tree.currentIndex().isValid():
@@ -203,6 +255,11 @@ class MetadataTab(QWidget):  # type: ignore[misc]
         button.setToolTip(tip)
         button.clicked.connect(slot)
         return button
+
+
+def _prepare(slide: Slide, private: bool) -> Prepared:
+    found = said(slide, private=private)
+    return Prepared(found, fields_of(found.metadata))
 
 
 def _json(metadata: dict[str, Any]) -> str:
