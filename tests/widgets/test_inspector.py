@@ -278,6 +278,20 @@ def test_problems_are_said_and_cut_short(viewer, inspector, slide_is_open, monke
     assert "Jane" not in inspector.header.warnings.toolTip()
 
 
+def test_the_header_is_as_high_as_its_slide_needs(inspector, slide_is_open):
+    slide_is_open(sample_path())
+    inspector.header.warn(["Something is wrong."])
+    labels = inspector.header.facts, inspector.header.warnings
+    before = [label.minimumHeight() for label in labels]
+    text = inspector.header.facts.text()
+    inspector.header.facts.setText(text + "<br>line" * 20)
+    inspector.header.warn(["Something is wrong."] * 50)
+    assert all(label.minimumHeight() > 20 + was for label, was in zip(labels, before, strict=True))
+    inspector.header.facts.setText(text)
+    inspector.header.warn(["Something is wrong."])
+    assert [label.minimumHeight() for label in labels] == before
+
+
 def test_search_has_a_key(viewer, inspector, slide_is_open):
     slide_is_open(sample_path())
     inspector.tabs.setCurrentWidget(inspector.levels)

@@ -101,6 +101,7 @@ class Header(QWidget):  # type: ignore[misc]
 
     def _make_room(self) -> None:
         for label in (self.facts, self.warnings):
+            label.setMinimumHeight(0)  # or it is the least that is asked for
             label.setMinimumHeight(max(label.heightForWidth(label.width()), 0))
 
     def _read(self) -> None:
