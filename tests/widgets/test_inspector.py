@@ -9,7 +9,7 @@ import weakref
 import numpy as np
 import pytest
 import tifffile
-from napari.settings import get_settings
+from napari.settings import get_plugin_settings, get_settings
 from qtpy.QtCore import Qt
 from qtpy.QtTest import QTest
 from qtpy.QtWidgets import QApplication
@@ -226,7 +226,11 @@ def test_closed_dock_no_longer_follows(viewer, inspector, slide_is_open, display
     slide_is_open(sample_path())
     watch = inspector.header._watch
     assert watch.isActive()
-    events = (viewer.layers.events.removed, viewer.layers.selection.events.active)
+    events = (
+        viewer.layers.events.removed,
+        viewer.layers.selection.events.active,
+        get_plugin_settings("napari-wsigpu").slides.events.show_private,
+    )
     before = [len(event.callbacks) for event in events]
     viewer.window.remove_dock_widget(inspector)
     assert not watch.isActive()
@@ -343,8 +347,31 @@ def test_the_setting_shows_private_parts(viewer, inspector, slide_is_open, monke
     monkeypatch.setattr(inspector_module, "settings", lambda: Settings(show_private=True))
     slide_is_open(sample_path())
     assert inspector.metadata.private.isChecked()
-    assert inspector.images.cards["label"].reveal.isHidden()
+    assert inspector.images.cards["label"].reveal.text() == "Hide"
+    assert not inspector.images.cards["label"].reveal.isHidden()
     assert inspector.images.cards["label"].open.isEnabled()
+    assert inspector.images.cards["thumbnail"].reveal.isHidden()
+
+
+def test_the_setting_holds_at_once(viewer, inspector, slide_is_open, settled):
+    page = get_plugin_settings("napari-wsigpu").slides
+    first, second = slide_is_open(sample_path(), sample_path())
+    inspector.tabs.setCurrentWidget(inspector.images)
+    page.show_private = True
+    settled()
+    assert inspector.metadata.private.isChecked()
+    assert inspector.images.cards["label"].picture.image is not None
+    viewer.layers.selection.active = first
+    assert inspector.metadata.private.isChecked()
+    page.show_private = False
+    for layer in (first, second):
+        viewer.layers.selection.active = layer
+        settled()
+        assert not inspector.metadata.private.isChecked()
+        card = inspector.images.cards["label"]
+        assert card.picture.veiled
+        assert card.picture.image is None
+        assert not card.save.isEnabled()
 
 
 def test_changed_colours_are_drawn(viewer, inspector, slide_is_open, settled):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 from napari.plugins.utils import get_filename_patterns_for_reader
 from napari.settings import get_plugin_settings, get_settings
@@ -40,6 +41,14 @@ def settings() -> Settings:
     except (KeyError, AssertionError):  # no such plugin; its file holds no mapping
         return Settings()
     return Settings(*(getattr(stored, field.name) for field in fields(Settings)))
+
+
+def show_private_changed() -> Any:
+    """Return the event of a change of `show_private`; None where napari doesn't know it."""
+    try:
+        return get_plugin_settings(PLUGIN).slides.events.show_private
+    except (KeyError, AssertionError):
+        return None
 
 
 def prefer_this_reader() -> None:

@@ -17,6 +17,7 @@ from qtpy.QtWidgets import (
     QWidget,
 )
 
+from napari_wsigpu.privacy import PRIVATE_IMAGES
 from napari_wsigpu.viewer.layers import slide_name
 from napari_wsigpu.widgets.facts import TIMES
 from napari_wsigpu.widgets.picture_view import PictureView, to_image
@@ -52,7 +53,6 @@ class ImageCard(QWidget):  # type: ignore[misc]
         self._name = name
         self._disclosure = disclosure
         self._jobs = jobs
-        self._private = disclosure.hides(name)
         self._asked = False
 
         width, height = slide.associated_images[name].size
@@ -78,7 +78,7 @@ class ImageCard(QWidget):  # type: ignore[misc]
         layout.addLayout(head)
         layout.addWidget(self.picture)
         layout.addLayout(buttons)
-        self.reveal.setVisible(self._private)
+        self.reveal.setVisible(name.casefold() in PRIVATE_IMAGES)
         self._update()
 
     def load(self) -> None:

@@ -19,7 +19,12 @@ from qtpy.QtWidgets import (
 
 from napari_wsigpu.viewer.beside import add_beside
 from napari_wsigpu.viewer.layers import slide_of
-from napari_wsigpu.viewer.settings import is_preferred_reader, prefer_this_reader, settings
+from napari_wsigpu.viewer.settings import (
+    is_preferred_reader,
+    prefer_this_reader,
+    settings,
+    show_private_changed,
+)
 from napari_wsigpu.widgets.colour_tab import ColourTab
 from napari_wsigpu.widgets.column import Column
 from napari_wsigpu.widgets.disclosure import Disclosure, by_default
@@ -107,10 +112,12 @@ class SlideInspector(QWidget):  # type: ignore[misc]
         self._show_progress("")
         self.prefer.setHidden(is_preferred_reader())
 
-        self._connections = (
+        connections = (
             (napari_viewer.layers.selection.events.active, self._follow),
             (napari_viewer.layers.events.removed, self._on_removed),
+            (show_private_changed(), self._on_show_private),
         )
+        self._connections = [(signal, slot) for signal, slot in connections if signal is not None]
         for signal, slot in self._connections:
             signal.connect(slot)
         self.destroyed.connect(_end(self._connections, self._jobs))
@@ -142,6 +149,11 @@ class SlideInspector(QWidget):  # type: ignore[misc]
             self._jobs.let_go(slide)
             self._disclosures.pop(slide, None)
         self._follow()
+
+    def _on_show_private(self, event: Any) -> None:
+        """Show or hide at once, whatever was chosen for single slides before."""
+        self._disclosures.clear()
+        self._show(self.slide)
 
     def _follow(self, event: Any = None) -> None:
         slides = self._slides()
