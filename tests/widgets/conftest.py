@@ -52,7 +52,14 @@ def answer(monkeypatch):
     """Choose a path in the dialog for saving; "" cancels it."""
 
     def choose(path, kind=""):
-        monkeypatch.setattr(QFileDialog, "getSaveFileName", lambda *_: (str(path), kind))
+        def use(dialog):
+            if kind:
+                dialog.selectNameFilter(kind)
+                dialog.filterSelected.emit(kind)
+            dialog.selectFile(str(path))
+            return bool(path)
+
+        monkeypatch.setattr(QFileDialog, "exec", use)
 
     return choose
 

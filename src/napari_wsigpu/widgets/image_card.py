@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from napari.utils.notifications import show_info
 from qtpy.QtCore import Signal
 from qtpy.QtWidgets import (
-    QFileDialog,
     QHBoxLayout,
     QLabel,
     QPushButton,
@@ -22,6 +21,7 @@ from napari_wsigpu.viewer.layers import slide_name
 from napari_wsigpu.widgets.facts import TIMES
 from napari_wsigpu.widgets.picture_view import PictureView, to_image
 from napari_wsigpu.widgets.pictures import associated, rgb, save
+from napari_wsigpu.widgets.saving import ask_where_to_save
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -141,13 +141,9 @@ class ImageCard(QWidget):  # type: ignore[misc]
     def _save(self) -> None:
         folder = Path(self._slide.path).parent
         start = folder / f"{slide_name(self._slide)} {self._name}.png"
-        path, kind = QFileDialog.getSaveFileName(
-            self, f"Save the {self._name} image", str(start), FILTERS
-        )
+        path = ask_where_to_save(self, f"Save the {self._name} image", start, FILTERS)
         if not path:
             return
-        if not Path(path).suffix:
-            path += ".tif" if kind.startswith("TIFF") else ".png"
         slide, name = self._slide, self._name
         self._jobs.start(
             f"Saving the {name} image",

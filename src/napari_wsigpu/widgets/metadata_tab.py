@@ -15,7 +15,6 @@ from qtpy.QtWidgets import (
     QAction,
     QApplication,
     QCheckBox,
-    QFileDialog,
     QGridLayout,
     QHBoxLayout,
     QLabel,
@@ -29,6 +28,7 @@ from qtpy.QtWidgets import (
 from napari_wsigpu.widgets.facts import Said, said, says_much
 from napari_wsigpu.widgets.metadata_model import Field, MetadataModel, fields_of
 from napari_wsigpu.widgets.pictures import save_text
+from napari_wsigpu.widgets.saving import ask_where_to_save
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -240,7 +240,7 @@ class MetadataTab(QWidget):  # type: ignore[misc]
         if slide is None:
             return
         start = Path(slide.path).with_suffix(".json")
-        path, _ = QFileDialog.getSaveFileName(self, "Export metadata", str(start), "JSON (*.json)")
+        path = ask_where_to_save(self, "Export metadata", start, "JSON (*.json)")
         if path:
             metadata = self._metadata
             self._jobs.start(

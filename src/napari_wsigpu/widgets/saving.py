@@ -1,0 +1,43 @@
+"""The dialog that asks where to save."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from qtpy.QtWidgets import QFileDialog
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from qtpy.QtWidgets import QWidget
+
+
+def ask_where_to_save(parent: QWidget, title: str, start: Path, filters: str) -> str:
+    """Return the path of a new file, or of one that the user agreed to replace; "" if cancelled.
+
+    Parameters
+    ----------
+    parent : QWidget
+        What the dialog belongs to.
+    title : str
+        The dialog's title.
+    start : Path
+        The path that is proposed.
+    filters : str
+        Kinds of files as Qt writes them; a name without a suffix gets the first of its kind.
+    """
+    dialog = QFileDialog(parent, title, str(start.parent), filters)
+    dialog.setAcceptMode(QFileDialog.AcceptSave)
+    dialog.setFileMode(QFileDialog.AnyFile)
+
+    def use_suffix(kind: str) -> None:
+        found = re.search(r"\*\.(\w+)", kind)
+        dialog.setDefaultSuffix(found[1] if found else "")
+
+    use_suffix(filters)
+    dialog.filterSelected.connect(use_suffix)
+    dialog.selectFile(start.name)
+    path: str = dialog.selectedFiles()[0] if dialog.exec() else ""
+    dialog.deleteLater()
+    return path

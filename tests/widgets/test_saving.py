@@ -1,0 +1,53 @@
+"""The dialog for saving, answered by hand."""
+
+import pytest
+from qtpy.QtCore import QTimer
+from qtpy.QtWidgets import QApplication, QFileDialog, QLineEdit, QMessageBox, QWidget
+
+from napari_wsigpu.widgets.saving import ask_where_to_save
+
+FILTERS = "PNG (*.png);;TIFF (*.tif *.tiff)"
+
+
+@pytest.fixture
+def save_as(display, tmp_path):
+    """Type a name, agree or not to replace a file; return the path and how often one was asked."""
+    parent = QWidget()
+    display.addWidget(parent)
+
+    def ask(name, replaces):
+        asked, over = [], []
+
+        def answer():
+            if over:
+                return
+            top = QApplication.activeModalWidget()
+            if isinstance(top, QMessageBox):
+                asked.append(top.text())
+                QTimer.singleShot(20, answer)
+                top.button(QMessageBox.Yes if replaces else QMessageBox.No).click()
+            elif isinstance(top, QFileDialog) and asked and not replaces:
+                top.reject()
+            elif isinstance(top, QFileDialog):
+                QTimer.singleShot(20, answer)
+                top.findChild(QLineEdit).setText(name)
+                top.accept()
+
+        QTimer.singleShot(20, answer)
+        path = ask_where_to_save(parent, "Save", tmp_path / "proposed.png", FILTERS)
+        over.append(True)
+        return path, len(asked)
+
+    return ask
+
+
+def test_a_name_gets_its_suffix(save_as, tmp_path):
+    assert save_as("one", replaces=False) == (str(tmp_path / "one.png"), 0)
+    assert save_as("one.tiff", replaces=False) == (str(tmp_path / "one.tiff"), 0)
+
+
+@pytest.mark.parametrize("name", ["one", "one.png"])
+def test_a_file_is_replaced_only_if_the_user_agrees(save_as, tmp_path, name):
+    (tmp_path / "one.png").touch()
+    assert save_as(name, replaces=False) == ("", 1)
+    assert save_as(name, replaces=True) == (str(tmp_path / "one.png"), 1)
