@@ -156,7 +156,7 @@ class TestRefusal:
             embedded(HOSTILE[kind]).profile()
         sentence = str(caught.value)
         assert sentence.startswith("'slide.svs' can't be shown in sRGB, because its ICC profile")
-        assert sentence.endswith("; use color='stored'.")
+        assert sentence.endswith("; its colours are available as they are stored.")
         assert sentence.isprintable()
 
     def test_a_huge_profile_is_not_read(self):

@@ -86,4 +86,11 @@ def test_a_damaged_profile_is_said_in_one_sentence(tab, slide_with, settled):
     tab.show_slide(slide_with(b"no profile" * 20))
     settled()
     assert "is damaged" in tab.profile.text()
-    assert [r.message for r in notification_manager.records] == [tab.profile.text()]
+    assert notification_manager.records == []
+    click(tab.apply)
+    settled()
+    [record] = notification_manager.records
+    assert record.message == tab.profile.text()
+    assert "can't be shown in sRGB" in record.message
+    assert "color=" not in record.message
+    assert not tab.apply.isChecked()

@@ -11,6 +11,7 @@ from napari.utils.notifications import notification_manager
 from napari_wsigpu import open_slide
 from napari_wsigpu.viewer.sample import sample_path
 from napari_wsigpu.widgets.disclosure import Disclosure, by_default
+from napari_wsigpu.widgets.facts import damage
 from napari_wsigpu.widgets.images_tab import ImagesTab
 from tests.widgets.conftest import click
 
@@ -85,10 +86,10 @@ def test_hides_again(tab, read, settled):
     tab.show()
     card = tab.cards["label"]
     click(card.reveal)
-    assert card.reveal.text() == "Hide"
+    assert (card.reveal.text(), card.reveal.toolTip()) == ("Hide", "Hide the label image")
     click(card.reveal)
     settled()
-    assert card.reveal.text() == "Show"
+    assert (card.reveal.text(), card.reveal.toolTip()) == ("Show", "Show the label image")
     assert card.picture.veiled
     assert card.picture.image is None
 
@@ -160,7 +161,11 @@ def test_a_damaged_image_is_said_in_its_card(jobs, display, tmp_path, settled):
         tab.show()
         click(tab.cards["macro"].reveal)
         settled()
+        assert damage(slide) == []  # of what is no level
     card = tab.cards["macro"]
+    assert not card.open.isEnabled()
+    assert not card.save.isEnabled()
+    assert tab.cards["thumbnail"].save.isEnabled()
     assert "could not be decoded" in card.picture.text()
     assert [r.message for r in notification_manager.records] == [card.picture.text()]
     assert tab.cards["thumbnail"].picture.image is not None

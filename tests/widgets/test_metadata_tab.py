@@ -77,6 +77,9 @@ def test_search_by_typing(tab, display):
     assert tab.model.path(tab.tree.currentIndex()) == "aperio.AppMag"
     search(tab, "appmag!")
     assert tab.nothing.isVisible()
+    assert "Hidden values are not searched" in tab.nothing.text()
+    tab.private.click()
+    assert tab.nothing.text() == metadata_tab.NOTHING
     assert not tab.copy_value.isEnabled()
     search(tab, "")
     assert paths(tab.model) == everything

@@ -262,7 +262,8 @@ class EmbeddedProfile:
 
 def _refusal(name: str, reason: str) -> UnsupportedSlideError:
     return UnsupportedSlideError(
-        f"{name} can't be shown in sRGB, because {reason}; use color='stored'."
+        f"{name} can't be shown in sRGB, because {reason}; its colours are available as they are "
+        "stored."
     )
 
 

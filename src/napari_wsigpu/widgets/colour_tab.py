@@ -10,7 +10,7 @@ from qtpy.QtCore import Signal
 from qtpy.QtWidgets import QCheckBox, QLabel, QVBoxLayout, QWidget
 
 from napari_wsigpu.codecs.color import profile_size
-from napari_wsigpu.errors import UnsupportedSlideError
+from napari_wsigpu.errors import SlideError
 from napari_wsigpu.widgets.facts import byte_size
 
 if TYPE_CHECKING:
@@ -81,7 +81,6 @@ class ColourTab(QWidget):  # type: ignore[misc]
             slide,
             lambda: describe_profile(slide),
             self.profile.setText,
-            self._say,
             owner=self,
         )
 
@@ -119,20 +118,16 @@ class ColourTab(QWidget):  # type: ignore[misc]
 
 
 def describe_profile(slide: Slide) -> str:
-    """Return the description that a slide's ICC profile gives of itself.
-
-    Raises
-    ------
-    SlideError
-        If the profile can't be read.
-    """
-    profile = slide.icc_profile or b""
+    """Return the description that a slide's ICC profile gives of itself, or why there is none."""
     try:
+        profile = slide.icc_profile or b""
         text = ImageCms.getProfileDescription(ImageCms.ImageCmsProfile(io.BytesIO(profile)))
+    except SlideError as error:
+        return str(error)
     except (OSError, ImageCms.PyCMSError) as error:
-        raise UnsupportedSlideError(
+        return (
             f"The ICC profile of '{slide.path}' is damaged ({error}); its colours are shown as "
             "they are stored."
-        ) from error
+        )
     name = " ".join(text.split())[:200] or "without a description"
     return f"ICC profile: {name} ({byte_size(len(profile))})"

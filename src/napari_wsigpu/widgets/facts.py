@@ -99,8 +99,8 @@ def says_much(slide: Slide) -> bool:
 
 
 def damage(slide: Slide) -> list[str]:
-    """Return a sentence if tiles turned out to be damaged so far."""
-    failed = slide.stats()["failed"]
+    """Return a sentence if tiles of levels turned out to be damaged so far."""
+    failed = sum(name.startswith("level ") for name in slide.stats()["failed_tiles"])
     plural = "s are" if failed > 1 else " is"
     return [f"{failed:,} damaged tile{plural} shown as background."] if failed else []
 

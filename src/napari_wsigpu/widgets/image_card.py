@@ -54,6 +54,7 @@ class ImageCard(QWidget):  # type: ignore[misc]
         self._disclosure = disclosure
         self._jobs = jobs
         self._asked = False
+        self._broken = False
 
         width, height = slide.associated_images[name].size
         self.title = QLabel(f"<b>{name}</b>")
@@ -86,13 +87,15 @@ class ImageCard(QWidget):  # type: ignore[misc]
         if self._asked or self._disclosure.hides(self._name):
             return
         self._asked = True
+        self._broken = False
+        self._update()
         self.picture.show_text("Decoding…")
         self._jobs.start(
             f"Decoding the {self._name} image",
             self._slide,
             partial(_preview, self._slide, self._name),
             self.picture.show_picture,
-            self.picture.show_text,
+            self._fail,
             owner=self,
         )
 
@@ -120,10 +123,16 @@ class ImageCard(QWidget):  # type: ignore[misc]
         hidden = self._disclosure.hides(self._name)
         self.reveal.setText("Show" if hidden else "Hide")
         self.reveal.setAccessibleName(f"{self.reveal.text()} the {self._name} image")
-        self.open.setEnabled(not hidden)
-        self.save.setEnabled(not hidden)
+        self.reveal.setToolTip(self.reveal.accessibleName())
+        for button in (self.open, self.save):
+            button.setEnabled(not hidden and not self._broken)
         if hidden:
             self.picture.show_veil(VEIL)
+
+    def _fail(self, sentence: str) -> None:
+        self._broken = True
+        self._update()
+        self.picture.show_text(sentence)
 
     def _open(self) -> None:
         self._jobs.start(
@@ -131,7 +140,7 @@ class ImageCard(QWidget):  # type: ignore[misc]
             self._slide,
             partial(associated, self._slide, self._name),
             self._emit,
-            self.picture.show_text,
+            self._fail,
             owner=self,
         )
 

@@ -25,6 +25,7 @@ from qtpy.QtWidgets import (
     QWidget,
 )
 
+from napari_wsigpu.privacy import MASK
 from napari_wsigpu.widgets.facts import Said, said, says_much
 from napari_wsigpu.widgets.metadata_model import Field, MetadataModel, fields_of
 from napari_wsigpu.widgets.pictures import save_text
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 TYPING_MS = 150
 NOTHING = "Nothing holds this text."
+NOTHING_SHOWN = f"{NOTHING} Hidden values are not searched."
 PREPARING = "Preparing the metadata…"
 
 
@@ -109,6 +111,7 @@ class MetadataTab(QWidget):  # type: ignore[misc]
         self.tree.setTextElideMode(Qt.ElideRight)
         self.tree.setHorizontalScrollBarPolicy(Qt.ScrollBarAlwaysOff)
         self.nothing = QLabel(NOTHING)
+        self.nothing.setWordWrap(True)
         self.private = QCheckBox("Show &private fields")
         self.private.setToolTip(
             "Show, copy and export also what may name the patient, such as names, dates and codes"
@@ -208,7 +211,8 @@ class MetadataTab(QWidget):  # type: ignore[misc]
         more = self.model.number(self.model.index(last, 0)) is None
         self.tree.setFirstColumnSpanned(last, QModelIndex(), more)
         self.tree.setCurrentIndex(self.model.row(current))
-        self.nothing.setText(NOTHING)
+        hides = any(MASK in field.searched for field in self.model.fields)
+        self.nothing.setText(NOTHING_SHOWN if hides else NOTHING)
         self.nothing.setVisible(bool(text) and last < 0)
         self._enable()
 
