@@ -11,8 +11,9 @@ import pytest
 import tifffile
 from napari.settings import get_plugin_settings, get_settings
 from qtpy.QtCore import Qt
+from qtpy.QtGui import QKeySequence
 from qtpy.QtTest import QTest
-from qtpy.QtWidgets import QApplication
+from qtpy.QtWidgets import QAbstractButton, QApplication, QLabel
 
 from napari_wsigpu.associated import AssociatedImage
 from napari_wsigpu.privacy import MASK
@@ -305,6 +306,16 @@ def test_search_has_a_key(viewer, inspector, slide_is_open):
     QTest.keyClick(inspector.levels.table, Qt.Key_F, Qt.ControlModifier)
     assert inspector.tabs.currentWidget() is inspector.metadata
     assert inspector.metadata.search.hasFocus()
+
+
+def test_mnemonics_are_no_menus_and_each_has_one_use(viewer, inspector):
+    parts = (*inspector.findChildren(QAbstractButton), *inspector.findChildren(QLabel))
+    own = [QKeySequence.mnemonic(part.text()).toString() for part in parts if "&" in part.text()]
+    menus = viewer.window._qt_window.menuBar().actions()
+    taken = {QKeySequence.mnemonic(menu.text()).toString() for menu in menus}
+    assert len(own) >= 7
+    assert len({*own}) == len(own)
+    assert taken.isdisjoint(own)
 
 
 def test_everything_grows_with_naparis_font(viewer, inspector, slide_is_open, display):

@@ -233,3 +233,21 @@ def test_can_be_used_without_a_mouse(tab):
     assert tab.copy_json in order
     assert tab.search.accessibleName()
     assert tab.tree.accessibleName()
+
+
+def test_keys_lead_from_the_search_to_the_tree_and_back(tab, display):
+    tab.activateWindow()
+    tab.search.setFocus()
+    everything = paths(tab.model)
+    QTest.keyClicks(tab.search, "appmag")
+    QTest.keyClick(tab.search, Qt.Key_Down)
+    assert tab.focusWidget() is tab.tree
+    assert tab.model.path(tab.tree.currentIndex()) == "aperio"
+    QTest.keyClick(tab.tree, Qt.Key_Down)
+    assert tab.model.path(tab.tree.currentIndex()) == "aperio.AppMag"
+    QTest.keyClick(tab.search, Qt.Key_Escape)
+    assert tab.search.text() == ""
+    display.waitUntil(lambda: paths(tab.model) == everything)
+    search(tab, "no such text")
+    QTest.keyClick(tab.search, Qt.Key_Down)
+    assert not tab.tree.currentIndex().isValid()

@@ -52,6 +52,21 @@ class Prepared(NamedTuple):
     fields: list[Field]
 
 
+class SearchLine(QLineEdit):  # type: ignore[misc]
+    """A line whose keys lead to what was found, and back to everything."""
+
+    left = Signal()
+
+    def keyPressEvent(self, event: Any) -> None:  # noqa: N802
+        """Clear on Esc, leave on Down, or do what lines do."""
+        if event.key() == Qt.Key_Escape and self.text():
+            self.clear()
+        elif event.key() == Qt.Key_Down:
+            self.left.emit()
+        else:
+            super().keyPressEvent(event)
+
+
 class MetadataTree(QTreeView):  # type: ignore[misc]
     """A tree that copies with the keys that copy everywhere."""
 
@@ -94,7 +109,7 @@ class MetadataTab(QWidget):  # type: ignore[misc]
         self._typing.setSingleShot(True)
         self._typing.setInterval(TYPING_MS)
 
-        self.search = QLineEdit()
+        self.search = SearchLine()
         self.search.setPlaceholderText("Names and values")
         self.search.setClearButtonEnabled(True)
         self.search.setAccessibleName("Search metadata")
@@ -112,16 +127,16 @@ class MetadataTab(QWidget):  # type: ignore[misc]
         self.tree.setHorizontalScrollBarPolicy(Qt.ScrollBarAlwaysOff)
         self.nothing = QLabel(NOTHING)
         self.nothing.setWordWrap(True)
-        self.private = QCheckBox("Show &private fields")
+        self.private = QCheckBox("Show private f&ields")
         self.private.setToolTip(
             "Show, copy and export also what may name the patient, such as names, dates and codes"
         )
 
         self.copy_value = self._button(
-            "Copy &value", "Copy the whole value of the selected row", self._copy_value
+            "Copy val&ue", "Copy the whole value of the selected row", self._copy_value
         )
         self.copy_path = self._button(
-            "Copy pat&h", "Copy the names that lead to the selected row", self._copy_path
+            "&Copy path", "Copy the names that lead to the selected row", self._copy_path
         )
         self.copy_json = self._button(
             "Copy as &JSON", "Copy all metadata to the clipboard", self._copy_json
@@ -149,6 +164,7 @@ class MetadataTab(QWidget):  # type: ignore[misc]
 
         self.search.textChanged.connect(lambda _: self._typing.start())
         self.search.returnPressed.connect(self._search)
+        self.search.left.connect(self._enter_tree)
         self._typing.timeout.connect(self._search)
         self.tree.selectionModel().currentChanged.connect(self._enable)
         self.private.toggled.connect(self._disclose)
@@ -215,6 +231,13 @@ class MetadataTab(QWidget):  # type: ignore[misc]
         self.nothing.setText(NOTHING_SHOWN if hides else NOTHING)
         self.nothing.setVisible(bool(text) and last < 0)
         self._enable()
+
+    def _enter_tree(self) -> None:
+        if self._typing.isActive():
+            self._search()
+        self.tree.setFocus()
+        if not self.tree.currentIndex().isValid():
+            self.tree.setCurrentIndex(self.model.index(0, 0))
 
     def _enable(self, current: QModelIndex | None = None, previous: Any = None) -> None:
         selected = self.tree.currentIndex().isValid()
