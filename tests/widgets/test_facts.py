@@ -106,7 +106,7 @@ def test_the_scanner_is_said_with_what_is_private_masked(tmp_path):
     slides.write_aperio(tmp_path / "slide.svs", slides.picture(60, 60), (), fields=fields)
     with open_slide(tmp_path / "slide.svs") as slide:
         assert "SECRETUSER" in slide.metadata["scanner"]
-        assert said(slide)["Scanner"].startswith("Aperio ScanScope")
+        assert table(slide)["Scanner"].startswith("Aperio ScanScope")
         assert "SECRETUSER" not in str(facts(slide))
 
 

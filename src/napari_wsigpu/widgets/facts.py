@@ -47,12 +47,13 @@ def title(slide: Slide) -> str:
 def facts(slide: Slide) -> list[tuple[str, str]]:
     """Return (name, value) of what people look for first.
 
-    What the scanner's name repeats of private metadata is masked.
+    What the scanner's name repeats of private metadata is masked; where there is so much of it
+    that this takes long, the name is left out.
     """
     width, height = slide.dimensions
     layout = slide.layout
     found = [("Vendor", slide.vendor)]
-    if layout.scanner:
+    if layout.scanner and not says_much(slide):
         found.append(("Scanner", masked(slide.metadata)["scanner"]))
     found.append(
         ("Objective", "not given" if slide.objective is None else f"{slide.objective:g}{TIMES}")
@@ -81,8 +82,8 @@ def said(slide: Slide, *, private: bool) -> Said:
     found = list(slide.layout.problems)
     if private:
         return Said(slide.metadata, found)
-    shown = masked(slide.metadata | {"": found})
-    return Said(shown, shown.pop(""))
+    shown = masked(slide.metadata | {"problems": found})
+    return Said(shown, shown.pop("problems"))
 
 
 def says_much(slide: Slide) -> bool:
