@@ -556,7 +556,7 @@ def test_computed_levels_are_not_decoded(say, tmp_path):
     pages = [ndpi.level(slides.picture(side, side), blocks) for side, blocks in ((256, 2), (64, 0))]
     ndpi.write(path, pages)
     assert say(path)[-2:] == [
-        "  level 0: JPEG, YCbCr, 3 x uint8: CPU (its tiles are parts of one large JPEG)",
+        "  levels 0, 1: JPEG, YCbCr, 3 x uint8: CPU (its tiles are parts of one large JPEG)",
         "  level 2: JPEG, YCbCr, 3 x uint8: CPU (no NVIDIA driver was found)",
     ]
 

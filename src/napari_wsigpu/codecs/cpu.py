@@ -8,10 +8,12 @@ import struct
 import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import imagecodecs
 import numpy as np
+from PIL import Image
 
 from napari_wsigpu.codecs.intervals import join_intervals
 from napari_wsigpu.codecs.jpeg import END_OF_IMAGE
@@ -160,8 +162,24 @@ def _decode_intervals(header: bytes, tile: EncodedTile, memory: NDArray[np.uint8
     )
     pixels = memory.view(tile.level.dtype)[: math.prod(shape)].reshape(shape)
     data = join_intervals(header, intervals)
-    imagecodecs.jpeg_decode(data, out=pixels, **JPEG_COLORS[encoding.jpeg_color])
+    if encoding.jpeg_scale > 1:
+        _decode_smaller(data, encoding.jpeg_scale, pixels)
+    else:
+        imagecodecs.jpeg_decode(data, out=pixels, **JPEG_COLORS[encoding.jpeg_color])
     return pixels
+
+
+def _decode_smaller(data: bytes, scale: int, pixels: NDArray[Any]) -> None:
+    """Have libjpeg decode fewer pixels, which imagecodecs can't."""
+    try:
+        with Image.open(BytesIO(data), formats=("JPEG",)) as image:
+            image.draft(None, (image.width // scale, image.height // scale))
+            smaller = np.asarray(image)
+    except (OSError, SyntaxError) as error:
+        raise ValueError(f"it can't be decoded at 1/{scale} ({error})") from error
+    if smaller.size != pixels.size:
+        raise ValueError(f"at 1/{scale} it has {smaller.shape} samples")
+    pixels[...] = smaller.reshape(pixels.shape)
 
 
 def _decode_segment(

@@ -188,26 +188,50 @@ def _joined(grid: TileGrid) -> TileGrid:
 def _with_scaled(stored: list[LevelLayout]) -> tuple[LevelLayout, ...]:
     """Add the levels that a JPEG decoder's smaller scales make, as OpenSlide counts them.
 
-    Those are left out that whole pixels of the next finer level don't average to.
+    Where a level is one large JPEG, they are averages of the next finer level instead, and those
+    are left out that whole pixels of it don't average to.
     """
-    sizes = {}
+    found: dict[int, tuple[LevelLayout, int]] = {}
     for level in stored:
-        sizes[level.width] = level.height
+        found[level.width] = level, 1
         grid = level.grid
         interval_height = grid.tile_height // grid.planes
         for scale in SCALES:
             if grid.tile_width % scale == interval_height % scale == 0:
-                sizes[level.width // scale] = level.height // scale
+                found[level.width // scale] = level, scale
     held = {level.width: level for level in stored}
     levels: list[LevelLayout] = []
-    for width in sorted(sizes, reverse=True):
+    for width in sorted(found, reverse=True):
+        level, scale = found[width]
+        height = level.height // scale
         if width in held:
             levels.append(held[width])
-        elif width and sizes[width]:
+        elif width and height and _can_be_scaled(level):
+            levels.append(_scaled(level, scale))
+        elif width and height:
             finer = levels[-1]
             if abs(finer.width / round(finer.width / width) - width) <= 1:
-                levels.append(computed_level(finer, width, sizes[width]))
+                levels.append(computed_level(finer, width, height))
     return tuple(levels)
+
+
+def _can_be_scaled(level: LevelLayout) -> bool:
+    encoding = level.encoding
+    return encoding.jpeg_header is not None and encoding.jpeg_color in ("ycbcr", "gray")
+
+
+def _scaled(level: LevelLayout, scale: int) -> LevelLayout:
+    """Describe a level as its decoder makes it smaller."""
+    width, height, grid = level.width // scale, level.height // scale, level.grid
+    tile_height, tile_width = grid.tile_height // scale, grid.tile_width // scale
+    needed = np.s_[:, : math.ceil(height / tile_height), : math.ceil(width / tile_width)]
+    return replace(
+        level,
+        width=width,
+        height=height,
+        encoding=replace(level.encoding, jpeg_scale=scale),
+        grid=TileGrid(tile_height, tile_width, grid.offsets[needed], grid.byte_counts[needed]),
+    )
 
 
 def _associated(

@@ -44,6 +44,8 @@ class Encoding:
         a tile are such intervals then, one below the other.
     lerc_wrapping : int
         Compression around LERC: 0 none, 1 deflate, 2 zstd.
+    jpeg_scale : int
+        How many times smaller than it is stored libjpeg decodes a JPEG: 1, 2, 4 or 8.
     """
 
     compression: int
@@ -57,6 +59,7 @@ class Encoding:
     jpeg_tables: tuple[bytes | None, ...] = (None,)
     jpeg_header: bytes | None = None
     lerc_wrapping: int = 0
+    jpeg_scale: int = 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -112,15 +112,18 @@ def level_facts(slide: Slide) -> list[LevelFacts]:
     rows = []
     for index, level in enumerate(slide.pyramid):
         grid = level.grid
-        stored = not level.computed
+        stored = _is_stored(level)
+        compression = compression_name(level.encoding.compression)
+        if not stored:
+            compression = "computed" if level.computed else f"{compression}, scaled"
         rows.append(
             LevelFacts(
                 str(index),
                 _pair(level.width, level.height),
                 f"{level.downsample(base):.4g}",
-                _pair(grid.tile_width, grid.tile_height) if stored else "",
+                "" if level.computed else _pair(grid.tile_width, grid.tile_height),
                 byte_size(_stored_bytes(level)) if stored else "",
-                compression_name(level.encoding.compression) if stored else "computed",
+                compression,
             )
         )
     return rows
@@ -128,12 +131,16 @@ def level_facts(slide: Slide) -> list[LevelFacts]:
 
 def levels_in_short(slide: Slide) -> str:
     """Return how many levels there are and how much the stored ones take."""
-    stored = [level for level in slide.pyramid if not level.computed]
+    stored = [level for level in slide.pyramid if _is_stored(level)]
     computed = len(slide.pyramid) - len(stored)
     plural = "" if len(stored) == 1 else "s"
     more = f", {computed} computed" if computed else ""
     total = byte_size(sum(map(_stored_bytes, stored)))
     return f"{len(stored)} stored level{plural}{more}, {total} of tiles"
+
+
+def _is_stored(level: LevelLayout) -> bool:
+    return not level.computed and level.encoding.jpeg_scale == 1
 
 
 def _stored_bytes(level: LevelLayout) -> int:
