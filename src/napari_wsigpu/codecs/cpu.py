@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import imagecodecs
 import numpy as np
-from PIL import Image
 
 from napari_wsigpu.codecs.intervals import join_intervals
 from napari_wsigpu.codecs.jpeg import END_OF_IMAGE
@@ -171,6 +170,8 @@ def _decode_intervals(header: bytes, tile: EncodedTile, memory: NDArray[np.uint8
 
 def _decode_smaller(data: bytes, scale: int, pixels: NDArray[Any]) -> None:
     """Have libjpeg decode fewer pixels, which imagecodecs can't."""
+    from PIL import Image  # for few slides
+
     try:
         with Image.open(BytesIO(data), formats=("JPEG",)) as image:
             image.draft(None, (image.width // scale, image.height // scale))
