@@ -42,6 +42,12 @@ class HostStream:
         with self._device.lock:
             self._device.synchronised += 1
 
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
 
 class HostEvent:
     """A place in a stream; once it is reached, to wait for it costs nothing."""

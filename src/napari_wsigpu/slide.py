@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.codecs.color import Color
     from napari_wsigpu.engine.span import Span
-    from napari_wsigpu.formats.layout import Channel, LevelLayout, SlideLayout
+    from napari_wsigpu.formats.layout import Channel, LevelLayout, PyramidLevel, SlideLayout
     from napari_wsigpu.storage.source import ByteSource
 
 LARGEST_OVERVIEW = 1024
@@ -101,18 +101,20 @@ class Slide:
         self._display_color: Color = "stored"
         decoder = choose_decoder(layout)
         self._source = _source_of(layout)
-        self._pyramid = (*layout.levels, *layout.computed_levels(LARGEST_OVERVIEW))
-        images = dict(enumerate(self._pyramid))
+        self._pyramid = layout.pyramid(LARGEST_OVERVIEW)
+        images = {level.number: level.layout for level in sorted(self._pyramid)}
+        parts = parts_of(list(images.values()))
         images |= {-1 - i: item.image for i, item in enumerate(layout.associated)}
         self._images: dict[int, LevelLayout] = images
         names = {-1 - i: f"the {item.name} image" for i, item in enumerate(layout.associated)}
-        parts = parts_of(self._pyramid)
         names |= {number: part.name for number, part in parts.items()}
         images = images | {number: part.image for number, part in parts.items()}
         self._log = TileLog(layout.path, names)
 
         def reader(source: ByteSource) -> RegionReader:
-            return RegionReader(self._number, layout, images, source, decoder, self._log, device)
+            return RegionReader(
+                self._number, layout, images, self._pyramid, source, decoder, self._log, device
+            )
 
         self._reader = reader(self._source)
         self._of_memory = {
@@ -376,7 +378,7 @@ class Slide:
         Parameters
         ----------
         index : int
-            Index in `pyramid`.
+            Number of a level of `pyramid`: index in `levels` for those.
         channel : int, optional
             Show this channel alone, as a two-dimensional array.
         tolerant : bool
@@ -387,7 +389,7 @@ class Slide:
         if layout is None or (channel is not None and not 0 <= channel < layout.channels):
             raise LevelError(
                 f"'{self.path}' has no level {index!r} with channel {channel!r}; it has "
-                f"{len(self._pyramid)} levels of {self._pyramid[0].channels} channel(s)."
+                f"{len(self._pyramid)} levels of {self.layout.levels[0].channels} channel(s)."
             )
 
         reader = self._of_memory.get(index, self._reader)
@@ -404,8 +406,15 @@ class Slide:
         return LevelArray(layout, read, self, index, channel, tolerant=tolerant)
 
     @property
-    def pyramid(self) -> tuple[LevelLayout, ...]:
-        """The slide's levels, then others by 2 x 2 averages until a screen holds one."""
+    def pyramid(self) -> tuple[PyramidLevel, ...]:
+        """What viewers show, finest first: the slide's levels, and others by 2 x 2 averages.
+
+        These are computed between levels of which one is more than about twice as large as the
+        next, and beyond the coarsest, so that a screen never needs much more than 4 times as many
+        pixels as it has, and holds the coarsest whole. Each has a number, by which `level_array`
+        makes an array of it; for the slide's own levels it is the index in `levels`. Hence
+        ``[level for level in slide.pyramid if level.number < slide.level_count]`` are `levels`.
+        """
         return self._pyramid
 
     # Resources

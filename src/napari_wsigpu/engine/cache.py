@@ -21,7 +21,7 @@ class TileKey(NamedTuple):
     slide : int
         Number of the open slide in this process; its complement for tiles in sRGB.
     level : int
-        Index in the slide's pyramid; associated images count -1, -2, ...
+        Number of the level in the slide's pyramid; associated images count -1, -2, ...
     row, column : int
         Place in the level's grid of tiles.
     """

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from napari_wsigpu.codecs.decoder import EncodedBatch
-from napari_wsigpu.codecs.device import TileFormat
+from napari_wsigpu.codecs.device import TileFormat, Window
+from napari_wsigpu.engine.average import area_average
 from napari_wsigpu.engine.cache import TileKey
 from napari_wsigpu.engine.switching import prompt_switching
 from napari_wsigpu.errors import (
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.codecs.batch import GpuBatch
     from napari_wsigpu.codecs.color import ColorTable
-    from napari_wsigpu.codecs.device import Device, Stream, Window
+    from napari_wsigpu.codecs.device import Device, Stream
     from napari_wsigpu.codecs.nvimagecodec import NvImageCodecDecoder
     from napari_wsigpu.engine.device_cache import DeviceTiles, Reserved
     from napari_wsigpu.engine.log import TileLog
@@ -219,6 +220,84 @@ class DeviceReader:
         if reading.failures and not tolerant:
             raise self._log.error(reading.failures)
         return reading.host if to_host else reading.pixels
+
+    def read_to_host(
+        self,
+        level: int,
+        window: Window,
+        halvings: int,
+        *,
+        tolerant: bool = False,
+        share: float = 1.0,
+        table: ColorTable | None = None,
+    ) -> NDArray[Any] | None:
+        """Read a window of a level, or of what 2 x 2 averages make of it, to the host.
+
+        Parameters
+        ----------
+        level, tolerant, share, table
+            As in `read`.
+        window : Window
+            The region in averaged pixels; within their extent, where there are halvings.
+        halvings : int
+            How many times the level's pixels are averaged, on the device.
+
+        Returns
+        -------
+        ndarray, shape (height, width, channels), or (height, width) for one channel
+            None as in `read`.
+
+        Raises
+        ------
+        TileError, SlideError
+            As `read` does.
+        """
+        if not halvings:
+            return self.read(
+                level, window, to_host=True, tolerant=tolerant, share=share, table=table
+            )
+        try:
+            with self.device.active():
+                pixels = self._averaged(level, window, halvings, tolerant=tolerant, share=share)
+        except MemoryError:
+            return None
+        except SlideError:
+            raise
+        except Exception as error:  # what CUDA and CuPy raise has no common base
+            raise device_error(self.device.name, error) from error
+        return pixels if pixels is None or table is None else table.recolored(pixels)
+
+    def _averaged(
+        self, level: int, window: Window, halvings: int, *, tolerant: bool, share: float
+    ) -> NDArray[Any] | None:
+        image, step = self._images[level], 1 << halvings
+        top, left, height, width, channel = window
+        samples = image.channels if channel is None else 1
+        row_bytes = step * step * width * samples * image.dtype.itemsize
+        rows_at_once = max(1, BATCH_PIXEL_BYTES // max(1, row_bytes))
+        across = left * step, min(width * step, image.width - left * step)
+        with self._stream(None, decodes=False) as stream:
+            with stream:
+                pixels = self._empty((height, width, samples), image.dtype)
+            for start in range(0, height, rows_at_once):
+                first = (top + start) * step
+                count = min(rows_at_once * step, (top + height) * step - first)
+                part = Window(
+                    first, across[0], min(count, image.height - first), across[1], channel
+                )
+                finer = self.read(level, part, to_host=False, tolerant=tolerant, share=share)
+                if finer is None:
+                    return None
+                with stream:
+                    average = finer.reshape(*finer.shape[:2], samples)
+                    for _ in range(halvings):
+                        average = area_average(average, 2, 2)
+                    pixels[start : start + rows_at_once] = average
+                # Other streams may be given the memory of the finer pixels once these are let go.
+                stream.synchronize()
+            host = self.device.download(pixels, stream)
+            stream.synchronize()
+        return host if channel is None else host[..., 0]
 
     def _read(
         self, reading: _Reading, stored: NDArray[np.bool_], rows: slice, columns: slice

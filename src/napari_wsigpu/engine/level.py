@@ -30,7 +30,7 @@ class LevelOwner(Protocol):
     def level_array(
         self, index: int, channel: int | None = None, *, tolerant: bool = False
     ) -> LevelArray:
-        """Return the level of that index."""
+        """Return the level of that number."""
 
 
 class AxisIndex(NamedTuple):
@@ -53,8 +53,8 @@ class LevelArray:
         Reads (rows, columns, channel) of it.
     slide : LevelOwner
         The slide it belongs to.
-    index : int
-        Its index there.
+    number : int
+        Its number there.
     channel : int, optional
         Show this channel alone, as a two-dimensional array.
     tolerant : bool
@@ -70,8 +70,8 @@ class LevelArray:
         Number of axes and of samples.
     chunks : tuple of int
         Size of a tile along each axis.
-    slide : LevelOwner
-        The slide it belongs to.
+    slide, number
+        As given.
     computed : bool
         Whether the level is computed from a finer one because the file lacks it.
     """
@@ -81,16 +81,16 @@ class LevelArray:
         layout: LevelLayout,
         read: Read,
         slide: LevelOwner,
-        index: int,
+        number: int,
         channel: int | None = None,
         *,
         tolerant: bool = False,
     ) -> None:
         self._read = read
-        self._index = index
         self._channel = channel
         self._tolerant = tolerant
         self.slide = slide
+        self.number = number
         samples = () if channel is not None else (layout.channels,)
         self.shape: tuple[int, ...] = (layout.height, layout.width, *samples)
         self.dtype = layout.dtype
@@ -142,7 +142,7 @@ class LevelArray:
         return self
 
     def __reduce__(self) -> tuple[Callable[..., LevelArray], tuple[Any, ...]]:
-        return _rebuild, (self.slide, self._index, self._channel, self._tolerant)
+        return _rebuild, (self.slide, self.number, self._channel, self._tolerant)
 
     def __repr__(self) -> str:
         return f"<LevelArray {self.shape} {self.dtype}>"

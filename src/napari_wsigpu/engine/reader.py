@@ -22,7 +22,7 @@ from napari_wsigpu.engine.span import Span
 from napari_wsigpu.errors import DeviceError, RegionError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping
+    from collections.abc import Hashable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.codecs.cpu import CpuDecoder
     from napari_wsigpu.codecs.worker import DecodeWorker
     from napari_wsigpu.engine.log import TileLog
-    from napari_wsigpu.formats.layout import LevelLayout, SlideLayout
+    from napari_wsigpu.formats.layout import LevelLayout, PyramidLevel, SlideLayout
     from napari_wsigpu.storage.source import ByteSource
 
 logger = logging.getLogger(__name__)
@@ -46,8 +46,10 @@ class RegionReader:
     layout : SlideLayout
         The slide.
     images : Mapping of int to LevelLayout
-        Pyramid levels by index from 0 on, then the pictures that lie on those that are
+        Pyramid levels by number from 0 on, then the pictures that lie on those that are
         canvases; associated images by -1, -2, ...
+    pyramid : sequence of PyramidLevel
+        Which level is averaged from which.
     source, cpu, log
         Where bytes come from, what decodes them on the CPU, and what counts tiles.
     device : str
@@ -59,6 +61,7 @@ class RegionReader:
         slide: int,
         layout: SlideLayout,
         images: Mapping[int, LevelLayout],
+        pyramid: Sequence[PyramidLevel],
         source: ByteSource,
         cpu: CpuDecoder,
         log: TileLog,
@@ -69,6 +72,7 @@ class RegionReader:
         self._background = layout.background
         self._images = images
         self._numbers = {image: number for number, image in images.items()}
+        self._halved = {level.number: level.finer for level in pyramid if level.inserted}
         self._source = source
         self._cpu = cpu
         self._log = log
@@ -82,6 +86,7 @@ class RegionReader:
         self._scheduler = TileScheduler(
             slide,
             images,
+            pyramid,
             layout.background,
             source,
             cpu,
@@ -262,6 +267,9 @@ class RegionReader:
         self, level: int, window: Window, table: ColorTable | None, *, tolerant: bool
     ) -> NDArray[Any] | None:
         """Read by the GPU if it is there, ready and the fastest; else return None."""
+        halvings = 0
+        while (finer := self._halved.get(level)) is not None:
+            level, halvings = finer, halvings + 1
         image = self._images[level]
         stored = level >= 0 and not image.computed and not image.parts
         if self._device == "cpu" or not stored or self._gpu_failed:
@@ -270,18 +278,18 @@ class RegionReader:
         if isinstance(how, str) or self._verifier.reason is not None:
             return None
         if self._index is not None:
-            return self._reader(gpu_worker(self._index)).read(
-                level, window, to_host=True, tolerant=tolerant, table=table
+            return self._reader(gpu_worker(self._index)).read_to_host(
+                level, window, halvings, tolerant=tolerant, table=table
             )
         worker = background_start.worker(how.kind)
         way = "cpu" if worker is None else pace.choose(_key(image))
         if worker is None or way == "cpu":
             return None
         try:
-            return self._reader(worker).read(
+            return self._reader(worker).read_to_host(
                 level,
                 window,
-                to_host=True,
+                halvings,
                 tolerant=tolerant,
                 share=_share(image, way),
                 table=table,

@@ -18,7 +18,7 @@ from napari_wsigpu.errors import SlideClosedError, SlideError
 from napari_wsigpu.storage.source import ByteRange
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.codecs.decoder import PendingBatch, TileDecoder
     from napari_wsigpu.engine.cache import TileCache
     from napari_wsigpu.engine.log import TileLog
-    from napari_wsigpu.formats.layout import LevelLayout
+    from napari_wsigpu.formats.layout import LevelLayout, PyramidLevel
     from napari_wsigpu.storage.source import ByteSource
 
 BATCH_TILES = 256
@@ -62,8 +62,10 @@ class TileScheduler:
     slide : int
         Number of the open slide, for the keys of its tiles.
     images : Mapping of int to LevelLayout
-        Pyramid levels by index from 0 on, then the pictures that lie on those that are
+        Pyramid levels by number from 0 on, then the pictures that lie on those that are
         canvases; associated images by -1, -2, ...
+    pyramid : sequence of PyramidLevel
+        Which level is averaged from which.
     background : int or float
         Value of pixels that the file does not hold.
     source, decoder, cache, log
@@ -76,6 +78,7 @@ class TileScheduler:
         self,
         slide: int,
         images: Mapping[int, LevelLayout],
+        pyramid: Sequence[PyramidLevel],
         background: float,
         source: ByteSource,
         decoder: TileDecoder,
@@ -86,6 +89,8 @@ class TileScheduler:
         self._slide = slide
         self._images = images
         self._numbers = {image: number for number, image in images.items()}
+        self._finer = {level.number: level.finer for level in pyramid if level.finer is not None}
+        self._inserted = {level.number for level in pyramid if level.inserted}
         self._background = background
         self._source = source
         self._decoder = decoder
@@ -185,7 +190,7 @@ class TileScheduler:
             for placement, _ in stored:
                 placement.target[...] = self._blank
         for placement in missing:
-            failures |= self._fill(image, placement, channel, tolerant=tolerant)
+            failures |= self._fill(image, placement, channel, tolerant=tolerant, keep=keep)
         self._log.count(tiles_asked=hits + len(absent), cache_hits=hits)
         self._log.note(failures, report=tolerant)
         return pixels, failures
@@ -297,14 +302,23 @@ class TileScheduler:
         return {batch[index].placement.key: reason for index, reason in failed.items()}
 
     def _fill(
-        self, image: LevelLayout, placement: Placement, channel: int | None, *, tolerant: bool
+        self,
+        image: LevelLayout,
+        placement: Placement,
+        channel: int | None,
+        *,
+        tolerant: bool,
+        keep: bool,
     ) -> dict[TileKey, str]:
         """Fill in a tile that the file does not hold."""
         if image.missing == "background":
             placement.target[...] = self._blank
             self._log.count(background=1)
             return {}
-        tile, failures = self._average_of_finer(image, placement.key, tolerant=tolerant)
+        # All stored tiles pass through here for an overview, and would drive out what is kept;
+        # the few below an inserted level are wanted next.
+        keep = keep and (not image.computed or placement.key.level in self._inserted)
+        tile, failures = self._average_of_finer(image, placement.key, tolerant=tolerant, keep=keep)
         tile = self._colored(tile)
         if not failures:
             self._cache.put(self._kept(placement.key), tile)
@@ -313,9 +327,10 @@ class TileScheduler:
         return failures
 
     def _average_of_finer(
-        self, image: LevelLayout, key: TileKey, *, tolerant: bool
+        self, image: LevelLayout, key: TileKey, *, tolerant: bool, keep: bool
     ) -> tuple[NDArray[Any], dict[TileKey, str]]:
-        finer = self._images[key.level - 1]
+        number = self._finer[key.level]
+        finer = self._images[number]
         grid = image.grid
         factor_y, factor_x = self._factors(key.level)
         height = min(grid.tile_height, image.height - key.row * grid.tile_height)
@@ -326,11 +341,10 @@ class TileScheduler:
         columns = Span(left, 1, min(width * factor_x, finer.width - left))
         tile = np.full((height, width, image.channels), self._background, image.dtype)
         failures: dict[TileKey, str] = {}
-        if not self._is_blank(key.level - 1, rows, columns):
+        if not self._is_blank(number, rows, columns):
             stored = self._stored or self
-            # All stored tiles pass through here for an overview, and would drive out what is kept.
             pixels, failures = stored._read(
-                key.level - 1, rows, columns, None, tolerant=tolerant, keep=not image.computed
+                number, rows, columns, None, tolerant=tolerant, keep=keep and not finer.computed
             )
             average = area_average(pixels, factor_y, factor_x)
             tile[: average.shape[0], : average.shape[1]] = average
@@ -359,11 +373,11 @@ class TileScheduler:
         factor_y, factor_x = self._factors(level)
         finer_rows = Span(rows.start * factor_y, 1, rows.length * factor_y)
         finer_columns = Span(columns.start * factor_x, 1, columns.length * factor_x)
-        return self._is_blank(level - 1, finer_rows, finer_columns)
+        return self._is_blank(self._finer[level], finer_rows, finer_columns)
 
     def _factors(self, level: int) -> tuple[int, int]:
         """Return how many pixels of the finer level one of this level averages, (y, x)."""
-        image, finer = self._images[level], self._images[level - 1]
+        image, finer = self._images[level], self._images[self._finer[level]]
         return (
             max(1, round(finer.height / image.height)),
             max(1, round(finer.width / image.width)),

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from itertools import count
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 JpegColor = Literal["gray", "stored", "ycbcr", "auto", "cmyk"]
 COMPUTED_TILE = 512
+LARGEST_COMPUTED_TILE = 2048
+LARGEST_STEP = 2.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +242,11 @@ class LevelLayout:
         return np.dtype(self.encoding.dtype)
 
     @property
+    def longer_side(self) -> int:
+        """The larger one of width and height."""
+        return max(self.width, self.height)
+
+    @property
     def tile_bytes(self) -> int:
         """Size of one decoded tile, all channels, in bytes."""
         grid = self.grid
@@ -377,28 +385,72 @@ class SlideLayout:
         """Downsample of each level."""
         return tuple(level.downsample(self.levels[0]) for level in self.levels)
 
-    def computed_levels(self, largest_side: int) -> tuple[LevelLayout, ...]:
-        """Halve the coarsest level until no side is longer than `largest_side`."""
-        computed: list[LevelLayout] = []
-        coarsest = self.levels[-1]
-        while max(coarsest.width, coarsest.height) > largest_side:
-            size = -(-coarsest.width // 2), -(-coarsest.height // 2)
-            coarsest = computed_level(coarsest, *size)
-            computed.append(coarsest)
-        return tuple(computed)
+    def pyramid(self, largest_side: int) -> tuple[PyramidLevel, ...]:
+        """Return the levels, and computed ones so that each is about half as large as the last.
+
+        What is computed halves the one before it, rounded up: between two levels whose longer
+        sides differ by more than `LARGEST_STEP`, and beyond the coarsest. There is none below a
+        level whose sides are no longer than `largest_side`.
+        """
+        found = [PyramidLevel(0, self.levels[0])]
+        numbers = count(len(self.levels))
+        for number, level in enumerate(self.levels[1:], 1):
+            enough = max(largest_side, LARGEST_STEP * level.longer_side)
+            while found[-1].layout.longer_side > enough:
+                found.append(found[-1].halved(next(numbers), inserted=True))
+            found.append(PyramidLevel(number, level, number - 1))
+        while found[-1].layout.longer_side > largest_side:
+            found.append(found[-1].halved(next(numbers)))
+        return tuple(found)
+
+
+class PyramidLevel(NamedTuple):
+    """A level as viewers show it.
+
+    Attributes
+    ----------
+    number : int
+        Its number: the index of the slide's own levels; those computed for viewers count on.
+    layout : LevelLayout
+        The level.
+    finer : int or None
+        Number of the level that tiles which the file lacks are averaged from, if there is one.
+    inserted : bool
+        Whether it is computed because the slide's next coarser level is much smaller.
+    """
+
+    number: int
+    layout: LevelLayout
+    finer: int | None = None
+    inserted: bool = False
+
+    def halved(self, number: int, *, inserted: bool = False) -> PyramidLevel:
+        """Return a level of that number that is computed from this one by 2 x 2 averages."""
+        size = -(-self.layout.width // 2), -(-self.layout.height // 2)
+        return PyramidLevel(number, computed_level(self.layout, *size), self.number, inserted)
 
 
 def computed_level(finer: LevelLayout, width: int, height: int) -> LevelLayout:
     """Return a level of that size that the file lacks, averaged from the next finer one."""
-    shape = (1, math.ceil(height / COMPUTED_TILE), math.ceil(width / COMPUTED_TILE))
+    tile = _computed_side(finer.grid.tile_height), _computed_side(finer.grid.tile_width)
+    shape = (1, math.ceil(height / tile[0]), math.ceil(width / tile[1]))
     nothing = np.broadcast_to(np.zeros((), np.int64), shape)
     return replace(
         finer,
         width=width,
         height=height,
-        grid=TileGrid(COMPUTED_TILE, COMPUTED_TILE, nothing, nothing),
+        grid=TileGrid(*tile, nothing, nothing),
         missing="finer",
         computed=True,
         parts=(),
         reduction=None,
     )
+
+
+def _computed_side(finer: int) -> int:
+    """Return a side of a tile that is averaged from 2 x 2 times as many whole finer tiles.
+
+    Otherwise the finer tiles at its edges would be decoded for its neighbours again.
+    """
+    twice = finer * max(1, round(2 * COMPUTED_TILE / finer))
+    return COMPUTED_TILE if twice % 2 or twice > 2 * LARGEST_COMPUTED_TILE else twice // 2

@@ -40,8 +40,11 @@ def slide_layers(slide: Slide) -> list[LayerData]:
     Returns
     -------
     list of (levels, attributes, "image")
-        The levels are the slide's and, below them, those computed so that the coarsest
-        is no larger than about 1000 pixels a side. The layers' metadata, which napari shows
+        The levels are those of `Slide.pyramid`, finest first: the slide's, others computed
+        between those that are more than about twice as large as the next, and others below them,
+        so that the coarsest is no larger than about 1000 pixels a side. ``layer.data[i].computed``
+        says which the file lacks; ``layer.data[i].number`` is the index in `Slide.levels` where
+        it is less than `Slide.level_count`. The layers' metadata, which napari shows
         and saves, hides what can name a patient.
     """
     _compute_overview(slide)
@@ -80,7 +83,7 @@ def slide_of(layer: Layer | None) -> Slide | None:
 
 
 def _levels(slide: Slide, channel: int | None = None) -> list[LevelArray]:
-    return [slide.level_array(index, channel, tolerant=True) for index in range(len(slide.pyramid))]
+    return [slide.level_array(level.number, channel, tolerant=True) for level in slide.pyramid]
 
 
 def _attributes(slide: Slide) -> dict[str, Any]:
@@ -115,10 +118,10 @@ def _colormap(slide: Slide, index: int, count: int) -> str:
 
 def _compute_overview(slide: Slide) -> None:
     """Compute the coarsest level, with a progress bar, where the file has none."""
-    top = len(slide.pyramid) - 1
-    if not slide.pyramid[top].computed:
+    coarsest = slide.pyramid[-1]
+    if not coarsest.layout.computed:
         return
-    overview = slide.level_array(top, tolerant=True)
+    overview = slide.level_array(coarsest.number, tolerant=True)
     rows, columns = overview.chunks[:2]
     corners = [
         (y, x)

@@ -107,10 +107,10 @@ def damage(slide: Slide) -> list[str]:
 
 
 def level_facts(slide: Slide) -> list[LevelFacts]:
-    """Return a row for each level, computed ones included."""
-    base = slide.pyramid[0]
+    """Return a row for each level, finest first; only the slide's own have a number."""
+    base = slide.layout.levels[0]
     rows = []
-    for index, level in enumerate(slide.pyramid):
+    for number, level, *_ in slide.pyramid:
         grid = level.grid
         stored = _is_stored(level)
         compression = compression_name(level.encoding.compression)
@@ -118,7 +118,7 @@ def level_facts(slide: Slide) -> list[LevelFacts]:
             compression = "computed" if level.computed else f"{compression}, scaled"
         rows.append(
             LevelFacts(
-                str(index),
+                str(number) if number < slide.level_count else "",
                 _pair(level.width, level.height),
                 f"{level.downsample(base):.4g}",
                 "" if level.computed else _pair(grid.tile_width, grid.tile_height),
@@ -131,7 +131,7 @@ def level_facts(slide: Slide) -> list[LevelFacts]:
 
 def levels_in_short(slide: Slide) -> str:
     """Return how many levels there are and how much the stored ones take."""
-    stored = [level for level in slide.pyramid if _is_stored(level)]
+    stored = [level for level in slide.layout.levels if _is_stored(level)]
     computed = len(slide.pyramid) - len(stored)
     plural = "" if len(stored) == 1 else "s"
     more = f", {computed} computed" if computed else ""

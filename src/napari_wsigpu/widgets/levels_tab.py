@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 HEADERS = ("#", "Size", "Down", "Tile", "Bytes", "Compression")
 LEAST = 4  # characters
 TIPS = LevelFacts(
-    "Number of the level; 0 is the finest",
+    "Number of the level; 0 is the finest. Levels that are computed for viewers have none",
     "Width and height in pixels",
     "Downsample: how many pixels of level 0 one pixel spans",
     "Width and height of a tile in pixels",
@@ -120,6 +120,7 @@ class LevelsTab(QWidget):  # type: ignore[misc]
         """Show the levels of another slide, or none."""
         rows = [] if slide is None else level_facts(slide)
         self.short.setText("" if slide is None else levels_in_short(slide))
-        labels = [f"{row.level}:  {row.size}" for row in rows]
-        self.pyramid.show_levels(() if slide is None else slide.pyramid, labels)
+        labels = [f"{row.level}:  {row.size}" if row.level else row.size for row in rows]
+        levels = () if slide is None else tuple(level.layout for level in slide.pyramid)
+        self.pyramid.show_levels(levels, labels)
         self.table.show_levels(rows)

@@ -31,8 +31,8 @@ def overview(slide: Slide) -> NDArray[np.uint8]:
     ndarray, shape (height, width, 3)
         Tiles that can't be decoded show the background.
     """
-    level = slide.pyramid[-1]
-    pixels = slide.level_array(len(slide.pyramid) - 1, tolerant=True)[...]
+    level = slide.pyramid[-1].layout
+    pixels = slide.level_array(slide.pyramid[-1].number, tolerant=True)[...]
     if slide.layout.rgb:
         return rgb(pixels)
     if pixels.shape[2] == 1:
