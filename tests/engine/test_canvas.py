@@ -166,8 +166,8 @@ def pixels(path):
 
 def test_computed_levels_are_averages(path, pixels):
     with open_slide(path, device="cpu") as slide:
-        assert [level.computed for level in slide.pyramid] == [False, True]
-        assert slide.pyramid[1].parts == ()
+        assert [level.layout.computed for level in slide.pyramid] == [False, True]
+        assert slide.pyramid[1].layout.parts == ()
         overview = slide.level_array(1)
         np.testing.assert_array_equal(overview[...], slides.average(pixels, 2))
         np.testing.assert_array_equal(overview[3:90:4, 5], slides.average(pixels, 2)[3:90:4, 5])

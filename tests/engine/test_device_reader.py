@@ -16,6 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from napari_wsigpu import open_slide
+from napari_wsigpu import slide as slide_module
 from napari_wsigpu.codecs import workspace
 from napari_wsigpu.codecs.batch import GpuBatch
 from napari_wsigpu.codecs.worker import DecodeWorker
@@ -34,6 +35,7 @@ from napari_wsigpu.errors import (
 from tests import slides, tiffbytes
 from tests.conftest import pinned_places
 from tests.host_device import WrappedDecoder
+from tests.test_display_color import in_srgb, with_profile
 from tests.test_slide import reference
 
 pytest.importorskip("nvidia.nvimgcodec")
@@ -1027,3 +1029,154 @@ def test_tiles_corrected_late_are_right_on_the_host(tmp_path, host_gpu, monkeypa
     with open_slide(path, device="cpu") as cpu, open_slide(path, device="cuda") as slide:
         np.testing.assert_array_equal(slide.levels[0][...], cpu.levels[0][...])
         assert len(calls) == 3
+
+
+class TestInsertedLevels:
+    """Averaged on the device from what it decodes of the finer level."""
+
+    SIZE = (331, 473)
+
+    @pytest.fixture(autouse=True)
+    def small_screen(self, monkeypatch):
+        monkeypatch.setattr(slide_module, "LARGEST_OVERVIEW", 100)
+
+    def write(self, path, kind="JPEG YCbCr", step=8, encode=None, **more):
+        options = KINDS[kind] | {"encode": encode or KINDS[kind]["encode"]} | more
+        channels, dtype = options.pop("channels", 3), options.pop("dtype", "uint8")
+        pixels = slides.picture(*self.SIZE, channels, dtype)
+        pages = [
+            tiffbytes.page(level, tile=TILE, subfile_type=number, **options)
+            for number, level in enumerate((pixels, pixels[::step, ::step]))
+        ]
+        return tiffbytes.write(path, pages)
+
+    def expected(self, path):
+        """What the inserted levels show of the pixels that the CPU decodes."""
+        with open_slide(path, device="cpu") as slide:
+            finer, found = slide.level_array(0, tolerant=True)[...], []
+            for level in slide.pyramid:
+                if level.inserted:
+                    found.append(slides.average(found[-1] if found else finer, 2))
+        assert len(found) == 2
+        return found
+
+    def inserted(self, slide, **options):
+        return [
+            slide.level_array(level.number, **options) for level in slide.pyramid if level.inserted
+        ]
+
+    @pytest.mark.parametrize("kind", BY_DEVICE)
+    def test_they_are_those_of_the_cpu(self, tmp_path, host_gpu, kind):
+        path = self.write(tmp_path / "slide.tif", kind)
+        expected = self.expected(path)
+        with open_slide(path, device="cuda") as slide:
+            for level, pixels in zip(self.inserted(slide), expected, strict=True):
+                np.testing.assert_array_equal(level[...], pixels)
+                np.testing.assert_array_equal(level[17:80, 3:101], pixels[17:80, 3:101])
+                np.testing.assert_array_equal(level[-1:, -1:], pixels[-1:, -1:])
+                assert level[5:5].shape == (0, *pixels.shape[1:])
+                assert level[:, 5:5].shape == (len(pixels), 0, pixels.shape[2])
+            for number in range(expected[0].shape[2]):
+                for level, pixels in zip(
+                    self.inserted(slide, channel=number), expected, strict=True
+                ):
+                    np.testing.assert_array_equal(level[9:, 4:], pixels[9:, 4:, number])
+            assert decoded(slide)["cpu"] == 0
+        assert pinned_places() == 0
+
+    def test_only_averages_are_downloaded(self, tmp_path, host_gpu, monkeypatch):
+        path = self.write(tmp_path / "slide.tif")
+        sizes = []
+        download = host_gpu.download
+
+        def watched(pixels, stream):
+            sizes.append(pixels.size)
+            return download(pixels, stream)
+
+        with open_slide(path, device="cuda") as slide:
+            slide.read_region((0, 0), (5, 5))  # the verifier's, too
+            monkeypatch.setattr(host_gpu, "download", watched)
+            for level in self.inserted(slide):
+                found = level[10:60, 20:90]
+                assert sizes == [found.size]
+                sizes.clear()
+
+    @pytest.mark.parametrize("room", [1, 40_000, 1 << 30])
+    def test_in_pieces(self, tmp_path, host_gpu, monkeypatch, room):
+        path = self.write(tmp_path / "slide.tif")
+        monkeypatch.setattr(device_reader, "BATCH_PIXEL_BYTES", room)
+        with open_slide(path, device="cuda") as slide:
+            for level, pixels in zip(self.inserted(slide), self.expected(path), strict=True):
+                np.testing.assert_array_equal(level[1:, 1:-1], pixels[1:, 1:-1])
+            assert decoded(slide)["cpu"] == 0
+
+    def test_in_srgb(self, tmp_path, host_gpu):
+        path = self.write(tmp_path / "slide.tif")
+        expected = self.expected(path)
+        with with_profile(path, device="cuda") as slide:
+            slide.display_color = "srgb"
+            for level, pixels in zip(self.inserted(slide, tolerant=True), expected, strict=True):
+                np.testing.assert_array_equal(level[...], in_srgb(pixels))
+            assert decoded(slide)["cpu"] == 0
+
+    def test_damaged_tiles(self, tmp_path, host_gpu):
+        numbers = iter(range(1000))
+
+        def encode(tile):
+            return slides.jpeg_ycbcr(tile)[: -40 if next(numbers) in (12, 24) else None]
+
+        path = self.write(tmp_path / "slide.tif", encode=encode)
+        expected = self.expected(path)
+        told = []
+        with open_slide(path, device="cuda") as slide:
+            slide.on_failed_tile(lambda name, reason: told.append(name))
+            for level, pixels in zip(self.inserted(slide, tolerant=True), expected, strict=True):
+                np.testing.assert_array_equal(level[...], pixels)
+            assert told == ["level 0, row 1, column 2", "level 0, row 2, column 4"]
+            with pytest.raises(TileError, match="level 0, row 1, column 2"):
+                self.inserted(slide)[0][...]
+            assert decoded(slide)["cpu"] == 0
+        assert pinned_places() == 0
+
+    def test_missing_tiles(self, tmp_path, host_gpu):
+        path = self.write(tmp_path / "slide.tif", missing=[0, 1, 7])
+        with open_slide(path, device="cuda") as slide:
+            for level, pixels in zip(self.inserted(slide), self.expected(path), strict=True):
+                np.testing.assert_array_equal(level[...], pixels)
+
+    def test_without_device_memory_the_cpu_does_it(self, tmp_path, host_gpu):
+        path = self.write(tmp_path / "slide.tif")
+        host_gpu.free = 0
+        with open_slide(path, device="cuda") as slide:
+            for level, pixels in zip(self.inserted(slide), self.expected(path), strict=True):
+                np.testing.assert_array_equal(level[...], pixels)
+            assert decoded(slide)["cpu"] > 0
+
+    def test_without_memory_for_averages_the_cpu_does_it(self, tmp_path, host_gpu, monkeypatch):
+        path = self.write(tmp_path / "slide.tif")
+        monkeypatch.setattr(host_gpu, "empty", no_memory)
+        with open_slide(path, device="cuda") as slide:
+            for level, pixels in zip(self.inserted(slide), self.expected(path), strict=True):
+                np.testing.assert_array_equal(level[...], pixels)
+            assert decoded(slide).get("nvimagecodec", 0) == 0
+
+    def test_a_device_that_fails_is_named(self, tmp_path, host_gpu, monkeypatch):
+        def fail(*args):
+            raise RuntimeError("an illegal memory access")
+
+        monkeypatch.setattr(device_reader, "area_average", fail)
+        path = self.write(tmp_path / "slide.tif")
+        fails = pytest.raises(DeviceError, match=r"cuda:0.*illegal memory access")
+        with open_slide(path, device="cuda") as slide, fails:
+            self.inserted(slide)[0][...]
+
+    def test_what_the_device_cannot_decode(self, tmp_path, host_gpu):
+        path = self.write(tmp_path / "slide.tif", "deflate")
+        with open_slide(path, device="cuda") as slide:
+            for level, pixels in zip(self.inserted(slide), self.expected(path), strict=True):
+                np.testing.assert_array_equal(level[...], pixels)
+            assert "nvimagecodec" not in decoded(slide)
+
+
+def no_memory(*args):
+    raise MemoryError

@@ -213,7 +213,7 @@ class TestComputedLevels:
         slides.write_pyramid(path, pixels, (), tile=(128, 128))
         with open_slide(path) as slide:
             assert slide.level_count == 1
-            assert [(level.width, level.height) for level in slide.pyramid] == [
+            assert [(level.layout.width, level.layout.height) for level in slide.pyramid] == [
                 (5200, 203),
                 (2600, 102),
                 (1300, 51),

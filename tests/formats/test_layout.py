@@ -54,7 +54,7 @@ def test_a_canvas_holds_each_picture_once():
     assert canvas.stored == (one, other)
     assert one.stored == (one,)
     assert (canvas.channels, canvas.dtype, canvas.grid) == (3, np.uint8, one.grid)
-    (computed,) = slide(canvas).computed_levels(150)
+    computed = slide(canvas).pyramid(150)[1].layout
     assert computed.parts == ()
     assert computed.stored == (computed,)
 
@@ -69,12 +69,69 @@ def test_a_canvas_holds_each_picture_once():
     ],
 )
 def test_computed_levels_halve_until_one_fits_a_screen(size, expected):
-    computed = slide(level(9999, 9999), level(*size)).computed_levels(1024)
-    assert [(item.width, item.height) for item in computed] == expected
-    for item in computed:
+    pyramid = slide(level(*size)).pyramid(1024)
+    assert [(item.layout.width, item.layout.height) for item in pyramid[1:]] == expected
+    assert [item[::2] for item in pyramid] == [
+        (0, None),
+        *((i, i - 1) for i in range(1, len(pyramid))),
+    ]
+    for _, item, _, inserted in pyramid[1:]:
         assert item.computed
+        assert not inserted
         assert item.missing == "finer"
         assert (item.channels, item.dtype) == (3, np.uint8)
         assert item.grid.rows * item.grid.tile_height >= item.height
         assert item.grid.columns * item.grid.tile_width >= item.width
         assert not item.grid.byte_counts.any()
+
+
+@pytest.mark.parametrize(
+    ("sides", "expected"),
+    [
+        # (number, longer side, finer) of what is computed
+        ((4096, 2048, 1024), []),
+        ((4096, 1025), [(2, 2048, 0), (3, 513, 1)]),
+        ((4096, 1024), [(2, 2048, 0)]),
+        ((9000, 1125), [(2, 4500, 0), (3, 2250, 2), (4, 563, 1)]),
+        ((40001, 2500, 900), [(3, 20001, 0), (4, 10001, 3), (5, 5001, 4), (6, 1250, 1)]),
+        ((9000, 3000), [(2, 4500, 0), (3, 1500, 1), (4, 750, 3)]),
+        ((4200, 2000, 1000), []),
+        ((4201, 2000), [(2, 2101, 0), (3, 1000, 1)]),
+        ((1024, 10), []),
+        ((5000, 10), [(2, 2500, 0), (3, 1250, 2), (4, 625, 3)]),
+    ],
+)
+def test_levels_are_inserted_where_steps_are_large(sides, expected):
+    layout = slide(*(level(side, side // 3) for side in sides))
+    pyramid = layout.pyramid(1024)
+    computed = [item for item in pyramid if item.layout.computed]
+    found = [(item.number, item.layout.width, item.finer) for item in computed]
+    assert found == sorted(expected, key=lambda item: -item[1])
+    own = [item for item in pyramid if not item.layout.computed]
+    assert [item.number for item in own] == list(range(len(sides)))
+    assert [item.finer for item in own] == [None, *range(len(sides) - 1)]
+    assert tuple(item.layout for item in own) == layout.levels
+    assert sorted(item.number for item in pyramid) == list(range(len(pyramid)))
+    widths = [item.layout.width for item in pyramid]
+    assert widths == sorted(widths, reverse=True)
+    for item in computed:
+        finer = next(other.layout for other in pyramid if other.number == item.finer)
+        assert item.inserted == (item.layout.width > sides[-1])
+        assert item.layout.height == -(-finer.height // 2)
+
+
+@pytest.mark.parametrize(
+    ("tile", "expected"),
+    [
+        ((256, 240), (512, 480)),
+        ((2048, 700), (1024, 350)),
+        ((8, 4096), (512, 2048)),
+        ((8192, 1023), (512, 512)),  # too large, and no even number
+    ],
+)
+def test_computed_tiles_cover_whole_tiles_of_the_finer_level(tile, expected):
+    grid = TileGrid(*tile, np.zeros((1, 9, 9), np.int64), np.zeros((1, 9, 9), np.int64))
+    (_, item, *_) = slide(dataclasses.replace(level(9000, 8000), grid=grid)).pyramid(1024)
+    found = item.layout.grid
+    assert (found.tile_height, found.tile_width) == expected
+    assert (found.rows, found.columns) == (-(-4000 // expected[0]), -(-4500 // expected[1]))

@@ -1,13 +1,18 @@
 """What napari is given for a slide."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import tifffile
+from hypothesis import given
+from hypothesis import strategies as st
+from napari.layers.utils.layer_utils import compute_multiscale_level_and_corners
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.privacy import masked
+from napari_wsigpu.slide import LARGEST_OVERVIEW
 from napari_wsigpu.viewer.layers import slide_layers
 from napari_wsigpu.viewer.sample import sample_path
 from tests import leica, philips, slides
@@ -156,6 +161,47 @@ def test_coarsest_level_is_small_and_an_area_average(tmp_path, size):
         for level in levels[1:]:
             expected = area_average(expected)
             np.testing.assert_array_equal(level[...], expected)
+
+
+def test_stored_levels_are_found_among_those_shown(tmp_path):
+    path = tmp_path / "slide.tif"
+    slides.write_pyramid(
+        path, slides.picture(1100, 4300, 1)[..., 0], (8,), photometric="minisblack"
+    )
+    with open_slide(path) as slide:
+        [(levels, _, _)] = slide_layers(slide)
+        assert [level.shape for level in levels] == [
+            (1100, 4300),
+            (550, 2150),
+            (275, 1075),
+            (138, 538),
+        ]
+        assert [level.computed for level in levels] == [False, True, True, False]
+        stored = [level for level in levels if level.number < slide.level_count]
+        assert [level.shape for level in stored] == [level.shape[:2] for level in slide.levels]
+        for level, own in zip(stored, slide.levels, strict=True):
+            np.testing.assert_array_equal(level[...], own[..., 0])
+
+
+@pytest.mark.parametrize("steps", [(1, 4, 16), (1, 4, 16, 32), (1, 16), (1, 3, 9, 27), (1, 2, 8)])
+@given(
+    zoom=st.floats(-8, 3).map(lambda power: 2**power),
+    place=st.tuples(st.floats(0, 1), st.floats(0, 1)),
+)
+def test_napari_loads_little_more_than_its_canvas_has(steps, zoom, place):
+    """Wherever the slide fills the canvas, or the middle of it."""
+    size, canvas = np.array([32_914, 46_000]), np.array([950, 1200])
+    with open_slide(sample_path()) as slide:
+        [first, *_] = slide.layout.levels
+        levels = [
+            replace(first, width=-(-46_000 // step), height=-(-32_914 // step)) for step in steps
+        ]
+        pyramid = replace(slide.layout, levels=tuple(levels)).pyramid(LARGEST_OVERVIEW)
+    shapes = np.array([(level.layout.height, level.layout.width) for level in pyramid])
+    start = np.maximum(size - canvas / zoom, 0) * place
+    seen = np.array([start, np.minimum(start + canvas / zoom, size)])
+    _, (start, stop) = compute_multiscale_level_and_corners(seen, canvas, size / shapes)
+    assert np.prod(stop - start) <= 4.5 * np.prod(canvas)
 
 
 def area_average(pixels):

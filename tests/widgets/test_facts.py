@@ -84,6 +84,17 @@ def test_computed_levels_are_named_so(tmp_path):
         assert levels_in_short(slide).startswith("1 stored level, 3 computed, ")
 
 
+def test_inserted_levels_are_in_their_place_and_have_no_number(tmp_path):
+    path = tmp_path / "slide.tif"
+    slides.write_pyramid(path, slides.picture(40, 5000), (4,), photometric="rgb")
+    with open_slide(path) as slide:
+        rows = level_facts(slide)
+        assert [row.level for row in rows] == ["0", "", "1", ""]
+        assert [row.downsample for row in rows] == ["1", "2", "4", "8"]
+        assert [row.compression == "computed" for row in rows] == [False, True, False, True]
+        assert levels_in_short(slide).startswith("2 stored levels, 2 computed, ")
+
+
 def test_levels_that_a_format_lets_decoders_scale_are_computed(tmp_path):
     path = tmp_path / "slide.ndpi"
     pages = [ndpi.level(slides.picture(side, side), blocks=2) for side in (256, 64)]
