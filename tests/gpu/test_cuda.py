@@ -19,6 +19,7 @@ import pytest
 import tifffile
 
 from napari_wsigpu import open_slide
+from napari_wsigpu import slide as slide_module
 from napari_wsigpu.codecs import choose
 from napari_wsigpu.codecs.color import ColorProfile
 from napari_wsigpu.codecs.cuda import CudaDevice, PinnedMemory
@@ -28,6 +29,7 @@ from napari_wsigpu.codecs.verify import TOLERANCES
 from napari_wsigpu.engine import device_cache, device_reader
 from napari_wsigpu.errors import DeviceError, RegionError, SlideReadError
 from tests import slides, tiffbytes
+from tests.conftest import pinned_places
 from tests.host_device import HostDevice, WrappedDecoder
 from tests.icc import PROFILES
 from tests.test_display_color import in_srgb, with_profile
@@ -540,6 +542,40 @@ class TestPixels:
                         found = slide.read_region(place, (300, 400), color=color)
                         np.testing.assert_array_equal(found, expected)
                 slide.clear_cache()
+
+    @pytest.mark.parametrize("kind", ["4:2:0", "gray", "JPEG 2000", "JPEG 2000 16 bit"])
+    def test_inserted_levels(self, tmp_path, jpeg_path, monkeypatch, kind):
+        """A pyramid that steps by 8: averaged on the device, twice from the same pixels."""
+        monkeypatch.setattr(slide_module, "LARGEST_OVERVIEW", 100)
+        options = {"channels": 3, "dtype": "uint8"} | KINDS[kind]
+        pixels = slides.picture(
+            HEIGHT - 1, WIDTH - 1, options.pop("channels"), options.pop("dtype")
+        )
+        pages = [
+            tiffbytes.page(level, tile=TILE, subfile_type=number, **options)
+            for number, level in enumerate((pixels, pixels[::8, ::8]))
+        ]
+        path = tiffbytes.write(tmp_path / "slide.tif", pages)
+        most = tolerance_of(kind, jpeg_path)
+        with open_slide(path, device="cpu") as cpu, open_slide(path, device="cuda") as slide:
+            inserted = [level.number for level in slide.pyramid if level.inserted]
+            assert len(inserted) == 2
+            for number in inserted:
+                expected = cpu.level_array(number)[...]
+                for _ in ("cold", "warm"):
+                    assert difference(slide.level_array(number)[...], expected) <= most
+                part = slide.level_array(number)[33:, 21:-1]
+                assert difference(part, expected[33:, 21:-1]) <= most
+                channel = slide.level_array(number, 0)[...]
+                assert difference(channel, expected[..., 0]) <= most
+                assert slide.level_array(number)[5:5].size == 0
+                # Exactly what NumPy makes of the pixels that the device decoded.
+                finer = slides.average(slide.levels[0][...], 2)
+                finer = finer if number == inserted[0] else slides.average(finer, 2)
+                np.testing.assert_array_equal(slide.level_array(number)[...], finer)
+                slide.clear_cache()
+            assert slide.stats()["decoded"]["cpu"] == 0
+            assert pinned_places() == 0
 
     def test_empty_and_far_regions(self, jpeg):
         slide, _ = jpeg
