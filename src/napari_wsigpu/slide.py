@@ -410,10 +410,10 @@ class Slide:
         """What viewers show, finest first: the slide's levels, and others by 2 x 2 averages.
 
         These are computed between levels of which one is more than about twice as large as the
-        next, and beyond the coarsest, so that a screen never needs much more than 4 times as many
-        pixels as it has, and holds the coarsest whole. Each has a number, by which `level_array`
-        makes an array of it; for the slide's own levels it is the index in `levels`. Hence
-        ``[level for level in slide.pyramid if level.number < slide.level_count]`` are `levels`.
+        next, and beyond the coarsest. So what a viewer has to load is about 4 times as many pixels
+        as its canvas has, at most, and the coarsest level fits a screen. `level_array` makes an
+        array of each by its number, which for the slide's own is the index in `levels`: those
+        have a ``number < slide.level_count``, in the arrays of a layer (``layer.data``) too.
         """
         return self._pyramid
 
