@@ -61,7 +61,13 @@ def opened(shared):
 
 
 def test_the_public_face():
-    assert set(napari_wsigpu.__all__) == {"Slide", "SlideError", "__version__", "open_slide"}
+    assert set(napari_wsigpu.__all__) == {
+        "Slide",
+        "SlideError",
+        "__version__",
+        "open_slide",
+        "wait",
+    }
     for name in napari_wsigpu.__all__:
         assert getattr(napari_wsigpu, name)
 

@@ -1,12 +1,52 @@
 """Whole-slide images in napari and in scripts.
 
-Public face: `open_slide`, `Slide`, and the errors in `napari_wsigpu.errors`.
+Public face: `open_slide`, `Slide`, `wait`, and the errors in `napari_wsigpu.errors`.
 """
 
+from __future__ import annotations
+
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 from napari_wsigpu.errors import SlideError
 from napari_wsigpu.slide import Slide, open_slide
 
-__all__ = ["Slide", "SlideError", "__version__", "open_slide"]
+if TYPE_CHECKING:
+    from napari.layers import Layer
+
+__all__ = ["Slide", "SlideError", "__version__", "open_slide", "wait"]
 __version__ = version("napari-wsigpu")
+
+
+def wait(layer: Layer, timeout: float = 60.0) -> None:
+    """Return when what a viewer shows of a slide's layer is exact, not a coarser stand-in.
+
+    For scripts, screenshots and tests; call it in the main thread. The application's events are
+    handled meanwhile. ``layer.data`` needs no waiting: it is always exact.
+
+    Parameters
+    ----------
+    layer : napari.layers.Layer
+        A layer that shows a slide. One that is invisible, or in no viewer, is not waited for.
+    timeout : float
+        How many seconds to wait at most.
+
+    Raises
+    ------
+    LayerError
+        If the layer shows no slide.
+    DisplayTimeoutError
+        If tiles are still missing after the timeout.
+    SlideError
+        If tiles can't be had, because the file or the device fails.
+
+    Examples
+    --------
+    >>> [layer] = viewer.open("slide.svs", plugin="napari-wsigpu")  # doctest: +SKIP
+    >>> viewer.scene.camera.zoom = 0.5  # doctest: +SKIP
+    >>> napari_wsigpu.wait(layer)  # doctest: +SKIP
+    >>> viewer.screenshot("slide.png")  # doctest: +SKIP
+    """
+    from napari_wsigpu.viewer import waiting
+
+    waiting.wait(layer, timeout)

@@ -60,6 +60,14 @@ class DeviceError(SlideError, RuntimeError):
     """Pixels were asked for on a device that can't be used."""
 
 
+class LayerError(SlideError, ValueError):
+    """A layer was given that shows no slide."""
+
+
+class DisplayTimeoutError(SlideError, TimeoutError):
+    """What is on screen was not exact in time."""
+
+
 class TileError(SlideError, ValueError):
     """A tile that was asked for exactly could not be decoded.
 

@@ -18,6 +18,7 @@ from napari_wsigpu.codecs.choose import choose_decoder
 from napari_wsigpu.codecs.color import EmbeddedProfile, wants_srgb
 from napari_wsigpu.codecs.device import Window
 from napari_wsigpu.engine.canvas import parts_of
+from napari_wsigpu.engine.fetcher import tile_fetcher
 from napari_wsigpu.engine.level import LevelArray
 from napari_wsigpu.engine.log import TileLog
 from napari_wsigpu.engine.reader import RegionReader
@@ -30,12 +31,13 @@ from napari_wsigpu.storage.memory import MemorySource
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
 
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.color import Color
+    from napari_wsigpu.engine.cache import TileKey
     from napari_wsigpu.engine.span import Span
     from napari_wsigpu.formats.layout import Channel, LevelLayout, PyramidLevel, SlideLayout
     from napari_wsigpu.storage.source import ByteSource
@@ -417,6 +419,51 @@ class Slide:
         """
         return self._pyramid
 
+    # What displays show
+
+    @property
+    def display_number(self) -> int:
+        """The slide's number in the keys of tiles, in its `display_color`."""
+        return self._number if self.display_color == "stored" else ~self._number
+
+    @property
+    def display_background(self) -> Any:
+        """Value of pixels that the file does not hold, in its `display_color`."""
+        table = self._profile.table(self.display_color)
+        if table is None:
+            return self.layout.background
+        return table.background(self.layout.background, self._pyramid[0].channels)
+
+    def read_tiles(self, keys: Sequence[TileKey]) -> dict[TileKey, NDArray[Any]]:
+        """Decode whole tiles of one level for a display: those that fail show the background.
+
+        Parameters
+        ----------
+        keys : sequence of TileKey
+            Tiles of this slide, all of one level and in the same colours.
+
+        Returns
+        -------
+        dict of TileKey to ndarray, shape (height, width, channels)
+            Cut to the level. All but failed ones are in the cache now.
+
+        Raises
+        ------
+        SlideClosedError
+            If the slide was closed.
+        DeviceError
+            If the device that shall decode them fails.
+        """
+        first = keys[0]
+        table = self._profile.table("stored" if first.slide >= 0 else "srgb")
+        tiles = {(key.row, key.column): key for key in keys}
+        found = self._guarded(partial(self._reader.read_tiles, first.level, tiles, table))
+        return {tiles[tile]: found[tile] for tile in tiles}
+
+    def count_shown(self, asked: int, at_hand: int) -> None:
+        """Count the tiles of a display's new view, and those that were at hand for it."""
+        self._log.count(tiles_asked=asked, cache_hits=at_hand)
+
     # Resources
 
     def on_failed_tile(self, report: Callable[[str, str], None]) -> None:
@@ -428,7 +475,7 @@ class Slide:
 
     def stats(self) -> dict[str, Any]:
         """Return counters: tiles asked, hits, decoded by which decoder, bytes read, failed."""
-        return self._log.stats()
+        return {**self._log.stats(), "display": tile_fetcher.stats(self._number)}
 
     def clear_cache(self) -> None:
         """Drop this slide's decoded tiles, from memory and from devices."""
@@ -436,6 +483,7 @@ class Slide:
 
     def release(self) -> None:
         """Let go of file handle, threads and tiles; the next read takes them again."""
+        tile_fetcher.forget_slide(self._number)
         self._source.release()
         self.clear_cache()
         self._release_readers()
@@ -450,6 +498,7 @@ class Slide:
         self._source.close()
         with self._idle:
             self._idle.wait_for(lambda: self._reading == 0)
+        tile_fetcher.forget_slide(self._number)
         self.clear_cache()
         self._release_readers()
 

@@ -289,6 +289,12 @@ def _ycbcr_to_rgb(pixels: NDArray[Any]) -> None:
         pixels[..., channel] = np.clip(values, 0, 255)
 
 
+def threads_at_work() -> int:
+    """Return how many threads decode one batch: those of the pool and the one that waits."""
+    cores = os.cpu_count() or 1
+    return cores if cores > FEW_CORES else cores + 1
+
+
 class CpuDecoder:
     """A pool of threads that decode tiles.
 
@@ -303,8 +309,7 @@ class CpuDecoder:
     name = "cpu"
 
     def __init__(self, workers: int | None = None) -> None:
-        cores = os.cpu_count() or 1
-        self._workers = workers or (cores - 1 if cores > FEW_CORES else cores)
+        self._workers = workers or threads_at_work() - 1
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
         self._memory = TileMemory()

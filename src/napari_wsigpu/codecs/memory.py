@@ -15,6 +15,7 @@ CACHE_LINE = 64
 
 SMALLEST_REGION, LARGEST_REGION = 1 << 20, 64 << 20
 KEPT_REGIONS = 3
+KEPT_PICTURES = 2
 
 Room = NDArray[np.uint8]
 
@@ -94,3 +95,52 @@ class RegionMemory:
     def clear(self) -> None:
         """Give back what is kept."""
         self._free.clear()
+
+
+class PictureMemory:
+    """Memory for the pictures of displays, all rooms as large as the largest one needed.
+
+    To touch new memory for the first time can take longer than a display may wait, so `prepare`
+    does it before. At most `KEPT_PICTURES` rooms that are not in use are kept. Safe under many
+    threads.
+    """
+
+    def __init__(self) -> None:
+        self._free: deque[Room] = deque(maxlen=KEPT_PICTURES)
+        self._size = 0
+
+    def prepare(self, size: int) -> None:
+        """Make room for two pictures of `size` bytes: the one shown and the next one."""
+        if size > self._size:
+            self._size = size
+            for _ in range(2):
+                self._free.append(np.ones(size, np.uint8))
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Return an array whose values are undefined."""
+        count = math.prod(shape)
+        size = count * dtype.itemsize
+        self._size = max(self._size, size)
+        room = self._take(size)
+        pixels = np.frombuffer(room.data, dtype, count)
+        weakref.finalize(pixels, self._give_back, room).atexit = False
+        return pixels.reshape(shape)
+
+    def clear(self) -> None:
+        """Give back what is not in use; pictures in use are given back when they end."""
+        self._free.clear()
+        self._size = 0
+
+    def _take(self, size: int) -> Room:
+        while self._free:
+            try:
+                room = self._free.popleft()
+            except IndexError:
+                break
+            if room.size >= size:
+                return room
+        return np.empty(max(size, self._size), np.uint8)
+
+    def _give_back(self, room: Room) -> None:
+        if room.size >= self._size > 0:
+            self._free.append(room)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     Read = Callable[[Span, Span, int | None], NDArray[Any]]
 
+VIEWER_CHUNK = 128
+
 
 class LevelOwner(Protocol):
     """What levels belong to: makes them again in another process."""
@@ -69,9 +71,12 @@ class LevelArray:
     ndim, size : int
         Number of axes and of samples.
     chunks : tuple of int
-        Size of a tile along each axis.
-    slide, number
+        Size of a tile along each axis. A viewer's array says at most 128: viewers draw whole
+        chunks, and those of large tiles or of strips would be many times what a screen shows.
+    slide, number, channel
         As given.
+    layout : LevelLayout
+        What the level is.
     computed : bool
         Whether the level is computed from a finer one because the file lacks it.
     """
@@ -87,7 +92,8 @@ class LevelArray:
         tolerant: bool = False,
     ) -> None:
         self._read = read
-        self._channel = channel
+        self.layout = layout
+        self.channel = channel
         self._tolerant = tolerant
         self.slide = slide
         self.number = number
@@ -96,9 +102,10 @@ class LevelArray:
         self.dtype = layout.dtype
         self.ndim = len(self.shape)
         self.size = layout.height * layout.width * (samples[0] if samples else 1)
+        largest = VIEWER_CHUNK if tolerant else max(layout.height, layout.width)
         self.chunks: tuple[int, ...] = (
-            min(layout.grid.tile_height, layout.height),
-            min(layout.grid.tile_width, layout.width),
+            min(layout.grid.tile_height, layout.height, largest),
+            min(layout.grid.tile_width, layout.width, largest),
             *samples,
         )
         self.computed = layout.computed
@@ -117,7 +124,7 @@ class LevelArray:
             _axis_index(index, length)
             for index, length in zip(_expand(key, self.ndim), self.shape, strict=True)
         )
-        channel = self._channel
+        channel = self.channel
         views: tuple[slice | int, ...] = (rows.view, columns.view)
         if channels:
             if isinstance(channels[0].view, int):
@@ -142,7 +149,7 @@ class LevelArray:
         return self
 
     def __reduce__(self) -> tuple[Callable[..., LevelArray], tuple[Any, ...]]:
-        return _rebuild, (self.slide, self.number, self._channel, self._tolerant)
+        return _rebuild, (self.slide, self.number, self.channel, self._tolerant)
 
     def __repr__(self) -> str:
         return f"<LevelArray {self.shape} {self.dtype}>"
@@ -166,7 +173,9 @@ class LevelArray:
             raise ModuleNotFoundError(
                 "to_dask needs Dask, which is not installed; pip install dask[array]."
             ) from error
-        size = (self.chunks[0] * tiles, self.chunks[1] * tiles, *self.shape[2:])
+        grid = self.layout.grid
+        height, width = min(grid.tile_height, self.shape[0]), min(grid.tile_width, self.shape[1])
+        size = (height * tiles, width * tiles, *self.shape[2:])
         return dask.array.from_array(self, chunks=size, asarray=False)
 
 

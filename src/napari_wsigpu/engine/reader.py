@@ -13,7 +13,8 @@ from napari_wsigpu.codecs.codestream import recipe
 from napari_wsigpu.codecs.device import Window
 from napari_wsigpu.codecs.nvimagecodec import NvImageCodecDecoder
 from napari_wsigpu.codecs.verify import Verifier
-from napari_wsigpu.engine.cache import tile_cache
+from napari_wsigpu.engine.blocks import blocks, extent
+from napari_wsigpu.engine.cache import TileKey, tile_cache
 from napari_wsigpu.engine.canvas import compose
 from napari_wsigpu.engine.device_cache import device_tiles
 from napari_wsigpu.engine.device_reader import DeviceReader
@@ -22,13 +23,14 @@ from napari_wsigpu.engine.span import Span
 from napari_wsigpu.errors import DeviceError, RegionError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
+    from collections.abc import Collection, Hashable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.color import ColorTable
     from napari_wsigpu.codecs.cpu import CpuDecoder
     from napari_wsigpu.codecs.worker import DecodeWorker
+    from napari_wsigpu.engine.blocks import Block
     from napari_wsigpu.engine.log import TileLog
     from napari_wsigpu.formats.layout import LevelLayout, PyramidLevel, SlideLayout
     from napari_wsigpu.storage.source import ByteSource
@@ -177,6 +179,63 @@ class RegionReader:
         y, x = top - window.top, left - window.left
         region[y : y + inside.shape[0], x : x + inside.shape[1]] = inside
         return region
+
+    def read_tiles(
+        self,
+        level: int,
+        tiles: Collection[tuple[int, int]],
+        table: ColorTable | None = None,
+    ) -> dict[tuple[int, int], NDArray[Any]]:
+        """Read whole tiles, for a display: those that fail show the background.
+
+        Parameters
+        ----------
+        level : int
+            Index of the image.
+        tiles : collection of (int, int)
+            Row and column of each.
+        table : ColorTable, optional
+            The colours that the pixels get.
+
+        Returns
+        -------
+        dict of (int, int) to ndarray, shape (height, width, channels)
+            Cut to the image. All but failed ones are in the host's cache now.
+
+        Raises
+        ------
+        SlideClosedError
+            If the slide was closed.
+        """
+        image = self._images[level]
+        found: dict[tuple[int, int], NDArray[Any]] = {}
+        for block in blocks(tiles):
+            rows, columns = extent(image, block)
+            window = Window(rows.start, columns.start, rows.length, columns.length)
+            pixels = self._by_gpu(level, window, table, tolerant=True)
+            if pixels is not None:
+                found |= self._kept(level, block, pixels, table)
+        rest = [tile for tile in tiles if tile not in found]
+        read = self._scheduler_of(table).read_tiles(level, rest)
+        return found | dict(zip(rest, read, strict=True))
+
+    def _kept(
+        self, level: int, block: Block, pixels: NDArray[Any], table: ColorTable | None
+    ) -> dict[tuple[int, int], NDArray[Any]]:
+        """Cut a block's pixels into tiles, and keep these in the host's cache."""
+        grid = self._images[level].grid
+        found: dict[tuple[int, int], NDArray[Any]] = {}
+        for row, column in block.tiles():
+            top, left = (
+                (row - block.top) * grid.tile_height,
+                (column - block.left) * grid.tile_width,
+            )
+            tile = pixels[top : top + grid.tile_height, left : left + grid.tile_width].copy()
+            key = TileKey(self._slide, level, row, column)
+            if not self._log.has_failed(key):
+                tile_cache.put(key if table is None else key.in_srgb(), tile)
+            found[row, column] = tile
+        return found
 
     def read_to_device(
         self,

@@ -11,6 +11,7 @@ import numpy as np
 from napari_wsigpu.codecs.decoder import EncodedTile
 from napari_wsigpu.codecs.memory import RegionMemory
 from napari_wsigpu.engine.average import area_average
+from napari_wsigpu.engine.blocks import Block, extent
 from napari_wsigpu.engine.cache import TileKey
 from napari_wsigpu.engine.canvas import compose, touches
 from napari_wsigpu.engine.span import Span, overlaps
@@ -148,6 +149,48 @@ class TileScheduler:
             raise self._log.error(failures)
         return pixels
 
+    def read_tiles(self, level: int, tiles: Sequence[tuple[int, int]]) -> list[NDArray[Any]]:
+        """Read whole tiles of a level, for a display: those that fail show the background.
+
+        Parameters
+        ----------
+        level : int
+            Index of the level.
+        tiles : sequence of (int, int)
+            Row and column of each.
+
+        Returns
+        -------
+        list of ndarray, shape (height, width, channels)
+            Cut to the level. All but failed ones are in the cache now.
+
+        Raises
+        ------
+        SlideClosedError
+            If the slide was closed.
+        """
+        image = self._images[level]
+        found: list[NDArray[Any]] = []
+        absent: list[Placement] = []
+        for row, column in tiles:
+            key = TileKey(self._slide, level, row, column)
+            rows, columns = extent(image, Block(row, row + 1, column, column + 1))
+            tile = self._cache.get(self._kept(key))
+            if tile is not None:
+                tile = tile[: rows.length, : columns.length]
+            elif image.parts:
+                tile, failures = self._read(level, rows, columns, None, tolerant=True)
+                if not failures:
+                    self._cache.put(self._kept(key), tile)
+            else:
+                shape = (rows.length, columns.length, image.channels)
+                tile = np.empty(shape, image.dtype)
+                cut = slice(0, rows.length), slice(0, columns.length)
+                absent.append(Placement(key, tile, cut))
+            found.append(tile)
+        self._produce(image, absent, None, tolerant=True, keep=True)
+        return found
+
     def release(self) -> None:
         """Give back memory that is kept for the next region."""
         self._memory.clear()
@@ -176,6 +219,20 @@ class TileScheduler:
             else:
                 hits += 1
                 placement.paste(tile, channel)
+        failures = self._produce(image, absent, channel, tolerant=tolerant, keep=keep)
+        self._log.count(tiles_asked=hits + len(absent), cache_hits=hits)
+        return pixels, failures
+
+    def _produce(
+        self,
+        image: LevelLayout,
+        absent: list[Placement],
+        channel: int | None,
+        *,
+        tolerant: bool,
+        keep: bool,
+    ) -> dict[TileKey, str]:
+        """Put tiles in their places that are not in the cache."""
         stored, missing = self._locate(image, absent)
         try:
             begin = time.perf_counter()
@@ -191,9 +248,8 @@ class TileScheduler:
                 placement.target[...] = self._blank
         for placement in missing:
             failures |= self._fill(image, placement, channel, tolerant=tolerant, keep=keep)
-        self._log.count(tiles_asked=hits + len(absent), cache_hits=hits)
         self._log.note(failures, report=tolerant)
-        return pixels, failures
+        return failures
 
     def _read_canvas(
         self,

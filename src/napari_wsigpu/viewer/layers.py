@@ -122,7 +122,8 @@ def _compute_overview(slide: Slide) -> None:
     if not coarsest.layout.computed:
         return
     overview = slide.level_array(coarsest.number, tolerant=True)
-    rows, columns = overview.chunks[:2]
+    grid = coarsest.layout.grid
+    rows, columns = grid.tile_height, grid.tile_width
     corners = [
         (y, x)
         for y in range(0, overview.shape[0], rows)

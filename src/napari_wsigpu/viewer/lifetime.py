@@ -1,21 +1,50 @@
-"""When the last layer of a slide leaves a viewer, its file, threads and tiles are let go."""
+"""What a viewer that shows slides does from then on: draw without waiting, let go in the end."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet, ref
 
 from napari_wsigpu.viewer.layers import slide_of
+from napari_wsigpu.viewer.progressive import display_progressively, on_window_closed, stop_display
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from napari import Viewer
+    from napari.layers import Layer
+
+_watched: WeakSet[Viewer] = WeakSet()
 
 
-def release_removed_slides(viewer: Viewer) -> None:
-    """Watch a viewer's layers; calling it again for the same viewer changes nothing."""
+def look_after_slides(viewer: Viewer) -> None:
+    """Have a viewer draw slides without waiting, and let go of those that leave it.
+
+    With the last layer of a slide its file, threads and tiles go. Calling this again for the same
+    viewer changes nothing.
+    """
+    if viewer in _watched:
+        return
+    _watched.add(viewer)
+    display_progressively(viewer)
     viewer.layers.events.removed.connect(_on_removed)
+    weak = ref(viewer)
+
+    def on_closed() -> None:
+        closed = weak()
+        if closed is not None:
+            for layer in closed.layers:
+                _let_go(layer, ())
+
+    on_window_closed(viewer, on_closed)
 
 
 def _on_removed(event: Any) -> None:
-    slide = slide_of(event.value)
-    if slide is not None and all(slide_of(layer) is not slide for layer in event.source):
+    _let_go(event.value, event.source)
+
+
+def _let_go(layer: Layer, others: Iterable[Layer]) -> None:
+    stop_display(layer)
+    slide = slide_of(layer)
+    if slide is not None and all(slide_of(other) is not slide for other in others):
         slide.release()

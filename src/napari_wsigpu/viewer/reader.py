@@ -14,7 +14,6 @@ from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.slide import Slide, open_slide
 from napari_wsigpu.viewer.dock import open_inspector_with_a_slide
 from napari_wsigpu.viewer.layers import slide_layers
-from napari_wsigpu.viewer.lifetime import release_removed_slides
 from napari_wsigpu.viewer.settings import SLIDE_ENDINGS, settings
 
 if TYPE_CHECKING:
@@ -82,11 +81,20 @@ def read_slides(path: str | Sequence[str]) -> list[LayerData]:
                 f"'{slide.path}' holds {slide.layout.hidden_planes + 1} planes; "
                 "one of them is shown."
             )
-    viewer = napari.current_viewer()
-    if viewer is not None:
-        release_removed_slides(viewer)
-        open_inspector_with_a_slide(viewer)
+    _prepare_viewers()
     return layers
+
+
+def _prepare_viewers() -> None:
+    """Prepare for the slides whichever viewer they are meant for: napari doesn't say."""
+    current = napari.current_viewer()
+    if current is not None:  # so there is Qt
+        from napari_wsigpu.viewer.lifetime import look_after_slides
+        from napari_wsigpu.viewer.progressive import open_viewers
+
+        for viewer in {current, *open_viewers()}:
+            look_after_slides(viewer)
+            open_inspector_with_a_slide(viewer)
 
 
 def _as_list(path: str | Sequence[str]) -> list[str]:

@@ -1,0 +1,224 @@
+"""Tiles for displays, fetched in the background: what is on screen before what may be next."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from napari_wsigpu.codecs.cpu import threads_at_work
+from napari_wsigpu.errors import SlideClosedError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from napari_wsigpu.engine.cache import TileKey
+
+BATCH_SECONDS = 0.05
+BATCH_TILES = 256
+IDLE_SECONDS = 2.0
+
+logger = logging.getLogger(__name__)
+
+
+class TileSource(Protocol):
+    """A slide, as displays see it."""
+
+    def read_tiles(self, keys: Sequence[TileKey]) -> dict[TileKey, NDArray[Any]]:
+        """Decode whole tiles of one level."""
+
+
+class Display(Protocol):
+    """Who wants tiles of a slide. The fetcher calls it from its own thread."""
+
+    @property
+    def slide(self) -> TileSource:
+        """The slide."""
+
+    def land(self, tiles: Mapping[TileKey, NDArray[Any]]) -> None:
+        """Take tiles of one level, wanted or not."""
+
+    def fail(self, error: Exception) -> None:
+        """Learn that wanted tiles can't be had."""
+
+
+@dataclass
+class _Wanted:
+    """What one display wants, in its order."""
+
+    on_screen: list[TileKey]
+    next_likely: list[TileKey]
+
+
+class _Batch(NamedTuple):
+    source: TileSource
+    keys: list[TileKey]
+    ahead: bool
+
+
+class TileFetcher:
+    """Decodes the tiles that displays want, in one thread that lives while any are wanted.
+
+    What is on any screen comes before what may be next on one. Batches take about 50 ms each,
+    so that a new view waits no longer than that for the end of an old one.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._wanted: dict[Display, _Wanted] = {}
+        self._thread: threading.Thread | None = None
+        self._in_flight: frozenset[TileKey] = frozenset()
+        self._pace: dict[tuple[int, int], float] = {}
+        self._ahead: set[TileKey] = set()
+        self._fetched_ahead: Counter[int] = Counter()
+        self._hits_ahead: Counter[int] = Counter()
+        self._last_batch: dict[int, int] = {}
+
+    def want(
+        self, display: Display, on_screen: Sequence[TileKey], next_likely: Sequence[TileKey] = ()
+    ) -> None:
+        """Replace what a display wants; what it wanted before and wants no more is dropped."""
+        with self._changed:
+            waiting = self._wanted.pop(display, None)
+            if not on_screen and not next_likely:
+                return
+            flying = self._in_flight
+            wanted = _Wanted(
+                [key for key in on_screen if key not in flying],
+                [key for key in next_likely if key not in flying],
+            )
+            if waiting is None or wanted.on_screen:
+                # Who asks last moves something now, and is served first.
+                self._wanted = {display: wanted} | self._wanted
+            else:
+                self._wanted[display] = wanted
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="wsigpu-fetch", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def forget(self, display: Display) -> None:
+        """Drop what a display wants; tiles in flight may still land."""
+        self.want(display, ())
+
+    def shown(self, keys: Iterable[TileKey]) -> None:
+        """Learn which tiles were at hand when a view needed them, to count hits."""
+        with self._changed:
+            for key in self._ahead.intersection(keys):
+                self._ahead.discard(key)
+                self._hits_ahead[_number(key)] += 1
+
+    def stats(self, slide: int) -> dict[str, int]:
+        """Return a slide's counters: queue, batch, prefetched, prefetch_hits."""
+        with self._changed:
+            queue = sum(
+                _number(key) == slide
+                for wanted in self._wanted.values()
+                for key in wanted.on_screen
+            )
+            return {
+                "queue": queue + sum(_number(key) == slide for key in self._in_flight),
+                "batch": self._last_batch.get(slide, 0),
+                "prefetched": self._fetched_ahead[slide],
+                "prefetch_hits": self._hits_ahead[slide],
+            }
+
+    def forget_slide(self, slide: int) -> None:
+        """Drop all that is wanted and known of a slide, and return once none of it is decoded."""
+        with self._changed:
+            for wanted in self._wanted.values():
+                for keys in (wanted.on_screen, wanted.next_likely):
+                    keys[:] = [key for key in keys if _number(key) != slide]
+            self._changed.wait_for(lambda: all(_number(key) != slide for key in self._in_flight))
+            self._ahead = {key for key in self._ahead if _number(key) != slide}
+            self._pace = {place: pace for place, pace in self._pace.items() if place[0] != slide}
+            for counts in (self._fetched_ahead, self._hits_ahead, self._last_batch):
+                counts.pop(slide, None)
+
+    def _run(self) -> None:
+        while (batch := self._next()) is not None:
+            begin = time.perf_counter()
+            try:
+                tiles = batch.source.read_tiles(batch.keys)
+            except SlideClosedError:
+                self._drop(batch.source)
+            except Exception as error:
+                logger.exception("Tiles of a display could not be read")
+                for display in self._drop(batch.source):
+                    display.fail(error)
+            else:
+                self._land(batch, tiles, time.perf_counter() - begin)
+
+    def _next(self) -> _Batch | None:
+        """Wait for what to fetch next; None after a while in which nothing was wanted."""
+        with self._changed:
+            self._in_flight = frozenset()
+            self._changed.notify_all()
+            while True:
+                for ahead in (False, True):
+                    for display, wanted in self._wanted.items():
+                        keys = wanted.next_likely if ahead else wanted.on_screen
+                        if keys:
+                            return self._take(display, keys, ahead=ahead)
+                if not self._changed.wait(IDLE_SECONDS) and not self._any_wanted():
+                    self._thread = None
+                    return None
+
+    def _any_wanted(self) -> bool:
+        return any(wanted.on_screen or wanted.next_likely for wanted in self._wanted.values())
+
+    def _take(self, display: Display, keys: list[TileKey], *, ahead: bool) -> _Batch:
+        """Take the first tiles of one level from a list."""
+        first = keys[0]
+        most = self._batch_size(first)
+        taken = [key for key in keys if key[:2] == first[:2]][:most]
+        self._in_flight = frozenset(taken)
+        for wanted in self._wanted.values():
+            for waiting in (wanted.on_screen, wanted.next_likely):
+                waiting[:] = [key for key in waiting if key not in self._in_flight]
+        self._last_batch[_number(first)] = len(taken)
+        return _Batch(display.slide, taken, ahead)
+
+    def _batch_size(self, key: TileKey) -> int:
+        """Return how many tiles keep all cores at work for as long as a batch may take."""
+        side_by_side = threads_at_work()
+        pace = self._pace.get((_number(key), key.level))
+        if pace is None:
+            return side_by_side
+        rounds = max(1, int(BATCH_SECONDS / max(pace, 1e-6)) // side_by_side)
+        return min(BATCH_TILES, rounds * side_by_side)
+
+    def _land(self, batch: _Batch, tiles: Mapping[TileKey, NDArray[Any]], seconds: float) -> None:
+        first = batch.keys[0]
+        with self._changed:
+            self._pace[_number(first), first.level] = seconds / len(batch.keys)
+            if batch.ahead:
+                self._ahead.update(batch.keys)
+                self._fetched_ahead[_number(first)] += len(batch.keys)
+            displays = self._of(batch.source)
+        for display in displays:
+            display.land(tiles)
+
+    def _drop(self, source: TileSource) -> Collection[Display]:
+        """Drop what is wanted of a slide; return whose displays wanted it."""
+        with self._changed:
+            displays = self._of(source)
+            for display in displays:
+                del self._wanted[display]
+            return displays
+
+    def _of(self, source: TileSource) -> list[Display]:
+        return [display for display in self._wanted if display.slide is source]
+
+
+def _number(key: TileKey) -> int:
+    """Return the number of a key's slide, whatever colours it is in."""
+    return key.slide if key.slide >= 0 else ~key.slide
+
+
+tile_fetcher = TileFetcher()

@@ -1,0 +1,372 @@
+"""Layers of slides that never wait: napari's slices are composed of what is at hand.
+
+This is the only module that touches what napari keeps to itself: a layer's slicing state, and the
+canvas that draws. `fits` says whether a layer has what is needed; one that has not shows exact
+levels, as any other layer does.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, ref
+
+import napari
+import numpy as np
+from qtpy.QtCore import QObject, QTimer, Signal
+
+from napari_wsigpu.codecs.memory import PictureMemory
+from napari_wsigpu.engine.cache import tile_cache
+from napari_wsigpu.engine.fetcher import tile_fetcher
+from napari_wsigpu.engine.level import VIEWER_CHUNK
+from napari_wsigpu.engine.picture import Picture, View
+from napari_wsigpu.engine.wanted import next_likely, on_screen
+from napari_wsigpu.viewer.layers import slide_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from napari import Viewer
+    from napari.layers import Image, Layer
+    from numpy.typing import NDArray
+
+    from napari_wsigpu.engine.cache import TileKey
+    from napari_wsigpu.engine.level import LevelArray
+    from napari_wsigpu.slide import Slide
+
+REFRESH_SECONDS = 0.1
+MOST_PIXELS = 64 << 20
+PREFETCH_SHARE = 0.25
+SEAM = ("_make_slice_request_internal", "_make_slice_request", "_update_slice_response")
+REQUEST = ("data_at_data_level", "data_level", "corner_pixels", "slice_input", "level_shapes")
+
+logger = logging.getLogger(__name__)
+
+_memory = PictureMemory()
+_displays: WeakKeyDictionary[Layer, ProgressiveDisplay] = WeakKeyDictionary()
+
+
+def display_progressively(viewer: Viewer) -> None:
+    """Let slides that are added to a viewer be drawn without waiting for their tiles."""
+    weak = ref(viewer)
+
+    def on_inserted(event: Any) -> None:
+        shown = weak()
+        if shown is not None:
+            _start_display(shown, event.value)
+
+    viewer.layers.events.inserted.connect(on_inserted)
+    _slice_before_drawing(viewer)
+
+
+def open_viewers() -> list[Viewer]:
+    """Return all viewers that are open, as far as napari tells."""
+    return list(getattr(napari.Viewer, "_instances", ()))
+
+
+def on_window_closed(viewer: Viewer, react: Callable[[], None]) -> None:
+    """Have a function called when a viewer's window is gone, also if its layers are not."""
+    with suppress(AttributeError):
+        viewer.window._qt_window.destroyed.connect(react)
+
+
+def update_view(viewer: Viewer) -> None:
+    """Let a viewer find the slices of its view now, not when it is drawn next."""
+    with suppress(AttributeError):
+        viewer.window._qt_viewer.canvas.on_draw(None)
+
+
+def display_of(layer: Layer) -> ProgressiveDisplay | None:
+    """Return what draws a layer progressively, if anything does."""
+    return _displays.get(layer)
+
+
+def stop_display(layer: Layer) -> None:
+    """Show a layer's exact levels again; nothing is fetched for it any more."""
+    display = _displays.pop(layer, None)
+    if display is not None:
+        display.close()
+    if not _displays:
+        _memory.clear()
+
+
+def fits(layer: Layer) -> bool:
+    """Whether this napari's layers have what progressive display needs."""
+    state = getattr(layer, "_slicing_state", None)
+    return all(callable(getattr(state, name, None)) for name in SEAM)
+
+
+def _start_display(viewer: Viewer, layer: Layer) -> None:
+    if layer in _displays or slide_of(layer) is None:
+        return
+    if not fits(layer):
+        logger.warning("This version of napari draws slides only once all tiles are decoded")
+        return
+    _displays[layer] = ProgressiveDisplay(layer)
+    # The level that napari picks has up to twice the canvas' pixels along each axis.
+    height, width = (2 * side + 2 * VIEWER_CHUNK for side in viewer.canvas.size)
+    base = layer.data[0]
+    size = height * width * math.prod(base.shape[2:]) * base.dtype.itemsize
+    threading.Thread(target=_memory.prepare, args=(size,), name="wsigpu-memory").start()
+
+
+def _slice_before_drawing(viewer: Viewer) -> None:
+    """Let napari find the slice of a new view before it draws that view, not after."""
+    try:
+        canvas = viewer.window._qt_viewer.canvas
+        draw, on_draw = canvas._scene_canvas.events.draw, canvas.on_draw
+    except AttributeError:
+        logger.warning("This version of napari draws each new view of a slide one frame late")
+        return
+    weak = ref(viewer)
+
+    def before_drawing(event: Any) -> None:
+        shown = weak()
+        if shown is not None and any(layer in _displays for layer in shown.layers):
+            on_draw(event)
+
+    draw.connect(before_drawing, position="first")
+
+
+class _Landings(QObject):  # type: ignore[misc]
+    """Brings news from the fetcher's thread to the main one."""
+
+    landed = Signal()
+
+
+class ProgressiveDisplay:
+    """One layer's slices, composed of what is at hand and refreshed as tiles land.
+
+    Parameters
+    ----------
+    layer : Image
+        A layer that shows a slide.
+    """
+
+    def __init__(self, layer: Image) -> None:
+        self._layer = ref(layer)
+        self._slide: Slide
+        self._levels: list[LevelArray] = []
+        self._color = ""
+        self._picture: Picture | None = None
+        self._motion = (0.0, 0.0)
+        self._exact = True
+        self._error: Exception | None = None
+        self._newest = -1
+        self._response: Any = None
+        self._news = threading.Event()
+        self._landings = _Landings()
+        self._landings.landed.connect(self._on_landed)
+        self._timer = QTimer()
+        self._timer.setSingleShot(True)
+        self._timer.timeout.connect(self._refresh)
+        self._last_refresh = 0.0
+        state = layer._slicing_state
+        self._original = {name: getattr(state, name) for name in SEAM}
+        state._make_slice_request_internal = self._make_internal
+        state._make_slice_request = self._make
+        state._update_slice_response = self._update
+
+    # What the fetcher sees
+
+    @property
+    def slide(self) -> Slide:
+        """The slide that the layer shows."""
+        return self._slide
+
+    def land(self, tiles: Mapping[TileKey, NDArray[Any]]) -> None:
+        """Take tiles of one level and have the layer refreshed if it shows them."""
+        picture = self._picture
+        if picture is not None and picture.land(tiles) and not self._news.is_set():
+            self._news.set()
+            self._landings.landed.emit()
+
+    def fail(self, error: Exception) -> None:
+        """Keep the reason why tiles can't be had."""
+        self._error = error
+
+    # What napari calls, all in its main thread
+
+    def _make_internal(self, **arguments: Any) -> Any:
+        """Make a request whose pixels are composed instead of read."""
+        layer = self._layer()
+        self._follow(layer)
+        request = self._original["_make_slice_request_internal"](**arguments)
+        if (
+            self._picture is None
+            or request.slice_input.ndisplay != 2
+            or request.data_level == len(self._levels) - 1
+        ):
+            self._settle()
+            return request
+        level, corners = _affordable(request)
+        return replace(
+            request,
+            data_level=level,
+            corner_pixels=corners,
+            data_at_data_level=_Composed(self, self._levels[level].shape, level),
+        )
+
+    def _make(self, dims: Any) -> Any:
+        """Make a request for asynchronous slicing: shown at once, it has nothing left to do."""
+        request = self._original["_make_slice_request"](dims)
+        if not isinstance(request.data_at_data_level, _Composed):
+            return request
+        layer = self._layer()
+        if layer is not None:
+            layer._slicing_state._update_slice_response(request())
+            layer.events.set_data()
+        return _Answered(request.id, self)
+
+    def _update(self, response: Any) -> None:
+        """Take a slice unless a newer one is shown already."""
+        if response.request_id >= self._newest:
+            self._newest = response.request_id
+            self._response = response
+            self._original["_update_slice_response"](response)
+
+    def compose(self, level: int, rows: slice, columns: slice) -> NDArray[Any]:
+        """Return the pixels of a region as they are at hand, and have the others fetched."""
+        picture = self._picture
+        assert picture is not None
+        view = View(level, rows.start, rows.stop, columns.start, columns.stop)
+        last = picture.view
+        pixels = picture.compose(view)
+        if view != last:
+            self._error = None
+            self._motion = _motion(last, view)
+            tile_fetcher.shown(picture.found)
+            self.slide.count_shown(picture.asked, len(picture.found))
+        self._want(picture)
+        return pixels
+
+    # The rest
+
+    @property
+    def exact(self) -> bool:
+        """Whether the layer's slice shows its level's own pixels everywhere."""
+        return self._exact
+
+    @property
+    def error(self) -> Exception | None:
+        """Why the rest of the slice can't be had; None unless that is so."""
+        return self._error
+
+    def close(self) -> None:
+        """Give the layer its own slicing back, and want no tiles any more."""
+        tile_fetcher.forget(self)
+        self._timer.stop()
+        self._landings.landed.disconnect(self._on_landed)
+        self._picture = self._response = None
+        layer = self._layer()
+        if layer is not None:
+            for name in SEAM:
+                vars(layer._slicing_state).pop(name, None)
+
+    def _follow(self, layer: Image | None) -> None:
+        """Begin a new picture where the layer shows other levels or colours than before."""
+        slide = slide_of(layer)
+        if layer is None or slide is None:
+            self._picture = None
+            return
+        levels, color = list(layer.data), slide.display_color
+        if self._picture is not None and color == self._color and _same(levels, self._levels):
+            return
+        if self._picture is not None:
+            layer._reset_thumbnail_level_data()
+        self._slide, self._levels, self._color = slide, levels, color
+        materializer = layer._level_materializer
+        overview = np.asarray(levels[-1]) if materializer is None else materializer(len(levels) - 1)
+        self._picture = Picture(
+            slide.display_number,
+            {level.number: level.layout for level in levels},
+            overview,
+            slide.display_background,
+            levels[0].channel,
+            tile_cache,
+            _memory,
+        )
+
+    def _want(self, picture: Picture) -> None:
+        wanted = on_screen(picture)
+        self._exact = not wanted
+        budget = int(tile_cache.budget * PREFETCH_SHARE)
+        if self._error is None:
+            tile_fetcher.want(self, wanted, next_likely(picture, self._motion, budget))
+
+    def _settle(self) -> None:
+        """Show what napari reads by itself: nothing is missing."""
+        self._exact = True
+        tile_fetcher.forget(self)
+
+    def _on_landed(self) -> None:
+        """Refresh the layer, but not much more often than an eye can see."""
+        self._news.clear()
+        picture = self._picture
+        if picture is None:
+            return
+        due = self._last_refresh + REFRESH_SECONDS - time.perf_counter()
+        if due <= 0 or picture.complete_at_hand:
+            self._refresh()
+        elif not self._timer.isActive():
+            self._timer.start(int(due * 1000) + 1)
+
+    def _refresh(self) -> None:
+        self._timer.stop()
+        layer = self._layer()
+        if layer is not None and layer.visible and not self._exact:
+            layer.set_view_slice()
+            layer.events.set_data()
+        self._last_refresh = time.perf_counter()
+
+
+@dataclass(frozen=True)
+class _Composed:
+    """What a slice reads instead of a level."""
+
+    display: ProgressiveDisplay
+    shape: tuple[int, ...]
+    level: int
+
+    def __getitem__(self, key: tuple[slice, ...]) -> NDArray[Any]:
+        return self.display.compose(self.level, *key[:2])
+
+
+@dataclass(frozen=True)
+class _Answered:
+    """A request whose answer is shown already."""
+
+    id: int
+    display: ProgressiveDisplay
+
+    def __call__(self) -> Any:
+        return self.display._response
+
+
+def _affordable(request: Any) -> tuple[int, NDArray[Any]]:
+    """Return level and corners of a request, of a coarser level where it asks for too much."""
+    level, corners = request.data_level, request.corner_pixels
+    shapes = request.level_shapes
+    while level < len(shapes) - 1 and np.prod(corners[1] - corners[0] + 1) > MOST_PIXELS:
+        corners = np.minimum(corners * shapes[level + 1] // shapes[level], shapes[level + 1] - 1)
+        level += 1
+    return level, corners
+
+
+def _same(levels: Sequence[Any], others: Sequence[Any]) -> bool:
+    return len(levels) == len(others) and all(map(lambda a, b: a is b, levels, others))
+
+
+def _motion(last: View | None, view: View) -> tuple[float, float]:
+    """Return how far a view moved, (down, right); nothing where the level changed."""
+    if last is None or last.level != view.level:
+        return 0.0, 0.0
+    return (
+        (view.top + view.bottom - last.top - last.bottom) / 2,
+        (view.left + view.right - last.left - last.right) / 2,
+    )
