@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 BATCH_SECONDS = 0.05
 BATCH_TILES = 256
-IDLE_SECONDS = 2.0
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +61,7 @@ class _Batch(NamedTuple):
 
 
 class TileFetcher:
-    """Decodes the tiles that displays want, in one thread that lives while any are wanted.
+    """Decodes the tiles that displays want, in one thread that lives as long as any are wanted.
 
     What is on any screen comes before what may be next on one. Batches take about 50 ms each,
     so that a new view waits no longer than that for the end of an old one.
@@ -100,7 +99,6 @@ class TileFetcher:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="wsigpu-fetch", daemon=True)
                 self._thread.start()
-            self._changed.notify_all()
 
     def forget(self, display: Display) -> None:
         """Drop what a display wants; tiles in flight may still land."""
@@ -155,22 +153,17 @@ class TileFetcher:
                 self._land(batch, tiles, time.perf_counter() - begin)
 
     def _next(self) -> _Batch | None:
-        """Wait for what to fetch next; None after a while in which nothing was wanted."""
+        """Return what to fetch next; None ends the thread."""
         with self._changed:
             self._in_flight = frozenset()
             self._changed.notify_all()
-            while True:
-                for ahead in (False, True):
-                    for display, wanted in self._wanted.items():
-                        keys = wanted.next_likely if ahead else wanted.on_screen
-                        if keys:
-                            return self._take(display, keys, ahead=ahead)
-                if not self._changed.wait(IDLE_SECONDS) and not self._any_wanted():
-                    self._thread = None
-                    return None
-
-    def _any_wanted(self) -> bool:
-        return any(wanted.on_screen or wanted.next_likely for wanted in self._wanted.values())
+            for ahead in (False, True):
+                for display, wanted in self._wanted.items():
+                    keys = wanted.next_likely if ahead else wanted.on_screen
+                    if keys:
+                        return self._take(display, keys, ahead=ahead)
+            self._thread = None
+            return None
 
     def _take(self, display: Display, keys: list[TileKey], *, ahead: bool) -> _Batch:
         """Take the first tiles of one level from a list."""

@@ -10,7 +10,7 @@ import numpy as np
 from napari_wsigpu.engine.blocks import Block, blocks, extent
 from napari_wsigpu.engine.cache import TileKey
 from napari_wsigpu.engine.canvas import touches
-from napari_wsigpu.engine.resample import positions, resample
+from napari_wsigpu.engine.resample import Axis, resample
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -298,12 +298,11 @@ class Picture:
         part = whole.common(self._view)
         assert part is not None
         under = self._under(part, level)
-        down = positions(part.top, part.bottom, other.height / own.height, other.height)
-        across = positions(part.left, part.right, other.width / own.width, other.width)
+        down, across = other.height / own.height, other.width / own.width
         resample(
             self._mosaic(under, hand),
-            down - under.top,
-            across - under.left,
+            Axis(part.top * down - under.top, down),
+            Axis(part.left * across - under.left, across),
             self._pixels[self._view.part(part)],
         )
 

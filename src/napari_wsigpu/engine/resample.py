@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -14,47 +14,73 @@ COARSE = 4
 ROWS_AT_ONCE = 128
 
 
-def positions(start: int, stop: int, ratio: float, length: int) -> NDArray[np.intp]:
-    """Return the pixel of a level of `length` that lies under each pixel of another one.
+class Axis(NamedTuple):
+    """How pixels of a display lie over those of a picture, along one axis.
 
-    Parameters
+    Attributes
     ----------
-    start, stop : int
-        The range of pixels of the other level.
+    start : float
+        Where the first one begins, in pixels of the picture.
     ratio : float
-        How many pixels of the level one of the other spans.
+        How many pixels of the picture one spans.
     """
-    centres = (np.arange(start, stop) + 0.5) * ratio
-    return np.minimum(centres.astype(np.intp), length - 1)
+
+    start: float
+    ratio: float
+
+    def under(self, count: int, length: int) -> NDArray[np.intp]:
+        """Return the pixels of a picture of `length` under the centres of the first `count`."""
+        centres = self.start + (np.arange(count) + 0.5) * self.ratio
+        return np.clip(centres, 0, length - 1).astype(np.intp)
+
+    def range(self, count: int, length: int) -> tuple[float, float]:
+        """Return begin and end of the first `count`, within a picture of `length`."""
+        end = min(self.start + count * self.ratio, length)
+        return max(0.0, min(self.start, end - self.ratio)), end
 
 
-def resample(
-    source: NDArray[Any], rows: NDArray[np.intp], columns: NDArray[np.intp], out: NDArray[Any]
-) -> None:
+def resample(source: NDArray[Any], down: Axis, across: Axis, out: NDArray[Any]) -> None:
     """Draw a picture larger or smaller: nearest pixels, smoothed where these would be seen.
 
     Parameters
     ----------
     source : ndarray, shape (height, width) or (height, width, channels)
         The picture.
-    rows, columns : ndarray of int
-        The row and column of it that each one of `out` shows, ascending.
+    down, across : Axis
+        How the pixels of `out` lie over it.
     out : ndarray
         Where to draw; its last axis is contiguous.
     """
-    factor = min(len(rows) / source.shape[0], len(columns) / source.shape[1])
-    if factor > COARSE and source.dtype == np.uint8 and source.shape[2:] in ((), (3,), (4,)):
-        height, width = -(-len(rows) // COARSE), -(-len(columns) // COARSE)
-        from PIL import Image
-
-        picture = Image.fromarray(np.ascontiguousarray(source))
-        source = np.asarray(picture.resize((width, height), Image.Resampling.BILINEAR))
-        rows, columns = np.arange(len(rows)) // COARSE, np.arange(len(columns)) // COARSE
+    height, width = out.shape[:2]
+    if (
+        max(down.ratio, across.ratio) < 1 / COARSE
+        and source.dtype == np.uint8
+        and source.shape[2:] in ((), (3,), (4,))
+    ):
+        source = _smoothed(source, down, across, height, width)
+        down = across = Axis(0, 1 / COARSE)
+    rows, columns = down.under(height, source.shape[0]), across.under(width, source.shape[1])
     wide = np.take(_whole_pixels(source), columns, axis=1)
     target = _whole_pixels(out)
-    for first in range(0, len(rows), ROWS_AT_ONCE):
+    for first in range(0, height, ROWS_AT_ONCE):
         part = slice(first, first + ROWS_AT_ONCE)
         target[part] = wide[rows[part]]
+
+
+def _smoothed(
+    source: NDArray[Any], down: Axis, across: Axis, height: int, width: int
+) -> NDArray[Any]:
+    """Return a picture, interpolated linearly, of a quarter of the size that is wanted."""
+    from PIL import Image
+
+    quarter = -(-height // COARSE), -(-width // COARSE)
+    (top, bottom), (left, right) = (
+        axis.range(COARSE * count, length)
+        for axis, count, length in zip((down, across), quarter, source.shape[:2], strict=True)
+    )
+    picture = Image.fromarray(np.ascontiguousarray(source))
+    box = left, top, right, bottom
+    return np.asarray(picture.resize(quarter[::-1], Image.Resampling.BILINEAR, box=box))
 
 
 def _whole_pixels(pixels: NDArray[Any]) -> NDArray[Any]:

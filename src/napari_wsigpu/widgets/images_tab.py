@@ -44,7 +44,7 @@ class ImagesTab(Column):
         """Show the images of another slide, or none."""
         for card in self.cards.values():
             card.forget()
-            card.setParent(None)
+            card.hide()  # without a parent it would be a window until it is deleted
             card.deleteLater()
         self.cards = {}
         if slide is not None:

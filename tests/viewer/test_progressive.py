@@ -1,0 +1,408 @@
+"""Slides in a real napari window while their tiles are held back."""
+
+import logging
+import threading
+import time
+
+import numpy as np
+import pytest
+from napari.layers import Layer
+from napari.settings import get_settings
+from qtpy.QtWidgets import QApplication
+
+import napari_wsigpu
+from napari_wsigpu import open_slide
+from napari_wsigpu.codecs import cpu
+from napari_wsigpu.engine.cache import tile_cache
+from napari_wsigpu.errors import DisplayTimeoutError, LayerError
+from napari_wsigpu.viewer import progressive
+from napari_wsigpu.viewer.sample import sample_path
+from tests.viewer.conftest import has_display
+
+PLUGIN = "napari-wsigpu"
+MAGENTA = (255, 0, 255)
+
+
+@pytest.fixture(params=["sync", "async"])
+def slicing(request):
+    get_settings().experimental.async_ = request.param == "async"
+    return request.param
+
+
+@pytest.fixture
+def make_viewer(request):
+    """Make viewers under napari's strict checks of what a closed one leaves behind."""
+    if not has_display():
+        pytest.skip("there is no X display (run under xvfb-run)")
+    make_napari_viewer = request.getfixturevalue("make_napari_viewer")
+
+    def make():
+        viewer = make_napari_viewer(show=True, strict_qt=True)
+        viewer.canvas.background_color_override = "magenta"
+        return viewer
+
+    return make
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    """Holds back every tile while it is closed."""
+    gate = threading.Event()
+    gate.set()
+    decode_tile = cpu.decode_tile
+
+    def held_back(tile, memory):
+        assert gate.wait(30)
+        return decode_tile(tile, memory)
+
+    monkeypatch.setattr(cpu, "decode_tile", held_back)
+    yield gate
+    gate.set()
+
+
+def settle(seconds=0.2):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        QApplication.processEvents()
+        time.sleep(0.005)
+
+
+def look_at(viewer, layer, y, x, zoom):
+    """Show a place, given in pixels of level 0, at `zoom` screen pixels a pixel of level 0."""
+    scale = layer.scale[-2:]
+    viewer.scene.camera.center = (0, y * scale[0], x * scale[1])
+    viewer.scene.camera.zoom = zoom / scale[0]
+
+
+def canvas_of(viewer):
+    return viewer.screenshot(flash=False)[..., :3]
+
+
+def blank_share(viewer):
+    return (canvas_of(viewer) == MAGENTA).all(axis=-1).mean()
+
+
+def shown(layer):
+    """Return the slice that a layer shows, and the exact pixels of the same region."""
+    (top, left), (bottom, right) = layer.corner_pixels[:, -2:] + [[0, 0], [1, 1]]
+    return (
+        np.asarray(layer._slice.image.raw),
+        np.asarray(layer.data[layer.data_level][top:bottom, left:right]),
+    )
+
+
+def fetching():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("wsigpu")]
+
+
+def test_slices_do_not_wait_and_are_never_blank(make_viewer, slicing, gate):
+    viewer = make_viewer()
+    [layer] = viewer.open(sample_path(), plugin=PLUGIN)
+    settle()
+    gate.clear()
+    for y, x, zoom in [(2600, 3300, 0.4), (2600, 3300, 1), (2700, 3000, 2), (2600, 3300, 0.3)]:
+        look_at(viewer, layer, y, x, zoom)
+        assert blank_share(viewer) == 0
+        settle(0.05)
+        assert blank_share(viewer) == 0
+    look_at(viewer, layer, 2600, 3300, 1)
+    canvas_of(viewer)
+    assert not progressive.display_of(layer).exact
+    np.testing.assert_raises(AssertionError, np.testing.assert_array_equal, *held(layer))
+    gate.set()
+    napari_wsigpu.wait(layer, 30)
+    np.testing.assert_array_equal(*shown(layer))
+
+
+def held(layer):
+    """Return the slice that is shown, and the exact one read from another instance."""
+    (top, left), (bottom, right) = layer.corner_pixels[:, -2:] + [[0, 0], [1, 1]]
+    level = layer.data[layer.data_level]
+    import tifffile
+
+    with tifffile.TiffFile(sample_path()) as file:
+        page = next(page for page in file.pages if page.shape == level.shape)
+        exact = page.asarray()
+    return np.asarray(layer._slice.image.raw), exact[top:bottom, left:right]
+
+
+def test_after_wait_the_slice_is_what_tifffile_decodes(make_viewer, slicing):
+    viewer = make_viewer()
+    [layer] = viewer.open(sample_path(), plugin=PLUGIN)
+    stored = {level.shape for level in layer.data[0].slide.levels}
+    for y, x, zoom in [(2600, 3300, 1), (1200, 2000, 1), (1200, 2400, 1.5), (2600, 3300, 0.2)]:
+        look_at(viewer, layer, y, x, zoom)
+        napari_wsigpu.wait(layer, 30)
+        if layer.data[layer.data_level].shape in stored:
+            np.testing.assert_array_equal(*held(layer))
+        np.testing.assert_array_equal(*shown(layer))
+
+
+def test_zooming_out_shows_no_flash(make_viewer, slicing, gate):
+    """No pixel of the canvas turns to background that shows the slide before and after."""
+    viewer = make_viewer()
+    [layer] = viewer.open(sample_path(), plugin=PLUGIN)
+    look_at(viewer, layer, 2600, 3300, 4)
+    napari_wsigpu.wait(layer, 30)
+    tile_cache.forget(layer.data[0].slide.display_number)
+    gate.clear()
+    drawn = []
+    scene = viewer.window._qt_viewer.canvas._scene_canvas
+
+    def remember(event):
+        from vispy.gloo.util import _screenshot
+
+        drawn.append(_screenshot()[..., :3].copy())
+
+    scene.events.draw.connect(remember, position="last")
+    zoom = 4.0
+    while zoom > 0.35:
+        zoom /= 1.3
+        look_at(viewer, layer, 2600, 3300, zoom)
+        settle(0.03)
+    scene.events.draw.disconnect(remember)
+    assert len(drawn) >= 8
+    for frame in drawn:
+        assert not (frame == MAGENTA).all(axis=-1).any()
+
+
+def test_scripts_read_exactly_and_wait_while_the_display_does_not(make_viewer, gate):
+    viewer = make_viewer()
+    [layer] = viewer.open(sample_path(), plugin=PLUGIN)
+    gate.clear()
+    look_at(viewer, layer, 2600, 3300, 1)
+    canvas_of(viewer)
+    threading.Timer(0.3, gate.set).start()
+    begin = time.monotonic()
+    pixels = layer.data[0][2600:2700, 3300:3400]
+    assert time.monotonic() - begin > 0.2
+    with open_slide(sample_path()) as slide:
+        np.testing.assert_array_equal(pixels, slide.levels[0][2600:2700, 3300:3400])
+
+
+def test_a_new_view_cancels_what_the_old_one_lacked(make_viewer, gate):
+    viewer = make_viewer()
+    [layer] = viewer.open(sample_path(), plugin=PLUGIN)
+    slide = layer.data[0].slide
+    gate.clear()
+    look_at(viewer, layer, 1200, 1200, 1)
+    canvas_of(viewer)
+    before = slide.stats()["display"]["queue"]
+    look_at(viewer, layer, 4000, 5000, 4)
+    canvas_of(viewer)
+    assert slide.stats()["display"]["queue"] < before
+
+
+def test_layers_of_channels_share_their_tiles(make_viewer, slicing, write_channels):
+    path, pixels, _ = write_channels(3)
+    viewer = make_viewer()
+    layers = viewer.open(path, plugin=PLUGIN)
+    slide = layers[0].data[0].slide
+    settle()
+    slide.clear_cache()
+    before = slide.stats()["decoded"]["cpu"]
+    look_at(viewer, layers[0], 600, 750, 2)
+    for layer in layers:
+        napari_wsigpu.wait(layer, 30)
+        np.testing.assert_array_equal(*shown(layer))
+    (top, left), (bottom, right) = layers[2].corner_pixels + [[0, 0], [1, 1]]
+    if layers[2].data_level == 0:
+        raw = layers[2]._slice.image.raw
+        np.testing.assert_array_equal(raw, pixels[2, top:bottom, left:right])
+    assert slide.stats()["decoded"]["cpu"] - before <= 2 * 30
+
+
+def test_duplicated_layer_and_grid_are_progressive_too(make_viewer, slicing, gate):
+    viewer = make_viewer()
+    [layer] = viewer.open(sample_path(), plugin=PLUGIN)
+    copied = Layer.create(*layer.as_layer_data_tuple())
+    viewer.add_layer(copied)
+    viewer.canvas.grid.enabled = True
+    settle()
+    gate.clear()
+    look_at(viewer, layer, 2600, 3300, 0.5)
+    settle()
+    gate.set()
+    for each in (layer, copied):
+        assert progressive.display_of(each) is not None
+        napari_wsigpu.wait(each, 30)
+        np.testing.assert_array_equal(*shown(each))
+    viewer.layers.remove(layer)
+    look_at(viewer, copied, 2000, 3000, 1)
+    napari_wsigpu.wait(copied, 30)
+    np.testing.assert_array_equal(*shown(copied))
+
+
+def test_two_viewers_show_their_own_places(make_viewer, slicing):
+    viewers = [make_viewer(), make_viewer()]
+    layers = [viewer.open(sample_path(), plugin=PLUGIN)[0] for viewer in viewers]
+    look_at(viewers[0], layers[0], 1500, 1500, 1)
+    look_at(viewers[1], layers[1], 3500, 4500, 1)
+    for layer in layers:
+        assert progressive.display_of(layer) is not None
+        napari_wsigpu.wait(layer, 30)
+        np.testing.assert_array_equal(*shown(layer))
+    assert not np.array_equal(layers[0].corner_pixels, layers[1].corner_pixels)
+
+
+def test_three_dimensions_and_back(make_viewer, slicing):
+    viewer = make_viewer()
+    [layer] = viewer.open(sample_path(), plugin=PLUGIN)
+    look_at(viewer, layer, 2600, 3300, 1)
+    settle()
+    viewer.dims.ndisplay = 3
+    settle()
+    viewer.dims.ndisplay = 2
+    look_at(viewer, layer, 2600, 3300, 1)
+    napari_wsigpu.wait(layer, 30)
+    assert layer.data_level == 0
+    np.testing.assert_array_equal(*shown(layer))
+
+
+def test_transposed_axes(make_viewer, slicing):
+    viewer = make_viewer()
+    [layer] = viewer.open(sample_path(), plugin=PLUGIN)
+    viewer.dims.order = (1, 0)
+    napari_wsigpu.wait(layer, 30)
+    raw, exact = shown(layer)
+    np.testing.assert_array_equal(raw, exact.swapaxes(0, 1))
+
+
+@pytest.mark.parametrize("level", [0, 1])
+def test_a_locked_level_is_shown_whole(make_viewer, monkeypatch, slicing, level):
+    monkeypatch.setattr(progressive, "MOST_PIXELS", 20 << 20)
+    viewer = make_viewer()
+    [layer] = viewer.open(sample_path(), plugin=PLUGIN)
+    layer.locked_data_level = level
+    napari_wsigpu.wait(layer, 60)
+    height, width = layer.data[level].shape[:2]
+    expected = level if height * width <= 20 << 20 else level + 1
+    np.testing.assert_array_equal(layer._slice.image.raw, layer.data[expected][...])
+    extent = layer._transforms["tile2data"](np.array(layer._slice.image.raw.shape[:2]))
+    np.testing.assert_allclose(extent, layer.data[0].shape[:2], rtol=1e-3)
+    layer.locked_data_level = None
+    look_at(viewer, layer, 2600, 3300, 1)
+    napari_wsigpu.wait(layer, 30)
+    np.testing.assert_array_equal(*shown(layer))
+
+
+def test_failed_tiles_do_not_keep_a_display_waiting(make_viewer, damaged_slide):
+    viewer = make_viewer()
+    [layer] = viewer.open(damaged_slide, plugin=PLUGIN)
+    look_at(viewer, layer, 6.5 * 256, 8.5 * 256, 1)
+    napari_wsigpu.wait(layer, 30)
+    assert layer.data_level == 0
+    raw, exact = shown(layer)
+    np.testing.assert_array_equal(raw, exact)
+    assert layer.data[0].slide.stats()["failed"] == 1
+
+
+@pytest.mark.parametrize("budget", [0, 3 << 20])
+def test_a_cache_smaller_than_the_view_only_costs_time(make_viewer, monkeypatch, budget):
+    viewer = make_viewer()
+    [layer] = viewer.open(sample_path(), plugin=PLUGIN)
+    before = tile_cache.budget
+    tile_cache.budget = budget
+    try:
+        look_at(viewer, layer, 2600, 3300, 1)
+        napari_wsigpu.wait(layer, 30)
+        np.testing.assert_array_equal(*shown(layer))
+    finally:
+        tile_cache.budget = before
+
+
+def test_removing_a_layer_in_mid_decode_lets_everything_go(make_viewer, slicing, gate):
+    viewer = make_viewer()
+    [layer] = viewer.open(sample_path(), plugin=PLUGIN)
+    slide = layer.data[0].slide
+    gate.clear()
+    look_at(viewer, layer, 2600, 3300, 1)
+    canvas_of(viewer)
+    threading.Timer(0.2, gate.set).start()
+    viewer.layers.remove(layer)
+    settle()
+    assert progressive.display_of(layer) is None
+    assert fetching() == []
+    assert slide.stats()["display"]["queue"] == 0
+    viewer.add_layer(layer)
+    look_at(viewer, layer, 2600, 3300, 1)
+    napari_wsigpu.wait(layer, 30)
+    np.testing.assert_array_equal(*shown(layer))
+
+
+@pytest.mark.parametrize("way", ["viewer", "window"])
+def test_closing_in_mid_decode_leaves_nothing_behind(make_viewer, slicing, gate, way):
+    viewer = make_viewer()
+    [layer] = viewer.open(sample_path(), plugin=PLUGIN)
+    gate.clear()
+    look_at(viewer, layer, 2600, 3300, 1)
+    canvas_of(viewer)
+    threading.Timer(0.2, gate.set).start()
+    if way == "viewer":
+        viewer.close()
+    else:
+        viewer.window._qt_window.close()
+    settle(0.4)
+    assert progressive.display_of(layer) is None
+    assert fetching() == []
+
+
+def test_new_data_of_a_layer_are_followed(make_viewer, write_channels):
+    viewer = make_viewer()
+    [layer] = viewer.open(sample_path(), plugin=PLUGIN)
+    settle()
+    with open_slide(sample_path()) as other:
+        layer.data = [other.level_array(i, tolerant=True) for i in range(len(other.pyramid))]
+        look_at(viewer, layer, 2600, 3300, 1)
+        napari_wsigpu.wait(layer, 30)
+        np.testing.assert_array_equal(*shown(layer))
+        layer.data = [np.zeros((400, 400, 3), np.uint8), np.zeros((200, 200, 3), np.uint8)]
+        settle()
+        assert not layer._slice.image.raw.any()
+        viewer.layers.clear()
+
+
+def test_without_the_seam_exact_levels_are_shown_and_the_log_says_so(
+    make_viewer, monkeypatch, caplog
+):
+    monkeypatch.setattr(progressive, "SEAM", (*progressive.SEAM, "_not_in_this_napari"))
+    viewer = make_viewer()
+    with caplog.at_level(logging.WARNING):
+        [layer] = viewer.open(sample_path(), plugin=PLUGIN)
+    assert "only once all tiles are decoded" in caplog.text
+    look_at(viewer, layer, 2600, 3300, 1)
+    napari_wsigpu.wait(layer, 30)
+    np.testing.assert_array_equal(*shown(layer))
+
+
+def test_wait_says_what_is_wrong(make_viewer, gate):
+    viewer = make_viewer()
+    [layer] = viewer.open(sample_path(), plugin=PLUGIN)
+    picture = viewer.add_image(np.zeros((9, 9)))
+    with pytest.raises(LayerError, match="shows no slide"):
+        napari_wsigpu.wait(picture)
+    gate.clear()
+    look_at(viewer, layer, 2600, 3300, 1)
+    with pytest.raises(DisplayTimeoutError, match=r"within 0.1 s.*wait longer"):
+        napari_wsigpu.wait(layer, timeout=0.1)
+    gate.set()
+    napari_wsigpu.wait(layer)
+    layer.visible = False
+    gate.clear()
+    look_at(viewer, layer, 1600, 1300, 1)
+    napari_wsigpu.wait(layer, timeout=0.1)
+
+
+def test_wait_raises_why_tiles_can_not_be_had(make_viewer, monkeypatch):
+    viewer = make_viewer()
+    [layer] = viewer.open(sample_path(), plugin=PLUGIN)
+    settle()
+    slide = layer.data[0].slide
+
+    def broken(keys):
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr(slide, "read_tiles", broken)
+    look_at(viewer, layer, 2600, 3300, 1)
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        napari_wsigpu.wait(layer, 30)
