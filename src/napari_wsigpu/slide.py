@@ -432,7 +432,7 @@ class Slide:
         table = self._profile.table(self.display_color)
         if table is None:
             return self.layout.background
-        return table.background(self.layout.background, self._pyramid[0].channels)
+        return table.background(self.layout.background, self._pyramid[0].layout.channels)
 
     def read_tiles(self, keys: Sequence[TileKey]) -> dict[TileKey, NDArray[Any]]:
         """Decode whole tiles of one level for a display: those that fail show the background.

@@ -31,7 +31,7 @@ class Axis(NamedTuple):
     def under(self, count: int, length: int) -> NDArray[np.intp]:
         """Return the pixels of a picture of `length` under the centres of the first `count`."""
         centres = self.start + (np.arange(count) + 0.5) * self.ratio
-        return np.clip(centres, 0, length - 1).astype(np.intp)
+        return np.asarray(np.clip(centres, 0, length - 1), np.intp)
 
     def range(self, count: int, length: int) -> tuple[float, float]:
         """Return begin and end of the first `count`, within a picture of `length`."""
