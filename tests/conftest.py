@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from napari_wsigpu.codecs import choose
-from napari_wsigpu.engine import device_cache, reader
+from napari_wsigpu.engine import device_cache, in_use, reader
 from napari_wsigpu.errors import DeviceError
 from tests.host_device import HostDevice
 
@@ -95,7 +95,7 @@ def host_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostDevice]:
     monkeypatch.setattr(device_cache, "SLAB_BYTES", 1 << 18)
     fresh = {"pace": choose.Pace(), "background_start": choose.BackgroundStart()}
     for name, value in fresh.items():
-        for module in (choose, reader):
+        for module in (choose, in_use, reader):
             monkeypatch.setattr(module, name, value)
     yield device
     for worker in workers.values():

@@ -95,7 +95,6 @@ class Slide:
 
     def __init__(self, layout: SlideLayout, device: str = "auto") -> None:
         self.layout = layout
-        self._device = device
         self._number = next(_slide_numbers)
         self._idle = threading.Condition()
         self._reading = 0
@@ -466,6 +465,29 @@ class Slide:
 
     # Resources
 
+    @property
+    def device(self) -> str:
+        """What decodes tiles, as in `open_slide`; from the next read on, if it is set.
+
+        To set it to a GPU may take seconds. A GPU that failed is tried again.
+
+        Raises
+        ------
+        DeviceError
+            If it can't be used; the slide is decoded as before then.
+        """
+        return self._reader.device
+
+    @device.setter
+    def device(self, device: str) -> None:
+        for reader in (self._reader, *self._of_memory.values()):
+            reader.device = device
+
+    @property
+    def decoder(self) -> tuple[str, str]:
+        """What decodes level 0 now, and why, for example ("CPU", "chosen")."""
+        return self._reader.decoder
+
     def on_failed_tile(self, report: Callable[[str, str], None]) -> None:
         """Have `report` called with name and reason of each tile that is shown as background.
 
@@ -473,9 +495,18 @@ class Slide:
         """
         self._log.on_failed_tile = report
 
-    def stats(self) -> dict[str, Any]:
-        """Return counters: tiles asked, hits, decoded by which decoder, bytes read, failed."""
-        return {**self._log.stats(), "display": tile_fetcher.stats(self._number)}
+    def stats(self, most_failed: int | None = None) -> dict[str, Any]:
+        """Return counters: tiles asked, hits, decoded by which decoder, bytes read, failed.
+
+        Under "display": how many tiles displays wait for (queue), how many were decoded at once
+        last (batch), and how many were prefetched, and of those needed later (prefetch_hits).
+
+        Parameters
+        ----------
+        most_failed : int, optional
+            Name only the first so many failed tiles.
+        """
+        return {**self._log.stats(most_failed), "display": tile_fetcher.stats(self._number)}
 
     def clear_cache(self) -> None:
         """Drop this slide's decoded tiles, from memory and from devices."""
@@ -519,7 +550,7 @@ class Slide:
 
     def __reduce__(self) -> tuple[type[Slide], tuple[SlideLayout, str], dict[str, Color]]:
         state: dict[str, Color] = {"_display_color": self._display_color}
-        return type(self), (self.layout, self._device), state
+        return type(self), (self.layout, self.device), state
 
     def __repr__(self) -> str:
         width, height = self.dimensions

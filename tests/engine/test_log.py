@@ -29,6 +29,7 @@ def test_a_new_log_is_empty_and_json(log):
         "computed": 0,
         "background": 0,
         "bytes_read": 0,
+        "bytes_decoded": 0,
         "failed": 0,
         "failed_tiles": {},
     }

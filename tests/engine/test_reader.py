@@ -367,7 +367,7 @@ class TestDevices:
         with open_slide(path, device=device) as slide:
             level = pickle.dumps(slide.levels[0])
             with pickle.loads(pickle.dumps(slide)) as other:
-                assert other._device == device
+                assert other.device == device
                 np.testing.assert_array_equal(other.levels[0][...], pixels)
                 by_device = device.startswith("cuda")
                 assert decoded(other) == ((0, TILES) if by_device else (TILES, 0))

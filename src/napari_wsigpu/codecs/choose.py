@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 TRIALS = 3
 FEWEST_TILES = 16
 SHARES = ("gpu", "cpu", "both")
+NO_DRIVER = "this machine has no NVIDIA driver"
 
 logger = logging.getLogger(__name__)
 
@@ -105,6 +106,7 @@ class BackgroundStart:
         self._lock = threading.Lock()
         self._begun: set[str] = set()
         self._ready: set[str] = set()
+        self._refusals: dict[str, str] = {}
 
     def worker(self, kind: str) -> DecodeWorker | None:
         """Return the worker of device 0 once it can decode a kind; None until then."""
@@ -115,17 +117,33 @@ class BackgroundStart:
                     threading.Thread(
                         target=self._start, args=(kind,), name="wsigpu-start", daemon=True
                     ).start()
+                else:
+                    self._refusals[kind] = NO_DRIVER
             return _workers[0] if kind in self._ready else None
+
+    def waiting(self, kind: str) -> str | None:
+        """Return why the CPU decodes a kind so far; None once the GPU can."""
+        with self._lock:
+            if kind in self._ready:
+                return None
+            if kind in self._refusals:
+                return self._refusals[kind]
+            if kind in self._begun:
+                return "the GPU is starting"
+        return "the GPU starts with the first tiles" if driver_is_there() else NO_DRIVER
 
     def _start(self, kind: str) -> None:
         def warm(worker: DecodeWorker) -> None:
             with worker.device.active():
                 if worker.engine(kind) is not None:
                     self._ready.add(kind)
+                else:
+                    self._refusals[kind] = "nvImageCodec can't decode such tiles on this GPU"
 
         try:
             gpu_worker(0).run(warm)
         except Exception as error:  # whatever is wrong with CUDA here, the CPU decodes
+            self._refusals[kind] = str(error).removesuffix(".")
             logger.info("Tiles are decoded on the CPU: %s", error)
 
 

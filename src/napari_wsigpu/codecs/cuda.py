@@ -194,6 +194,12 @@ class CudaDevice:
         device: AbstractContextManager[Any] = self._cupy.cuda.Device(self._index)
         return device
 
+    @cached_property
+    def model(self) -> str:
+        """As its maker names it."""
+        name: bytes = self._runtime.getDeviceProperties(self._index)["name"]
+        return name.decode()
+
     @property
     def memory(self) -> tuple[int, int]:
         """Bytes of device memory that are free, and that there are."""

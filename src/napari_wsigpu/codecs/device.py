@@ -77,6 +77,10 @@ class Device(Protocol):
     jpegs_at_once: int
 
     @property
+    def model(self) -> str:
+        """As its maker names it."""
+
+    @property
     def memory(self) -> tuple[int, int]:
         """Bytes of device memory that are free, and that there are."""
 

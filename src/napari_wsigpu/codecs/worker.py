@@ -132,6 +132,15 @@ class DecodeWorker:
         made = self._decoders[kind]
         return None if made is None else made[1]
 
+    def has_tried(self, kind: str) -> bool:
+        """Whether a decoder of a kind was made, or could not be."""
+        return kind in self._decoders
+
+    def made_engine(self, kind: str) -> str | None:
+        """Return what `engine` does, from any thread and without making a decoder."""
+        made = self._decoders.get(kind)
+        return None if made is None else made[1]
+
     def decode(
         self, kind: str, streams: NDArray[np.uint64], images: NDArray[np.uint64]
     ) -> list[bool]:

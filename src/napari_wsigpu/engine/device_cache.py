@@ -84,10 +84,15 @@ class DeviceTiles:
         Whose memory it is.
     budget : int
         Bytes of device memory to take at most.
+
+    Attributes
+    ----------
+    device : Device
+        Whose memory it is.
     """
 
     def __init__(self, device: Device, budget: int) -> None:
-        self._device = device
+        self.device = device
         self._budget = budget
         self._lock = threading.Lock()
         self._shelves: dict[TileFormat, Shelf] = {}
@@ -170,7 +175,7 @@ class DeviceTiles:
                 self._evict(shelf, oldest)
                 places = np.append(free, oldest)
             if not len(places):
-                raise MemoryError(f"no device memory is left for tiles on '{self._device.name}'")
+                raise MemoryError(f"no device memory is left for tiles on '{self.device.name}'")
             shelf.pins[places] += 1
             return Reserved(shelf, places)
 
@@ -257,7 +262,7 @@ class DeviceTiles:
         count = min(wanted, max(room, 0 if shelf.size else 1))
         while count > 0:
             try:
-                address, slab = self._device.allocate(count * shelf.tile_bytes)
+                address, slab = self.device.allocate(count * shelf.tile_bytes)
             except MemoryError:
                 if count > missing:
                     count = missing
@@ -295,3 +300,8 @@ def device_tiles(device: Device) -> DeviceTiles:
             budget = min(LARGEST_BUDGET, device.memory[1] // PART_OF_DEVICE)
             _caches[device.name] = DeviceTiles(device, budget)
         return _caches[device.name]
+
+
+def tiles_on(name: str) -> DeviceTiles | None:
+    """Return the process's cache on a device by its name; None if nothing was decoded there."""
+    return _caches.get(name)

@@ -526,6 +526,7 @@ class DeviceReader:
         self._idle_rooms.append(batch.room)
         by_cpu = batch.pending.on_cpu
         self._log.count_decoded(cpu=by_cpu - len(failed), nvimagecodec=len(batch.tiles) - by_cpu)
+        self._log.count(bytes_decoded=len(good) * reading.image.tile_bytes)
         for index, reason in failed.items():
             row, column = batch.tiles[index].tolist()
             reading.failures[TileKey(self._slide, reading.level, row, column)] = reason

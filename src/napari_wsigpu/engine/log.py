@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from napari_wsigpu.errors import TileError
@@ -41,7 +42,7 @@ class TileLog:
         self.on_failed_tile: Callable[[str, str], None] | None = None
 
     def count(self, **numbers: int) -> None:
-        """Add to counters: tiles_asked, cache_hits, computed, background, bytes_read."""
+        """Add to counters: tiles_asked, cache_hits, computed, background, bytes_*."""
         with self._lock:
             for name, number in numbers.items():
                 self._counts[name] += number
@@ -52,8 +53,8 @@ class TileLog:
             for name, number in numbers.items():
                 self._decoded[name] += number
 
-    def stats(self) -> dict[str, Any]:
-        """Return the counters as a JSON-serialisable dict."""
+    def stats(self, most_failed: int | None = None) -> dict[str, Any]:
+        """Return the counters as a JSON-serialisable dict, and the first failed tiles."""
         with self._lock:
             return {
                 "tiles_asked": self._counts["tiles_asked"],
@@ -62,8 +63,11 @@ class TileLog:
                 "computed": self._counts["computed"],
                 "background": self._counts["background"],
                 "bytes_read": self._counts["bytes_read"],
+                "bytes_decoded": self._counts["bytes_decoded"],
                 "failed": len(self._failed),
-                "failed_tiles": {self._name(key): why for key, why in self._failed.items()},
+                "failed_tiles": {
+                    self._name(key): why for key, why in islice(self._failed.items(), most_failed)
+                },
             }
 
     def note(self, failures: Mapping[TileKey, str], *, report: bool) -> None:

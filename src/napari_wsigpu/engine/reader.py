@@ -18,6 +18,7 @@ from napari_wsigpu.engine.cache import TileKey, tile_cache
 from napari_wsigpu.engine.canvas import compose
 from napari_wsigpu.engine.device_cache import device_tiles
 from napari_wsigpu.engine.device_reader import DeviceReader
+from napari_wsigpu.engine.in_use import decoder_in_use
 from napari_wsigpu.engine.scheduler import TileScheduler
 from napari_wsigpu.engine.span import Span
 from napari_wsigpu.errors import DeviceError, RegionError
@@ -78,12 +79,11 @@ class RegionReader:
         self._source = source
         self._cpu = cpu
         self._log = log
-        self._device = device
-        self._index = device_index(device)
+        self._choice = device, device_index(device)
         self._lock = threading.Lock()
         self._readers: dict[int, DeviceReader] = {}
         self._verifier = Verifier(layout.path)
-        self._gpu_failed = False
+        self._gpu_failure: str | None = None
         self._colored: tuple[ColorTable, TileScheduler] | None = None
         self._scheduler = TileScheduler(
             slide,
@@ -96,8 +96,35 @@ class RegionReader:
             log,
             lambda image, tiles, seconds: pace.note(_key(image), "cpu", tiles, seconds),
         )
-        if self._index is not None:
-            gpu_worker(self._index)
+        if self._choice[1] is not None:
+            gpu_worker(self._choice[1])
+
+    @property
+    def device(self) -> str:
+        """What shall decode; from the next read on, if it is set.
+
+        A GPU that failed is tried again then.
+
+        Raises
+        ------
+        DeviceError
+            If it can't be used; nothing has changed then.
+        """
+        return self._choice[0]
+
+    @device.setter
+    def device(self, device: str) -> None:
+        index = device_index(device)
+        if index is not None:
+            gpu_worker(index)
+        self._choice, self._gpu_failure = (device, index), None
+
+    @property
+    def decoder(self) -> tuple[str, str]:
+        """What decodes level 0 now, and why; see `decoder_in_use`."""
+        image = self._images[0].stored[0]
+        against = self._verifier.reason or self._gpu_failure
+        return decoder_in_use(image, *self._choice, against, _key(image))
 
     def read(
         self,
@@ -273,12 +300,13 @@ class RegionReader:
             As in `read`.
         """
         index = cuda_index(device)
-        if device == "cuda" and self._index is not None:
-            index = self._index
+        wanted, own = self._choice
+        if device == "cuda" and own is not None:
+            index = own
         reader = self._reader(gpu_worker(index))
         image = self._images[level]
-        way = "gpu" if self._index is not None else "cpu"
-        if self._device == "auto" and not isinstance(recipe(image), str):
+        way = "gpu" if own is not None else "cpu"
+        if wanted == "auto" and not isinstance(recipe(image), str):
             way = pace.choose(_key(image))
         share = _share(image, way)
         pixels = None
@@ -331,13 +359,14 @@ class RegionReader:
             level, halvings = finer, halvings + 1
         image = self._images[level]
         stored = level >= 0 and not image.computed and not image.parts
-        if self._device == "cpu" or not stored or self._gpu_failed:
+        device, index = self._choice
+        if device == "cpu" or not stored or self._gpu_failure is not None:
             return None
         how = recipe(image)
         if isinstance(how, str) or self._verifier.reason is not None:
             return None
-        if self._index is not None:
-            return self._reader(gpu_worker(self._index)).read_to_host(
+        if index is not None:
+            return self._reader(gpu_worker(index)).read_to_host(
                 level, window, halvings, tolerant=tolerant, table=table
             )
         worker = background_start.worker(how.kind)
@@ -355,7 +384,8 @@ class RegionReader:
             )
         except DeviceError as error:
             with self._lock:
-                first, self._gpu_failed = not self._gpu_failed, True
+                first = self._gpu_failure is None
+                self._gpu_failure = str(error).removesuffix(".")
             if first:
                 logger.warning("'%s' is decoded on the CPU from now on: %s", self._path, error)
             return None

@@ -354,7 +354,10 @@ class TileScheduler:
         failed = pending.wait()
         for index in failed:
             batch[index].placement.target[...] = self._blank
-        self._log.count_decoded(cpu=len(batch) - len(failed))
+        decoded = len(batch) - len(failed)
+        image = self._images[batch[0].placement.key.level]
+        self._log.count_decoded(cpu=decoded)
+        self._log.count(bytes_decoded=decoded * image.tile_bytes)
         return {batch[index].placement.key: reason for index, reason in failed.items()}
 
     def _fill(

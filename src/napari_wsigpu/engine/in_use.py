@@ -1,0 +1,78 @@
+"""Which decoder is in use for a slide and why, said in words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from napari_wsigpu.codecs.choose import background_start, gpu_worker, pace
+from napari_wsigpu.codecs.codestream import recipe
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from napari_wsigpu.codecs.worker import DecodeWorker
+    from napari_wsigpu.formats.layout import LevelLayout
+
+CPU = "CPU"
+# By what is decoded, and the path that nvImageCodec decodes it on.
+ENGINES = {
+    ("jpeg", "hardware"): "hardware JPEG engine",
+    ("jpeg", "hybrid"): "JPEG without a hardware engine",
+    ("jpeg", "GPU"): "JPEG without a hardware engine",
+    ("jpeg2000", "GPU"): "JPEG 2000",
+}
+
+
+def decoder_in_use(
+    image: LevelLayout, device: str, index: int | None, against: str | None, key: Hashable
+) -> tuple[str, str]:
+    """Say what decodes an image; nothing is started for that.
+
+    Parameters
+    ----------
+    image : LevelLayout
+        Of stored tiles.
+    device : str
+        What shall decode: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
+    index : int or None
+        The number of that CUDA device.
+    against : str or None
+        Why the slide has to be decoded on the CPU, if something spoke against the GPU.
+    key : Hashable
+        What the pace of such tiles is measured under.
+
+    Returns
+    -------
+    tuple of (str, str)
+        The decoder, and why it is this one or how it decodes.
+    """
+    how = recipe(image)
+    if device == "cpu":
+        return CPU, "chosen"
+    if isinstance(how, str):
+        return CPU, how
+    if against is not None:
+        return CPU, against
+    if index is not None:
+        return _gpu(gpu_worker(index), how.kind)
+    waiting = background_start.waiting(how.kind)
+    if waiting is not None:
+        return CPU, waiting
+    gpu, engine = _gpu(gpu_worker(0), how.kind)
+    if not pace.settled(key):
+        return f"{gpu} and {CPU}", "which of them is faster is being measured"
+    way = pace.choose(key)
+    if way == "both":
+        return f"{gpu} and {CPU}", f"{engine}; together they are faster"
+    return (gpu, engine) if way == "gpu" else (CPU, "measured faster than the GPU")
+
+
+def _gpu(worker: DecodeWorker, kind: str) -> tuple[str, str]:
+    device = worker.device
+    name = f"GPU {device.name.partition(':')[2]} ({device.model})"
+    if not worker.has_tried(kind):
+        return name, "its decoder starts with the first tiles"
+    engine = worker.made_engine(kind)
+    return (
+        (CPU, f"{name} has no decoder for it") if engine is None else (name, ENGINES[kind, engine])
+    )
