@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from qtpy.QtCore import QEvent, QObject, QSize, Qt
+from qtpy.QtCore import QSize, Qt
 from qtpy.QtGui import QKeySequence
 from qtpy.QtWidgets import (
     QLabel,
@@ -33,10 +33,9 @@ from napari_wsigpu.widgets.images_tab import ImagesTab
 from napari_wsigpu.widgets.jobs import Jobs
 from napari_wsigpu.widgets.levels_tab import LevelsTab
 from napari_wsigpu.widgets.metadata_tab import MetadataTab
+from napari_wsigpu.widgets.slide_dock import SlideDock
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from napari import Viewer
     from numpy.typing import NDArray
 
@@ -47,11 +46,8 @@ QUIET = "QPushButton { background: transparent; text-decoration: underline; padd
 NO_SLIDE = "Open a slide, or select its layer, to see what it is."
 
 
-class SlideInspector(QWidget):  # type: ignore[misc]
-    """Shows the slide of the active layer.
-
-    While a layer of another kind is active, the slide that was shown last stays, as long as
-    it is in the viewer.
+class SlideInspector(SlideDock):
+    """Shows what the slide of the active layer is.
 
     Parameters
     ----------
@@ -60,14 +56,10 @@ class SlideInspector(QWidget):  # type: ignore[misc]
     """
 
     def __init__(self, napari_viewer: Viewer) -> None:
-        super().__init__()
-        self._viewer = napari_viewer
+        super().__init__(napari_viewer, NO_SLIDE)
         self._jobs = Jobs()
         self._disclosures: WeakKeyDictionary[Slide, Disclosure] = WeakKeyDictionary()
-        self.slide: Slide | None = None
 
-        self.empty = QLabel(NO_SLIDE)
-        self.empty.setWordWrap(True)
         self.header = Header(self._jobs)
         self.metadata = MetadataTab(self._jobs)
         self.levels = LevelsTab()
@@ -108,20 +100,14 @@ class SlideInspector(QWidget):  # type: ignore[misc]
         find = QShortcut(QKeySequence(QKeySequence.Find), self)
         find.setContext(Qt.WidgetWithChildrenShortcut)
         find.activated.connect(self._find)
-        self.empty.installEventFilter(self)
         self._show_progress("")
         self.prefer.setHidden(is_preferred_reader())
 
-        connections = (
-            (napari_viewer.layers.selection.events.active, self._follow),
-            (napari_viewer.layers.events.removed, self._on_removed),
-            (show_private_changed(), self._on_show_private),
-        )
-        self._connections = [(signal, slot) for signal, slot in connections if signal is not None]
-        for signal, slot in self._connections:
-            signal.connect(slot)
-        self.destroyed.connect(_end(self._connections, self._jobs))
-        self._follow()
+        show_private = show_private_changed()
+        if show_private is not None:
+            self.listen(show_private, self._on_show_private)
+        self.at_end.append(self._jobs.close)
+        self.follow()
 
     def sizeHint(self) -> QSize:  # noqa: N802
         """Return a size that holds the table of levels, but leaves most of the screen."""
@@ -129,47 +115,18 @@ class SlideInspector(QWidget):  # type: ignore[misc]
         width = min(PREFERRED_WIDTH * line, self.screen().availableGeometry().width() // 3)
         return QSize(width, super().sizeHint().height())
 
-    def eventFilter(self, watched: QObject, event: QEvent) -> bool:  # noqa: N802
-        """Use the size that napari's style gives to labels for all text, trees and tables too."""
-        if watched is self.empty and event.type() in (QEvent.FontChange, QEvent.Polish):
-            size, font = self.empty.font().pointSizeF(), self.font()
-            if font.pointSizeF() != size:
-                font.setPointSizeF(size)
-                self.setFont(font)
-        return bool(super().eventFilter(watched, event))
-
-    def showEvent(self, event: Any) -> None:  # noqa: N802
-        """Have the style applied before the size of the dock is asked."""
-        self.empty.ensurePolished()
-        super().showEvent(event)
-
-    def _on_removed(self, event: Any) -> None:
-        slide = slide_of(event.value)
-        if slide is not None and slide not in self._slides():
-            self._jobs.let_go(slide)
-            self._disclosures.pop(slide, None)
-        self._follow()
+    def let_go(self, slide: Slide) -> None:
+        """Work on a slide that has left the viewer no more, and hide its private parts again."""
+        self._jobs.let_go(slide)
+        self._disclosures.pop(slide, None)
 
     def _on_show_private(self, event: Any) -> None:
         """Show or hide at once, whatever was chosen for single slides before."""
         self._disclosures.clear()
-        self._show(self.slide)
+        self.show_slide(self.slide)
 
-    def _follow(self, event: Any = None) -> None:
-        slides = self._slides()
-        active = slide_of(self._viewer.layers.selection.active)
-        kept = self.slide if self.slide in slides else None
-        slide = active or kept or (slides[-1] if slides else None)
-        if slide is not self.slide or slide is None:
-            self._show(slide)
-
-    def _slides(self) -> list[Slide]:
-        slides = (slide_of(layer) for layer in self._viewer.layers)
-        return [slide for slide in slides if slide is not None]
-
-    def _show(self, slide: Slide | None) -> None:
-        self.slide = slide
-        self.empty.setVisible(slide is None)
+    def show_slide(self, slide: Slide | None) -> None:
+        """Show another slide, or none."""
         self.details.setVisible(slide is not None)
         disclosure = by_default(show_private=settings().show_private)
         if slide is not None:
@@ -181,11 +138,11 @@ class SlideInspector(QWidget):  # type: ignore[misc]
         self.colour.show_slide(slide)
 
     def _open_layer(self, name: str, pixels: NDArray[Any]) -> None:
-        if self.slide in self._slides():
-            add_beside(self._viewer, self.slide, name, pixels)
+        if self.slide in self.slides():
+            add_beside(self.viewer, self.slide, name, pixels)
 
     def _show_colours(self) -> None:
-        for layer in self._viewer.layers:
+        for layer in self.viewer.layers:
             if slide_of(layer) is self.slide:
                 layer.refresh()
         self.header.reload()
@@ -204,14 +161,3 @@ class SlideInspector(QWidget):  # type: ignore[misc]
         self.tabs.setCurrentWidget(self.metadata)
         self.metadata.search.setFocus()
         self.metadata.search.selectAll()
-
-
-def _end(connections: Sequence[tuple[Any, Any]], jobs: Jobs) -> Any:
-    """Return a function that ends all that goes on, and knows nothing of the dying widget."""
-
-    def end() -> None:
-        for signal, slot in connections:
-            signal.disconnect(slot)
-        jobs.close()
-
-    return end

@@ -1,0 +1,113 @@
+"""What all docks do: follow the slide of the active layer, and use napari's size of text."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from qtpy.QtCore import QEvent, QObject
+from qtpy.QtWidgets import QLabel, QWidget
+
+from napari_wsigpu.viewer.layers import slide_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from napari import Viewer
+
+    from napari_wsigpu.slide import Slide
+
+
+class SlideDock(QWidget):  # type: ignore[misc]
+    """A dock that shows the slide of the active layer.
+
+    While a layer of another kind is active, the slide that was shown last stays, as long as
+    it is in the viewer.
+
+    Parameters
+    ----------
+    viewer : Viewer
+        The viewer whose active layer is followed, once `follow` was called.
+    nothing : str
+        What is said while there is no slide.
+
+    Attributes
+    ----------
+    slide : Slide or None
+        What is shown.
+    empty : QLabel
+        Says that there is no slide.
+    """
+
+    def __init__(self, viewer: Viewer, nothing: str) -> None:
+        super().__init__()
+        self.viewer = viewer
+        self.slide: Slide | None = None
+        self.empty = QLabel(nothing)
+        self.empty.setWordWrap(True)
+        self.empty.installEventFilter(self)
+        self.at_end: list[Callable[[], object]] = []
+        self.destroyed.connect(_end(self.at_end))
+
+    def show_slide(self, slide: Slide | None) -> None:
+        """Show another slide, or none."""
+        raise NotImplementedError
+
+    def let_go(self, slide: Slide) -> None:
+        """Drop what is kept of a slide that has left the viewer."""
+
+    def follow(self) -> None:
+        """Show the active slide from now on."""
+        self.listen(self.viewer.layers.selection.events.active, self._follow)
+        self.listen(self.viewer.layers.events.removed, self._on_removed)
+        self._follow()
+
+    def listen(self, signal: Any, slot: Callable[..., None]) -> None:
+        """Connect an event of napari as long as the dock lives."""
+        signal.connect(slot)
+        self.at_end.append(partial(signal.disconnect, slot))
+
+    def slides(self) -> list[Slide]:
+        """Return the slides of the viewer's layers."""
+        slides = (slide_of(layer) for layer in self.viewer.layers)
+        return [slide for slide in slides if slide is not None]
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:  # noqa: N802
+        """Use the size that napari's style gives to labels for all text, trees and tables too."""
+        if watched is self.empty and event.type() in (QEvent.FontChange, QEvent.Polish):
+            size, font = self.empty.font().pointSizeF(), self.font()
+            if font.pointSizeF() != size:
+                font.setPointSizeF(size)
+                self.setFont(font)
+        return bool(super().eventFilter(watched, event))
+
+    def showEvent(self, event: Any) -> None:  # noqa: N802
+        """Have the style applied before the size of the dock is asked."""
+        self.empty.ensurePolished()
+        super().showEvent(event)
+
+    def _on_removed(self, event: Any) -> None:
+        slide = slide_of(event.value)
+        if slide is not None and slide not in self.slides():
+            self.let_go(slide)
+        self._follow()
+
+    def _follow(self, event: Any = None) -> None:
+        slides = self.slides()
+        active = slide_of(self.viewer.layers.selection.active)
+        kept = self.slide if self.slide in slides else None
+        slide = active or kept or (slides[-1] if slides else None)
+        if slide is not self.slide or slide is None:
+            self.slide = slide
+            self.empty.setVisible(slide is None)
+            self.show_slide(slide)
+
+
+def _end(at_end: Sequence[Callable[[], object]]) -> Callable[[], None]:
+    """Return a function that ends all that goes on, and knows nothing of the dying widget."""
+
+    def end() -> None:
+        for leave in at_end:
+            leave()
+
+    return end
