@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from napari.settings import get_settings
-from napari.utils.theme import get_theme
 from qtpy.QtCore import QPointF, QSize, Qt
-from qtpy.QtGui import QColor, QPainter, QPalette, QPen, QPolygonF
+from qtpy.QtGui import QPainter, QPalette, QPen, QPolygonF
 from qtpy.QtWidgets import QSizePolicy, QWidget
+
+from napari_wsigpu.widgets.theme import accent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -95,7 +95,7 @@ class Pyramid(QWidget):  # type: ignore[misc]
         )
         chosen, computed = index == self._chosen, self._levels[index].computed
         text = self.palette().color(QPalette.WindowText)
-        fill = _accent()
+        fill = accent()
         fill.setAlpha(255 if chosen else 60 if computed else 150)
         pen = QPen(text, 1, Qt.DashLine if computed else Qt.SolidLine)
         pen.setCosmetic(True)
@@ -103,8 +103,3 @@ class Pyramid(QWidget):  # type: ignore[misc]
         painter.setBrush(fill)
         painter.drawPolygon(plane)
         painter.setPen(text)
-
-
-def _accent() -> QColor:
-    """Return the colour in which napari's theme shows what is chosen."""
-    return QColor(get_theme(get_settings().appearance.theme).current.as_hex())
