@@ -136,3 +136,14 @@ def test_the_error_names_all_in_order(log):
     ]
     assert error.path == "/slides/a.svs"
     assert "2 more" in str(error)
+
+
+def test_as_few_failed_tiles_are_named_as_are_wanted(log):
+    log.note(failures(*range(1000)), report=False)
+    stats = log.stats(most_failed=2)
+    assert stats["failed"] == 1000
+    assert stats["failed_tiles"] == {
+        "level 0, row 7, column 0": "reason 0",
+        "level 0, row 7, column 1": "reason 1",
+    }
+    assert log.stats(most_failed=0)["failed_tiles"] == {}

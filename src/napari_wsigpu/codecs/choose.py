@@ -99,6 +99,11 @@ def gpu_worker(index: int) -> DecodeWorker:
         return _workers[index]
 
 
+def started_worker(index: int) -> DecodeWorker | None:
+    """Return the process's worker on a CUDA device if it has started, without waiting for it."""
+    return _workers.get(index)
+
+
 class BackgroundStart:
     """Starts CUDA and its decoders, which takes seconds, while the CPU decodes."""
 

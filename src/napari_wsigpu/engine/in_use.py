@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from napari_wsigpu.codecs.choose import background_start, gpu_worker, pace
+from napari_wsigpu.codecs.choose import background_start, pace, started_worker
 from napari_wsigpu.codecs.codestream import recipe
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from napari_wsigpu.codecs.worker import DecodeWorker
     from napari_wsigpu.formats.layout import LevelLayout
 
 CPU = "CPU"
@@ -54,11 +53,11 @@ def decoder_in_use(
     if against is not None:
         return CPU, against
     if index is not None:
-        return _gpu(gpu_worker(index), how.kind)
+        return _gpu(index, how.kind)
     waiting = background_start.waiting(how.kind)
     if waiting is not None:
         return CPU, waiting
-    gpu, engine = _gpu(gpu_worker(0), how.kind)
+    gpu, engine = _gpu(0, how.kind)
     if not pace.settled(key):
         return f"{gpu} and {CPU}", "which of them is faster is being measured"
     way = pace.choose(key)
@@ -67,9 +66,11 @@ def decoder_in_use(
     return (gpu, engine) if way == "gpu" else (CPU, "measured faster than the GPU")
 
 
-def _gpu(worker: DecodeWorker, kind: str) -> tuple[str, str]:
-    device = worker.device
-    name = f"GPU {device.name.partition(':')[2]} ({device.model})"
+def _gpu(index: int, kind: str) -> tuple[str, str]:
+    worker = started_worker(index)
+    if worker is None:
+        return f"GPU {index}", "it is starting"
+    name = f"GPU {index} ({worker.device.model})"
     if not worker.has_tried(kind):
         return name, "its decoder starts with the first tiles"
     engine = worker.made_engine(kind)

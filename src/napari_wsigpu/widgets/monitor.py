@@ -207,7 +207,7 @@ class DecodeMonitor(SlideDock):
             return
         if device in (AUTO, CPU):
             slide.device = device
-            self._show_decoder(slide)
+            self._end_switch(slide)
             return
         # CUDA may have to be started first.
         self._switching = True

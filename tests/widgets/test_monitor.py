@@ -1,0 +1,377 @@
+"""The decode monitor in a real napari window, used as people do."""
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+import weakref
+
+import numpy as np
+import pytest
+from napari.settings import get_plugin_settings, get_settings
+from qtpy.QtCore import Qt
+from qtpy.QtTest import QTest
+from qtpy.QtWidgets import QAbstractButton, QSlider
+
+from napari_wsigpu.codecs import choose
+from napari_wsigpu.engine.cache import DEFAULT_BUDGET, tile_cache
+from napari_wsigpu.engine.device_cache import tiles_on
+from napari_wsigpu.errors import DeviceError
+from napari_wsigpu.slide import Slide
+from napari_wsigpu.viewer.sample import sample_path
+from napari_wsigpu.widgets import device_choice, failures
+from tests.widgets.conftest import click
+
+MIB = 1 << 20
+SCRIPT = """
+import napari
+from qtpy.QtTest import QTest
+from napari_wsigpu.viewer.sample import sample_path
+viewer = napari.Viewer()
+viewer.window.add_plugin_dock_widget("napari-wsigpu", "Decode monitor")
+viewer.open(sample_path(), plugin="napari-wsigpu")
+QTest.qWait(700)
+"""
+
+
+def add_monitor(viewer):
+    _, widget = viewer.window.add_plugin_dock_widget("napari-wsigpu", "Decode monitor")
+    widget.timer.setInterval(30)
+    return widget
+
+
+@pytest.fixture
+def monitor(viewer):
+    get_plugin_settings("napari-wsigpu").slides.open_inspector = False
+    yield add_monitor(viewer)
+    tile_cache.budget = DEFAULT_BUDGET
+
+
+@pytest.fixture
+def gpu(host_gpu, monkeypatch):
+    """A machine with a GPU."""
+    monkeypatch.setattr(device_choice, "driver_is_there", lambda: True)
+    return host_gpu
+
+
+def whole(layer):
+    return layer.data[0].slide.levels[0][...]
+
+
+def value(monitor, name):
+    label = monitor.readings.values[name]
+    return label.text() if label.isVisible() else None
+
+
+def test_says_that_there_is_no_slide(viewer, monitor):
+    assert monitor.slide is None
+    assert monitor.empty.isVisible()
+    assert not monitor.details.isVisible()
+    assert not monitor.timer.isActive()
+    viewer.add_image(np.zeros((8, 8)))
+    assert not monitor.timer.isActive()
+
+
+def test_shows_what_is_decoded(monitor, slide_is_open, display):
+    [layer] = slide_is_open(sample_path())
+    slide = layer.data[0].slide
+    assert monitor.title.text() == "he_phantom.svs"
+    slide.clear_cache()
+    display.waitUntil(lambda: monitor.plot.peak == 0 or monitor.timer.isActive())
+    before = slide.stats()
+    whole(layer)
+    whole(layer)
+    after = slide.stats()
+    decoded = after["decoded"]["cpu"] - before["decoded"]["cpu"]
+    assert decoded > 400
+    display.waitUntil(lambda: sum(step.tiles for step in monitor._rates.steps) >= decoded)
+    assert monitor.plot.peak > 0
+    steps = monitor._rates.steps
+    assert sum(step.bytes_decoded for step in steps) >= layer.data[0].size
+    assert sum(step.bytes_read for step in steps) >= after["bytes_read"] - before["bytes_read"]
+    display.waitUntil(lambda: (value(monitor, "Tiles") or "").startswith("0 "))
+    assert value(monitor, "Decoded") == "0 bytes/s"
+    assert value(monitor, "Cache hits").endswith(" tiles")
+    assert float(value(monitor, "Read in all").split()[0]) > 1
+
+
+def test_the_cache_is_that_of_the_process(monitor, slide_is_open, display):
+    [layer] = slide_is_open(sample_path())
+    whole(layer)
+    display.waitUntil(lambda: monitor.host.bar.value() > 0)
+    used = tile_cache.used
+    click(monitor.clear)
+    assert tile_cache.used < used
+    assert monitor.host.used.text() == f"{tile_cache.used / MIB:.3g} MiB used"
+    QTest.keyClick(monitor.host.slider, Qt.Key_Home)
+    assert tile_cache.budget == 64 * MIB
+    tile_cache.budget = 96 * MIB
+    display.waitUntil(lambda: monitor.host.budget.text() == "of 96 MiB")
+
+
+def test_what_displays_wait_for_is_shown_where_it_is_known(
+    monitor, slide_is_open, display, monkeypatch
+):
+    slide_is_open(sample_path())
+    assert {value(monitor, name) for name in ("Waiting", "Batch", "Prefetch hits")} == {None}
+    real = Slide.stats
+    display_counters = {"queue": 1234, "batch": 16, "prefetched": 8, "prefetch_hits": 6}
+
+    def stats(self, *args, **options):
+        return real(self, *args, **options) | {"display": display_counters}
+
+    monkeypatch.setattr(Slide, "stats", stats)
+    display.waitUntil(lambda: value(monitor, "Waiting") == "1,234 tiles")
+    assert value(monitor, "Batch") == "16 tiles"
+    assert value(monitor, "Prefetch hits") == "75% of 8 tiles"
+
+
+class TestFailures:
+    def test_none(self, monitor, slide_is_open):
+        slide_is_open(sample_path())
+        assert monitor.failures.title.text() == failures.NONE
+        assert not monitor.failures.list.isVisible()
+
+    def test_are_listed_with_their_reasons(self, monitor, slide_is_open, damaged_slide, display):
+        first, second = slide_is_open(damaged_slide, sample_path())
+        monitor.viewer.layers.selection.active = first
+        first.data[0][6 * 256 : 7 * 256, 8 * 256 : 9 * 256]
+        display.waitUntil(monitor.failures.list.isVisible)
+        [(name, why)] = first.data[0].slide.stats()["failed_tiles"].items()
+        assert monitor.failures.list.count() == 1
+        assert monitor.failures.list.item(0).text() == f"{name}: {why}"
+        assert name.startswith("level 0, row 6, column 8")
+        monitor.viewer.layers.selection.active = second
+        assert monitor.failures.title.text() == failures.NONE
+
+    def test_many_are_read_once_and_cut_short(self, display):
+        made, asked = failures.Failures(), []
+        display.addWidget(made)
+
+        def read(most):
+            asked.append(most)
+            return {f"tile {number}": "x" * 1000 for number in range(most)}
+
+        for count in (5000, 5000):
+            made.show_failures(count, read)
+        assert asked == [failures.MOST_ROWS]
+        assert made.list.count() == failures.MOST_ROWS + 1
+        assert made.list.item(failures.MOST_ROWS).text() == "And 4,800 more."
+        assert len(made.list.item(0).text()) <= failures.LONGEST + 1
+
+
+class TestDevice:
+    def test_without_a_driver_there_is_no_gpu_to_choose(
+        self, viewer, slide_is_open, monkeypatch, host_gpu
+    ):
+        for module in (choose, device_choice):
+            monkeypatch.setattr(module, "driver_is_there", lambda: False)
+        made = add_monitor(viewer)
+        slide_is_open(sample_path())
+        button = made.choice.buttons["cuda"]
+        assert not button.isEnabled()
+        assert button.toolTip() == "This machine has no NVIDIA driver."
+        assert made.decoder.text() == "CPU: this machine has no NVIDIA driver."
+        assert not made.device.isVisible()
+
+    def test_the_open_slide_is_switched(self, gpu, monitor, slide_is_open, display, settled):
+        [layer] = slide_is_open(sample_path())
+        slide = layer.data[0].slide
+        buttons = monitor.choice.buttons
+        click(buttons["cpu"])
+        assert slide.device == "cpu"
+        assert monitor.decoder.text() == "CPU: chosen."
+        assert not monitor.device.isVisible()
+        slide.clear_cache()
+        before = slide.stats()["decoded"]
+        expected = slide.levels[2][...]
+        assert slide.stats()["decoded"].get("nvimagecodec") == before.get("nvimagecodec")
+        click(buttons["cuda"])
+        settled()
+        assert slide.device == "cuda"
+        assert monitor.decoder.text().startswith("GPU 0 (host memory): ")
+        slide.clear_cache()
+        found = slide.levels[2][...]
+        assert slide.stats()["decoded"]["nvimagecodec"] >= 25
+        assert np.abs(found.astype(int) - expected).max() <= 3
+        display.waitUntil(monitor.device.isVisible)
+        tiles = tiles_on("cuda:0")
+        display.waitUntil(lambda: monitor.device.bar.value() > 0)
+        QTest.keyClick(monitor.device.slider, Qt.Key_Home)
+        assert tiles.budget == 64 * MIB
+        click(buttons["auto"])
+        assert slide.device == "auto"
+
+    def test_starting_it_keeps_nobody_waiting(
+        self, gpu, monitor, slide_is_open, gate, settled, monkeypatch
+    ):
+        slow = choose.CudaDevice
+
+        def start(index):
+            assert threading.current_thread() is not threading.main_thread()
+            gate.wait()
+            return slow(index)
+
+        monkeypatch.setattr(choose, "driver_is_there", lambda: False)  # "auto" starts nothing
+        first, second = slide_is_open(sample_path(), sample_path())
+        monkeypatch.setattr(choose, "CudaDevice", start)
+        click(monitor.choice.buttons["cuda"])
+        assert monitor.decoder.text() == "Starting the GPU…"
+        assert not monitor.choice.isEnabled()
+        monitor.viewer.layers.selection.active = first
+        assert monitor.choice.isEnabled()
+        assert monitor.choice.buttons["auto"].isChecked()
+        gate.set()
+        settled()
+        assert monitor.choice.buttons["auto"].isChecked()
+        assert second.data[0].slide.device == "cuda"
+
+    def test_one_that_does_not_work_is_said_and_not_offered_again(
+        self, gpu, monitor, slide_is_open, settled, monkeypatch
+    ):
+        def broken(index):
+            raise DeviceError("'cuda:0' can't be used, because it is broken; use device='cpu'.")
+
+        monkeypatch.setattr(choose, "CudaDevice", broken)
+        [layer] = slide_is_open(sample_path())
+        buttons = monitor.choice.buttons
+        click(buttons["cuda"])
+        settled()
+        assert layer.data[0].slide.device == "auto"
+        assert buttons["auto"].isChecked()
+        assert not buttons["cuda"].isEnabled()
+        assert "because it is broken" in buttons["cuda"].toolTip()
+
+
+class TestCosts:
+    def test_a_hidden_one_looks_no_more(self, viewer, monitor, slide_is_open, display, monkeypatch):
+        [layer] = slide_is_open(sample_path())
+        dock = monitor.parent()
+        assert monitor.timer.isActive()
+        asked = []
+        dock.hide()
+        assert not monitor.timer.isActive()
+        monkeypatch.setattr(Slide, "stats", lambda self, **options: asked.append(self))
+        whole(layer)
+        display.wait(100)
+        assert asked == []
+        monkeypatch.undo()
+        dock.show()
+        assert monitor.timer.isActive()
+        assert sum(step.tiles for step in monitor._rates.steps) < 400
+
+    def test_behind_a_tab_it_looks_no_more(self, viewer, monitor, slide_is_open, display):
+        slide_is_open(sample_path())
+        other, _ = viewer.window.add_plugin_dock_widget("napari-wsigpu", "Slide inspector")
+        viewer.window._qt_window.tabifyDockWidget(monitor.parent(), other)
+        display.wait(50)  # until there are tabs
+        other.raise_()
+        display.waitUntil(lambda: not monitor.timer.isActive())
+        monitor.parent().raise_()
+        display.waitUntil(monitor.timer.isActive)
+
+    def test_a_closed_one_leaves_nothing(self, viewer, monitor, slide_is_open, display):
+        [layer] = slide_is_open(sample_path())
+        events = viewer.layers.events.removed, viewer.layers.selection.events.active
+        before = [len(event.callbacks) for event in events]
+        timer = monitor.timer
+        viewer.window.remove_dock_widget(monitor)
+        assert not timer.isActive()
+        monitor.deleteLater()
+        display.wait(50)
+        assert [len(event.callbacks) for event in events] == [count - 1 for count in before]
+        viewer.layers.remove(layer)
+
+    def test_it_starts_no_thread(self, monitor, slide_is_open, display):
+        slide_is_open(sample_path())
+        before = set(threading.enumerate())
+        click(monitor.clear)
+        display.wait(100)
+        assert set(threading.enumerate()) <= before
+
+    def test_a_removed_slide_is_forgotten(self, viewer, monitor, slide_is_open, settled):
+        [layer] = slide_is_open(sample_path())
+        whole(layer)
+        settled()
+        slide = weakref.ref(layer.data[0].slide)
+        viewer.layers.clear()
+        del layer
+        assert monitor.slide is None
+        assert not monitor.timer.isActive()
+        settled()
+        for _ in range(3):
+            gc.collect()
+        assert slide() is None
+
+
+def test_two_viewers_have_two(viewer, monitor, slide_is_open, write_channels, request):
+    slide_is_open(sample_path())
+    other = request.getfixturevalue("make_napari_viewer")(show=True)
+    second = add_monitor(other)
+    other.open(write_channels(1)[0], plugin="napari-wsigpu")
+    assert monitor.title.text() == "he_phantom.svs"
+    assert second.title.text() == "channels1.ome.tif"
+    assert "on the CPU only" in second.decoder.text()
+    other.close()
+    assert monitor.timer.isActive()
+
+
+def test_each_slide_has_its_own_minute(viewer, monitor, slide_is_open, write_channels, display):
+    first, second = slide_is_open(sample_path(), write_channels(1)[0])
+    viewer.layers.selection.active = first
+    whole(first)
+    display.waitUntil(lambda: monitor.plot.peak > 0)
+    viewer.layers.selection.active = second
+    assert monitor.title.text() == "channels1.ome.tif"
+    assert monitor.plot.peak == 0
+    viewer.layers.selection.active = first
+    viewer.layers.remove(first)
+    assert monitor.slide is second.data[0].slide
+
+
+def test_keys_reach_everything_from_top_to_bottom(viewer, monitor, slide_is_open, damaged_slide):
+    [layer] = slide_is_open(damaged_slide)
+    whole_level = layer.data[0]
+    whole_level[6 * 256 : 7 * 256, 8 * 256 : 9 * 256]
+    monitor._look()
+    wanted = [
+        monitor.choice.buttons["auto"],
+        monitor.host.slider,
+        monitor.clear,
+        monitor.failures.list,
+    ]
+    order, widget = [], monitor.nextInFocusChain()
+    while widget is not monitor:
+        if widget in wanted:
+            order.append(widget)
+        widget = widget.nextInFocusChain()
+    assert order == wanted
+    assert all(part.focusPolicy() & Qt.TabFocus for part in wanted)
+    named = [*monitor.findChildren(QAbstractButton), *monitor.findChildren(QSlider)]
+    named = [part for part in named if monitor.isAncestorOf(part) and not part.objectName()]
+    assert all(part.accessibleName() and part.toolTip() for part in named if part.isVisible())
+
+
+def test_fits_a_narrow_dock_and_grows_with_the_font(viewer, monitor, slide_is_open, display):
+    slide_is_open(sample_path())
+    assert monitor.minimumSizeHint().width() <= 300
+    parts = [monitor.plot, monitor.readings, monitor.clear, monitor.failures.list]
+    before = [part.fontMetrics().height() for part in parts]
+    appearance = get_settings().appearance
+    size = appearance.font_size
+    try:
+        appearance.font_size = 2 * size
+        display.wait(50)
+        after = [part.fontMetrics().height() for part in parts]
+    finally:
+        appearance.font_size = size
+    assert all(big > 1.7 * small for big, small in zip(after, before, strict=True))
+
+
+def test_a_script_may_end_while_it_is_open(viewer, tmp_path):
+    command = [sys.executable, "-c", SCRIPT]
+    own = os.environ | {"NAPARI_CONFIG": str(tmp_path / "settings.yaml")}
+    run = subprocess.run(command, env=own, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    assert "Traceback" not in run.stderr
