@@ -70,7 +70,11 @@ def fake_cupy(count=1):
         return count
 
     pools = []
-    runtime = SimpleNamespace(getDeviceCount=device_count, CUDARuntimeError=FakeError)
+    runtime = SimpleNamespace(
+        getDeviceCount=device_count,
+        getDeviceProperties=lambda index: {"name": b"NVIDIA H200", "pciBusID": index},
+        CUDARuntimeError=FakeError,
+    )
     return SimpleNamespace(
         pools=pools,
         cuda=SimpleNamespace(
@@ -158,6 +162,10 @@ class TestStart:
         with pytest.raises(DeviceError, match=f"'cuda:{index}'.*'cuda:{count - 1}'"):
             CudaDevice(index)
         assert CudaDevice(count - 1).name == f"cuda:{count - 1}"
+
+    def test_a_device_has_its_makers_name(self, with_devices):
+        with_devices(2)
+        assert CudaDevice(1).model == "NVIDIA H200"
 
     def test_no_device_at_all(self, with_devices):
         with_devices(0)
