@@ -155,8 +155,6 @@ class TileFetcher:
     def _next(self) -> _Batch | None:
         """Return what to fetch next; None ends the thread."""
         with self._changed:
-            self._in_flight = frozenset()
-            self._changed.notify_all()
             for ahead in (False, True):
                 for display, wanted in self._wanted.items():
                     keys = wanted.next_likely if ahead else wanted.on_screen
@@ -193,6 +191,9 @@ class TileFetcher:
             if batch.ahead:
                 self._ahead.update(batch.keys)
                 self._fetched_ahead[_number(first)] += len(batch.keys)
+            # Who asks for these from now on is served from the cache.
+            self._in_flight = frozenset()
+            self._changed.notify_all()
             displays = self._of(batch.source)
         for display in displays:
             display.land(tiles)
@@ -200,6 +201,8 @@ class TileFetcher:
     def _drop(self, source: TileSource) -> Collection[Display]:
         """Drop what is wanted of a slide; return whose displays wanted it."""
         with self._changed:
+            self._in_flight = frozenset()
+            self._changed.notify_all()
             displays = self._of(source)
             for display in displays:
                 del self._wanted[display]

@@ -262,7 +262,7 @@ class ProgressiveDisplay:
         tile_fetcher.forget(self)
         self._timer.stop()
         self._landings.landed.disconnect(self._on_landed)
-        self._picture = self._response = None
+        self._picture = None
         layer = self._layer()
         if layer is not None:
             for name in SEAM:
@@ -345,7 +345,7 @@ class _Answered:
     display: ProgressiveDisplay
 
     def __call__(self) -> Any:
-        return self.display._response
+        return replace(self.display._response, request_id=self.id)
 
 
 def _affordable(request: Any) -> tuple[int, NDArray[Any]]:
