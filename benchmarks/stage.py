@@ -1,0 +1,125 @@
+"""What benchmarks of the viewer share: a display, settings of their own, a slow decoder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from napari import Viewer
+    from numpy.typing import NDArray
+
+CANVAS = (1200, 950)
+SCREEN = "2000x1300x24"
+BACKGROUND = "magenta"
+
+
+def ensure_display() -> None:
+    """Run this program again under Xvfb, and leave with its status, where there is no display."""
+    if sys.platform in ("win32", "darwin") or os.environ.get("DISPLAY"):
+        return
+    xvfb = shutil.which("xvfb-run")
+    if xvfb is None:
+        raise SystemExit("There is no display to open napari on; install Xvfb.")
+    command = [xvfb, "-a", "-s", f"-screen 0 {SCREEN}", sys.executable, *sys.argv]
+    raise SystemExit(subprocess.run(command, check=False).returncode)
+
+
+@contextmanager
+def own_settings() -> Iterator[dict[str, str]]:
+    """Yield an environment whose napari has settings of its own, and no CUDA device.
+
+    The slide inspector stays closed: its dock would narrow the canvas.
+    """
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "napari-wsigpu.yaml").write_text(
+            "slides:\n  open_inspector: false\n", encoding="utf-8"
+        )
+        config = str(Path(folder) / "settings.yaml")
+        yield {**os.environ, "NAPARI_CONFIG": config, "CUDA_VISIBLE_DEVICES": ""}
+
+
+def run_part(script: Path, arguments: Sequence[str], timeout: float) -> None:
+    """Run a script in a fresh process with napari settings of its own."""
+    with own_settings() as environment:
+        command = [sys.executable, str(script), *arguments]
+        subprocess.run(command, env=environment, check=True, timeout=timeout)
+
+
+class SlowDecoder:
+    """Makes the CPU decode each stored tile later, and counts them.
+
+    Attributes
+    ----------
+    seconds : float
+        How long each tile takes in addition; the thread that decodes it sleeps.
+    tiles : int
+        Tiles decoded so far.
+    """
+
+    def __init__(self) -> None:
+        from napari_wsigpu.codecs import cpu
+        from napari_wsigpu.viewer import reader  # noqa: F401  brings in all that may decode
+
+        self.seconds = 0.0
+        self.tiles = 0
+        self._lock = threading.Lock()
+        self._decode: Callable[..., NDArray[Any]] = cpu.decode_tile
+        for name, module in list(sys.modules.items()):
+            if name.startswith("napari_wsigpu"):
+                for variable, value in list(vars(module).items()):
+                    if value is self._decode:
+                        setattr(module, variable, self._decode_late)
+
+    def _decode_late(self, *arguments: Any) -> NDArray[Any]:
+        with self._lock:
+            self.tiles += 1
+        if self.seconds:
+            time.sleep(self.seconds)
+        return self._decode(*arguments)
+
+
+def open_viewer() -> Viewer:
+    """Open napari on a background that no slide has."""
+    import napari
+
+    viewer = napari.Viewer()
+    viewer.canvas.background_color_override = BACKGROUND
+    fit_canvas(viewer)
+    return viewer
+
+
+def fit_canvas(viewer: Viewer) -> None:
+    """Make the canvas `CANVAS` pixels large; panels beside it change with the first layer."""
+    window = viewer.window._qt_window
+    for _ in range(5):
+        settle(0.3)
+        width, height = scene_canvas(viewer).size
+        if (width, height) == CANVAS:
+            return
+        window.resize(window.width() + CANVAS[0] - width, window.height() + CANVAS[1] - height)
+    raise RuntimeError(f"The canvas is {width} x {height}; a larger screen is needed.")
+
+
+def scene_canvas(viewer: Viewer) -> Any:
+    """Return the canvas that vispy draws on."""
+    return viewer.window._qt_viewer.canvas._scene_canvas
+
+
+def settle(seconds: float) -> None:
+    """Let Qt's event loop run."""
+    from qtpy.QtCore import QEventLoop, QTimer
+
+    loop = QEventLoop()
+    QTimer.singleShot(round(seconds * 1e3), loop.quit)
+    loop.exec()

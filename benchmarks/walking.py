@@ -1,0 +1,361 @@
+"""Walk through a slide in one real viewer, and write what a user feels.
+
+Usage: ``python benchmarks/walking.py MODE --slide FILE --cost MS --json FILE``; `walk.py` runs
+this in processes of their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import imagecodecs
+import numpy as np
+from napari.settings import get_settings
+from qtpy.QtCore import QEventLoop, Qt, QTimer
+
+from gauges import Frame, FrameLog, Heartbeat, SliceClock
+from napari_wsigpu import open_slide
+from napari_wsigpu.viewer.layers import slide_layers
+from stage import CANVAS, SlowDecoder, ensure_display, fit_canvas, open_viewer, settle
+
+if TYPE_CHECKING:
+    from napari import Viewer
+    from napari.layers import Image
+    from numpy.typing import NDArray
+
+    from napari_wsigpu import Slide
+
+MODES = ("ours", "blocking", "async", "dask")
+STEP_MS = 16
+CHECK_MS = 5
+LOOK = 31
+PATIENCE = 30.0
+SCRIPT_SIDE = 700
+
+
+class Pose(NamedTuple):
+    """Where the camera is.
+
+    Attributes
+    ----------
+    zoom : float
+        Pixels of the canvas for one of level 0.
+    y, x : float
+        What is in the middle, in pixels of level 0.
+    """
+
+    zoom: float
+    y: float
+    x: float
+
+
+class Leg(NamedTuple):
+    """A part of the walk: from one pose to another in so many seconds."""
+
+    seconds: float
+    begin: Pose
+    end: Pose
+
+    def at(self, time: float) -> Pose:
+        """Return the pose after some time; while the zoom changes, the way follows it."""
+        part = time / self.seconds
+        first, last = self.begin, self.end
+        zoom = math.exp((1 - part) * math.log(first.zoom) + part * math.log(last.zoom))
+        if first.zoom != last.zoom:
+            part = (1 / zoom - 1 / first.zoom) / (1 / last.zoom - 1 / first.zoom)
+        y, x = ((1 - part) * a + part * b for a, b in zip(first[1:], last[1:], strict=True))
+        return Pose(zoom, y, x)
+
+
+def legs_of(width: int, height: int, fit: float) -> list[Leg]:
+    """Return the walk over a slide: 20 s, begun where `fit` shows it whole.
+
+    In, along, a jump and a rest there, out, in elsewhere, along.
+    """
+    whole = Pose(fit, height * 0.5, width * 0.5)
+    first = Pose(1, height * 0.4, width * 0.3)
+    along = Pose(1, first.y + 6000, first.x + 2500)
+    jumped = Pose(1, height * 0.25, width * 0.72)
+    out = Pose(max(0.06, fit), jumped.y, jumped.x)
+    second = Pose(0.6, height * 0.62, width * 0.65)
+    end = Pose(0.6, second.y + 3000, second.x - 5000)
+    return [
+        Leg(4, whole, first),
+        Leg(4, first, along),
+        Leg(1.5, jumped, jumped),
+        Leg(2.5, jumped, out),
+        Leg(3.5, out, second),
+        Leg(4.5, second, end),
+    ]
+
+
+def pose_at(legs: list[Leg], time: float) -> Pose:
+    """Return where the walk is after some time."""
+    for leg in legs:
+        if time <= leg.seconds:
+            return leg.at(time)
+        time -= leg.seconds
+    return legs[-1].end
+
+
+def add_slide(viewer: Viewer, mode: str, path: Path) -> Image:
+    """Open a slide in one of the ways that are compared."""
+    if mode == "ours":
+        return viewer.open(path, plugin="napari-wsigpu")[0]
+    levels, attributes, _ = slide_layers(open_slide(path))[0]
+    if mode == "dask":
+        return viewer.add_image([level.to_dask(tiles=1) for level in levels], **attributes)
+    return viewer.add_image(levels, **attributes)
+
+
+class View:
+    """What a pose shows of each level, exactly.
+
+    Parameters
+    ----------
+    slide : Slide
+        Read at once and without delay.
+    pose : Pose
+        The view.
+    """
+
+    def __init__(self, slide: Slide, pose: Pose) -> None:
+        width, height = slide.dimensions
+        half = np.array(CANVAS[::-1]) / 2 / pose.zoom
+        low, high = np.array(pose[1:]) - half, np.array(pose[1:]) + half
+        self._exact: dict[tuple[int, int], tuple[slice, slice, NDArray[Any]]] = {}
+        for index, level in enumerate(slide.pyramid):
+            factors = np.array((height / level.height, width / level.width))
+            top, left = np.maximum(0, np.floor(low / factors)).astype(int)
+            bottom, right = np.ceil(high / factors).astype(int)
+            rows = slice(int(top), min(int(bottom), level.height))
+            columns = slice(int(left), min(int(right), level.width))
+            pixels = slide.level_array(index)[rows, columns]
+            self._exact[level.height, level.width] = rows, columns, pixels
+
+    def is_shown_by(self, layer: Image) -> bool:
+        """Whether a layer's slice covers the view, of the level for it, with the exact pixels.
+
+        A few pixels are compared first, then all.
+        """
+        shape = tuple(layer.data[layer.data_level].shape[:2])
+        rows, columns, exact = self._exact[shape]
+        shown = layer._slice.image.raw
+        place = layer._transforms["tile2data"]
+        factors = layer.downsample_factors[layer.data_level][:2]
+        if not np.allclose(place.scale, factors):
+            return False
+        top, left = np.round(place.translate / factors).astype(int)
+        if rows.start < top or columns.start < left:
+            return False
+        part = shown[rows.start - top : rows.stop - top, columns.start - left : columns.stop - left]
+        return (
+            part.shape == exact.shape
+            and np.array_equal(part[::LOOK, ::LOOK], exact[::LOOK, ::LOOK])
+            and np.array_equal(part, exact)
+        )
+
+
+class Walk:
+    """Moves the camera by the clock, then waits until the view is exact.
+
+    Parameters
+    ----------
+    viewer, layer
+        Where to walk.
+    legs : list of Leg
+        The walk.
+    view : View
+        What its end shows.
+    heartbeat : Heartbeat
+        Told of what looking takes.
+    """
+
+    def __init__(
+        self, viewer: Viewer, layer: Image, legs: list[Leg], view: View, heartbeat: Heartbeat
+    ) -> None:
+        self._viewer = viewer
+        self._layer = layer
+        self._legs = legs
+        self._seconds = sum(leg.seconds for leg in legs)
+        self._view = view
+        self._heartbeat = heartbeat
+        self._loop = QEventLoop()
+        self._timer = QTimer()
+        self._timer.setTimerType(Qt.TimerType.PreciseTimer)
+        self.begin = self.end = 0.0
+        self.to_exact: float | None = None
+
+    def run(self) -> None:
+        """Walk; return when the view is exact, or patience has ended."""
+        self.begin = time.perf_counter()
+        self._timer.timeout.connect(self._step)
+        self._timer.start(STEP_MS)
+        self._loop.exec()
+        self._timer.timeout.disconnect(self._step)
+        self._timer.timeout.connect(self._look)
+        self._timer.start(CHECK_MS)
+        self._loop.exec()
+
+    def _step(self) -> None:
+        now = time.perf_counter()
+        go_to(self._viewer, self._layer, pose_at(self._legs, now - self.begin))
+        if now - self.begin >= self._seconds:
+            self._timer.stop()
+            self.end = now
+            self._loop.quit()
+
+    def _look(self) -> None:
+        now = time.perf_counter()
+        exact = self._view.is_shown_by(self._layer)
+        self._heartbeat.measuring += time.perf_counter() - now
+        if exact:
+            self.to_exact = now - self.end
+        if exact or now - self.end > PATIENCE:
+            self._timer.stop()
+            self._loop.quit()
+
+
+def rest(decoder: SlowDecoder) -> None:
+    """Wait until nothing is decoded any more."""
+    tiles = -1
+    while tiles != decoder.tiles:
+        tiles = decoder.tiles
+        settle(0.7 + 2 * decoder.seconds)
+
+
+def go_to(viewer: Viewer, layer: Image, pose: Pose) -> None:
+    """Move the camera."""
+    scale = np.array(layer.scale[-2:])
+    viewer.scene.camera.zoom = pose.zoom / float(scale[0])
+    viewer.scene.camera.center = (0.0, *(np.array(pose[1:]) * scale))
+
+
+def script_is_exact(layer: Image, slide: Slide, pose: Pose) -> bool:
+    """Whether level 0 reads exactly where the walk ended, and where it never was."""
+    end = int(pose.y), int(pose.x)
+    return all(
+        np.array_equal(
+            np.asarray(layer.data[0][y : y + SCRIPT_SIDE, x : x + SCRIPT_SIDE]),
+            slide.read_region((x, y), (SCRIPT_SIDE, SCRIPT_SIDE)),
+        )
+        for y, x in (end, (131, 77))
+    )
+
+
+class Film:
+    """Keeps every Nth frame, to be written when the walk has ended."""
+
+    def __init__(self, folder: Path, every: int) -> None:
+        self._folder = folder
+        self._every = every
+        self._count = 0
+        self._pictures: list[tuple[int, Frame, NDArray[np.uint8]]] = []
+
+    def take(self, frame: Frame, pixels: NDArray[np.uint8]) -> None:
+        """Keep this frame if its turn has come."""
+        if self._count % self._every == 0:
+            self._pictures.append((self._count, frame, pixels.copy()))
+        self._count += 1
+
+    def write(self, begin: float) -> None:
+        """Write the frames since the walk began, named by number, seconds and what was blank."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for number, frame, pixels in self._pictures:
+            if frame.time >= begin:
+                name = f"{number:05d}-{frame.time - begin:07.3f}s-{100 * frame.blank:05.1f}%.png"
+                (self._folder / name).write_bytes(imagecodecs.png_encode(pixels, level=1))
+
+
+def measure(mode: str, path: Path, cost_ms: float, film: Film | None) -> dict[str, Any]:
+    """Walk once, and return what was felt."""
+    decoder, slices, heartbeat = SlowDecoder(), SliceClock(), Heartbeat()
+    get_settings().experimental.async_ = mode == "async"
+    viewer = open_viewer()
+    log = FrameLog(viewer, heartbeat, None if film is None else film.take)
+    reference = open_slide(path, device="cpu")
+    width, height = reference.dimensions
+
+    decoder.seconds = cost_ms / 1e3
+    begin = time.perf_counter()
+    layer = add_slide(viewer, mode, path)
+    opening = time.perf_counter() - begin
+    fit_canvas(viewer)
+    viewer.reset_view()
+    legs = legs_of(width, height, viewer.scene.camera.zoom * float(layer.scale[-1]))
+    decoder.seconds = 0
+    end = legs[-1].end
+    view = View(reference, end)
+    decoder.seconds = cost_ms / 1e3
+    rest(decoder)
+
+    refreshes: list[float] = []
+    layer.events.set_data.connect(lambda: refreshes.append(time.perf_counter()))
+    sliced, decoded = len(slices.seconds), decoder.tiles
+    heartbeat.start()
+    walk = Walk(viewer, layer, legs, view, heartbeat)
+    walk.run()
+    heartbeat.stop()
+    walked = walk.end - walk.begin
+    seen = log.frames[next(i for i, frame in enumerate(log.frames) if frame.shown) :]
+    moving = [frame for frame in seen if walk.begin <= frame.time <= walk.end]
+    sliced_ms = np.array(slices.seconds[sliced:] or [0]) * 1e3
+    gaps_ms = np.array([gap.seconds for gap in heartbeat.gaps]) * 1e3
+    clear_ms = np.array([gap.seconds - gap.collecting for gap in heartbeat.gaps]) * 1e3
+    figures = {
+        "opening_ms": opening * 1e3,
+        "walked_s": walked,
+        "slices": len(slices.seconds) - sliced,
+        "slice_p95_ms": np.percentile(sliced_ms, 95),
+        "slice_worst_ms": sliced_ms.max(),
+        "stall_ms": gaps_ms.max(),
+        "stall_without_gc_ms": clear_ms.max(),
+        "stalled_s": gaps_ms[gaps_ms > 100].sum() / 1e3,
+        "gc_s": sum(gap.collecting for gap in heartbeat.gaps),
+        "measuring_s": heartbeat.measuring,
+        "frames_per_s": len(moving) / walked,
+        "refreshes_per_s": sum(moment <= walk.end for moment in refreshes) / walked,
+        "blank_mean_percent": 100 * log.blank_between(walk.begin, walk.end + (walk.to_exact or 0)),
+        "blank_worst_percent": 100 * max(frame.blank for frame in seen),
+        "blank_frames": sum(frame.blank > 0 for frame in seen),
+        "to_exact_ms": None if walk.to_exact is None else walk.to_exact * 1e3,
+        "tiles": decoder.tiles - decoded,
+        "level": int(layer.data_level),
+    }
+    decoder.seconds = 0
+    figures["script_exact"] = script_is_exact(layer, reference, end)
+    if film is not None:
+        film.write(walk.begin)
+    viewer.close()
+    reference.close()
+    return {name: _plain(value) for name, value in figures.items()}
+
+
+def _plain(value: Any) -> Any:
+    value = value.item() if isinstance(value, np.generic) else value
+    return round(value, 3) if isinstance(value, float) else value
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description="Walk through a slide in one viewer.")
+    parser.add_argument("mode", choices=MODES)
+    parser.add_argument("--slide", type=Path, required=True)
+    parser.add_argument("--cost", type=float, default=0, help="milliseconds more for each tile")
+    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--film", type=Path, help="write frames into this folder, as PNG")
+    parser.add_argument("--every", type=int, default=5, help="write each Nth frame")
+    given = parser.parse_args()
+    film = None if given.film is None else Film(given.film, given.every)
+    figures = measure(given.mode, given.slide, given.cost, film)
+    given.json.write_text(json.dumps(figures), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    ensure_display()
+    main()
