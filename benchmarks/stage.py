@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 CANVAS = (1200, 950)
 SCREEN = "2000x1300x24"
 BACKGROUND = "magenta"
+STEP_MS = 16
 
 
 def ensure_display() -> None:
@@ -122,4 +123,24 @@ def settle(seconds: float) -> None:
 
     loop = QEventLoop()
     QTimer.singleShot(round(seconds * 1e3), loop.quit)
+    loop.exec()
+
+
+def glide(move: Callable[[float], None], seconds: float) -> None:
+    """Call `move` with the seconds passed, every 16 ms and at last with all of them."""
+    from qtpy.QtCore import QEventLoop, Qt, QTimer
+
+    loop, timer = QEventLoop(), QTimer()
+    begin = time.perf_counter()
+
+    def step() -> None:
+        passed = time.perf_counter() - begin
+        move(min(passed, seconds))
+        if passed >= seconds:
+            timer.stop()
+            loop.quit()
+
+    timer.setTimerType(Qt.TimerType.PreciseTimer)
+    timer.timeout.connect(step)
+    timer.start(STEP_MS)
     loop.exec()

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import imagecodecs
 import numpy as np
 from napari.settings import get_settings
-from qtpy.QtCore import QEventLoop, Qt, QTimer
+from qtpy.QtCore import QEventLoop, QTimer
 
 from gauges import Frame, FrameLog, Heartbeat, SliceClock
 from napari_wsigpu import open_slide
 from napari_wsigpu.viewer.layers import slide_layers
-from stage import CANVAS, SlowDecoder, ensure_display, fit_canvas, open_viewer, settle
+from stage import CANVAS, SlowDecoder, ensure_display, fit_canvas, glide, open_viewer, settle
 
 if TYPE_CHECKING:
     from napari import Viewer
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from napari_wsigpu import Slide
 
 MODES = ("ours", "blocking", "async", "dask")
-STEP_MS = 16
+WALK_SECONDS = 20.0
 CHECK_MS = 5
 LOOK = 31
 PATIENCE = 30.0
@@ -161,63 +161,43 @@ class View:
         )
 
 
-class Walk:
-    """Moves the camera by the clock, then waits until the view is exact.
+class Waiting:
+    """Looks whether a view is exact.
 
     Parameters
     ----------
-    viewer, layer
-        Where to walk.
-    legs : list of Leg
-        The walk.
     view : View
-        What its end shows.
+        What the layer is to show.
+    layer : Image
+        Looked at every few milliseconds.
     heartbeat : Heartbeat
         Told of what looking takes.
     """
 
-    def __init__(
-        self, viewer: Viewer, layer: Image, legs: list[Leg], view: View, heartbeat: Heartbeat
-    ) -> None:
-        self._viewer = viewer
-        self._layer = layer
-        self._legs = legs
-        self._seconds = sum(leg.seconds for leg in legs)
+    def __init__(self, view: View, layer: Image, heartbeat: Heartbeat) -> None:
         self._view = view
+        self._layer = layer
         self._heartbeat = heartbeat
         self._loop = QEventLoop()
-        self._timer = QTimer()
-        self._timer.setTimerType(Qt.TimerType.PreciseTimer)
-        self.begin = self.end = 0.0
-        self.to_exact: float | None = None
+        self._begin = time.perf_counter()
+        self._seconds: float | None = None
 
-    def run(self) -> None:
-        """Walk; return when the view is exact, or patience has ended."""
-        self.begin = time.perf_counter()
-        self._timer.timeout.connect(self._step)
-        self._timer.start(STEP_MS)
+    def seconds(self) -> float | None:
+        """Wait; return how long it took, or None when patience has ended."""
+        timer = QTimer()
+        timer.timeout.connect(self._look)
+        timer.start(CHECK_MS)
         self._loop.exec()
-        self._timer.timeout.disconnect(self._step)
-        self._timer.timeout.connect(self._look)
-        self._timer.start(CHECK_MS)
-        self._loop.exec()
-
-    def _step(self) -> None:
-        now = time.perf_counter()
-        go_to(self._viewer, self._layer, pose_at(self._legs, now - self.begin))
-        if now - self.begin >= self._seconds:
-            self._timer.stop()
-            self.end = now
-            self._loop.quit()
+        timer.stop()
+        return self._seconds
 
     def _look(self) -> None:
         now = time.perf_counter()
         exact = self._view.is_shown_by(self._layer)
         self._heartbeat.measuring += time.perf_counter() - now
         if exact:
-            self.to_exact = now - self.end
-        if exact or now - self.end > PATIENCE:
-            self._timer.stop()
+            self._seconds = now - self._begin
+        if exact or now - self._begin > PATIENCE:
             self._loop.quit()
 
 
@@ -298,12 +278,14 @@ def measure(mode: str, path: Path, cost_ms: float, film: Film | None) -> dict[st
     layer.events.set_data.connect(lambda: refreshes.append(time.perf_counter()))
     sliced, decoded = len(slices.seconds), decoder.tiles
     heartbeat.start()
-    walk = Walk(viewer, layer, legs, view, heartbeat)
-    walk.run()
+    begin = time.perf_counter()
+    glide(lambda passed: go_to(viewer, layer, pose_at(legs, passed)), WALK_SECONDS)
+    arrived = time.perf_counter()
+    to_exact = Waiting(view, layer, heartbeat).seconds()
     heartbeat.stop()
-    walked = walk.end - walk.begin
+    walked = arrived - begin
     seen = log.frames[next(i for i, frame in enumerate(log.frames) if frame.shown) :]
-    moving = [frame for frame in seen if walk.begin <= frame.time <= walk.end]
+    moving = [frame for frame in seen if begin <= frame.time <= arrived]
     sliced_ms = np.array(slices.seconds[sliced:] or [0]) * 1e3
     gaps_ms = np.array([gap.seconds for gap in heartbeat.gaps]) * 1e3
     clear_ms = np.array([gap.seconds - gap.collecting for gap in heartbeat.gaps]) * 1e3
@@ -319,18 +301,18 @@ def measure(mode: str, path: Path, cost_ms: float, film: Film | None) -> dict[st
         "gc_s": sum(gap.collecting for gap in heartbeat.gaps),
         "measuring_s": heartbeat.measuring,
         "frames_per_s": len(moving) / walked,
-        "refreshes_per_s": sum(moment <= walk.end for moment in refreshes) / walked,
-        "blank_mean_percent": 100 * log.blank_between(walk.begin, walk.end + (walk.to_exact or 0)),
+        "refreshes_per_s": sum(moment <= arrived for moment in refreshes) / walked,
+        "blank_mean_percent": 100 * log.blank_between(begin, arrived + (to_exact or 0)),
         "blank_worst_percent": 100 * max(frame.blank for frame in seen),
         "blank_frames": sum(frame.blank > 0 for frame in seen),
-        "to_exact_ms": None if walk.to_exact is None else walk.to_exact * 1e3,
+        "to_exact_ms": None if to_exact is None else to_exact * 1e3,
         "tiles": decoder.tiles - decoded,
         "level": int(layer.data_level),
     }
     decoder.seconds = 0
     figures["script_exact"] = script_is_exact(layer, reference, end)
     if film is not None:
-        film.write(walk.begin)
+        film.write(begin)
     viewer.close()
     reference.close()
     return {name: _plain(value) for name, value in figures.items()}
