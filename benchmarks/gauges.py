@@ -27,17 +27,62 @@ EVERY = 4
 INSET = 2
 
 
-class SliceClock:
-    """Times slices for display in the main thread, from the outermost call on.
+class Span(NamedTuple):
+    """Something that kept the main thread.
 
     Attributes
     ----------
-    seconds : list of float
-        One for each slice.
+    begin : float
+        By `time.perf_counter`.
+    seconds : float
+        How long, without what the benchmark itself took.
+    collecting : float
+        Seconds of these that Python collected garbage.
+    """
+
+    begin: float
+    seconds: float
+    collecting: float = 0.0
+
+
+class CollectionClock:
+    """Times Python's garbage collections, which stop all threads.
+
+    Attributes
+    ----------
+    seconds : float
+        All so far.
     """
 
     def __init__(self) -> None:
-        self.seconds: list[float] = []
+        self.seconds = 0.0
+        self._began = 0.0
+        gc.callbacks.append(self._on_collection)
+
+    def _on_collection(self, phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            self._began = time.perf_counter()
+        else:
+            self.seconds += time.perf_counter() - self._began
+
+
+class SliceClock:
+    """Times slices for display in the main thread, from the outermost call on.
+
+    Parameters
+    ----------
+    collections : CollectionClock
+        Tells how much of it is garbage collection.
+
+    Attributes
+    ----------
+    slices : list of Span
+        All so far.
+    """
+
+    def __init__(self, collections: CollectionClock) -> None:
+        self.slices: list[Span] = []
+        self._collections = collections
         self._inside = False
         for name in ("_set_view_slice", "_make_slice_request"):
             setattr(
@@ -50,47 +95,37 @@ class SliceClock:
             if self._inside or threading.current_thread() is not threading.main_thread():
                 return slice_it(*arguments, **options)
             self._inside = True
-            begin = time.perf_counter()
+            begin, collected = time.perf_counter(), self._collections.seconds
             try:
                 return slice_it(*arguments, **options)
             finally:
-                self.seconds.append(time.perf_counter() - begin)
+                passed = time.perf_counter() - begin
+                self.slices.append(Span(begin, passed, self._collections.seconds - collected))
                 self._inside = False
 
         return timed
 
 
-class Gap(NamedTuple):
-    """Time between two beats of the main thread.
-
-    Attributes
-    ----------
-    seconds : float
-        How long, without what the benchmark itself took.
-    collecting : float
-        Seconds of these that Python collected garbage.
-    """
-
-    seconds: float
-    collecting: float
-
-
 class Heartbeat:
     """A timer of 1 ms in the main thread: the gaps between its beats are stalls.
 
+    Parameters
+    ----------
+    collections : CollectionClock
+        Tells how much of a gap is garbage collection.
+
     Attributes
     ----------
-    gaps : list of Gap
+    gaps : list of Span
         All since the start.
     measuring : float
         Seconds that the benchmark itself has kept the main thread; whoever does, adds to it.
     """
 
-    def __init__(self) -> None:
-        self.gaps: list[Gap] = []
+    def __init__(self, collections: CollectionClock) -> None:
+        self.gaps: list[Span] = []
         self.measuring = 0.0
-        self._collecting = 0.0
-        self._collection_began = 0.0
+        self._collections = collections
         self._last = (0.0, 0.0, 0.0)
         self._timer = QTimer()
         self._timer.setTimerType(Qt.TimerType.PreciseTimer)
@@ -98,27 +133,19 @@ class Heartbeat:
 
     def start(self) -> None:
         """Begin to beat."""
-        gc.callbacks.append(self._on_collection)
-        self._last = (time.perf_counter(), self.measuring, self._collecting)
+        self._last = (time.perf_counter(), self.measuring, self._collections.seconds)
         self._timer.start(1)
 
     def stop(self) -> None:
         """Note the last gap, and beat no more."""
         self._beat()
         self._timer.stop()
-        gc.callbacks.remove(self._on_collection)
 
     def _beat(self) -> None:
-        now = (time.perf_counter(), self.measuring, self._collecting)
+        now = (time.perf_counter(), self.measuring, self._collections.seconds)
         passed, measuring, collecting = (b - a for a, b in zip(self._last, now, strict=True))
-        self.gaps.append(Gap(passed - measuring, collecting))
+        self.gaps.append(Span(self._last[0], passed - measuring, collecting))
         self._last = now
-
-    def _on_collection(self, phase: str, info: dict[str, int]) -> None:
-        if phase == "start":
-            self._collection_began = time.perf_counter()
-        else:
-            self._collecting += time.perf_counter() - self._collection_began
 
 
 class Frame(NamedTuple):

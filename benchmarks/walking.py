@@ -18,7 +18,7 @@ import numpy as np
 from napari.settings import get_settings
 from qtpy.QtCore import QEventLoop, QTimer
 
-from gauges import Frame, FrameLog, Heartbeat, SliceClock
+from gauges import CollectionClock, Frame, FrameLog, Heartbeat, SliceClock, Span
 from napari_wsigpu import open_slide
 from napari_wsigpu.viewer.layers import slide_layers
 from stage import CANVAS, SlowDecoder, ensure_display, fit_canvas, glide, open_viewer, settle
@@ -36,6 +36,7 @@ CHECK_MS = 5
 LOOK = 31
 PATIENCE = 30.0
 SCRIPT_SIDE = 700
+LONGEST = 5
 
 
 class Pose(NamedTuple):
@@ -254,7 +255,8 @@ class Film:
 
 def measure(mode: str, path: Path, cost_ms: float, film: Film | None) -> dict[str, Any]:
     """Walk once, and return what was felt."""
-    decoder, slices, heartbeat = SlowDecoder(), SliceClock(), Heartbeat()
+    decoder, collections = SlowDecoder(), CollectionClock()
+    slices, heartbeat = SliceClock(collections), Heartbeat(collections)
     get_settings().experimental.async_ = mode == "async"
     viewer = open_viewer()
     log = FrameLog(viewer, heartbeat, None if film is None else film.take)
@@ -276,7 +278,8 @@ def measure(mode: str, path: Path, cost_ms: float, film: Film | None) -> dict[st
 
     refreshes: list[float] = []
     layer.events.set_data.connect(lambda: refreshes.append(time.perf_counter()))
-    sliced, decoded = len(slices.seconds), decoder.tiles
+    decoded = decoder.tiles
+    slices.slices.clear()
     heartbeat.start()
     begin = time.perf_counter()
     glide(lambda passed: go_to(viewer, layer, pose_at(legs, passed)), WALK_SECONDS)
@@ -286,13 +289,13 @@ def measure(mode: str, path: Path, cost_ms: float, film: Film | None) -> dict[st
     walked = arrived - begin
     seen = log.frames[next(i for i, frame in enumerate(log.frames) if frame.shown) :]
     moving = [frame for frame in seen if begin <= frame.time <= arrived]
-    sliced_ms = np.array(slices.seconds[sliced:] or [0]) * 1e3
+    sliced_ms = np.array([span.seconds for span in slices.slices] or [0]) * 1e3
     gaps_ms = np.array([gap.seconds for gap in heartbeat.gaps]) * 1e3
     clear_ms = np.array([gap.seconds - gap.collecting for gap in heartbeat.gaps]) * 1e3
     figures = {
         "opening_ms": opening * 1e3,
         "walked_s": walked,
-        "slices": len(slices.seconds) - sliced,
+        "slices": len(slices.slices),
         "slice_p95_ms": np.percentile(sliced_ms, 95),
         "slice_worst_ms": sliced_ms.max(),
         "stall_ms": gaps_ms.max(),
@@ -308,6 +311,8 @@ def measure(mode: str, path: Path, cost_ms: float, film: Film | None) -> dict[st
         "to_exact_ms": None if to_exact is None else to_exact * 1e3,
         "tiles": decoder.tiles - decoded,
         "level": int(layer.data_level),
+        "longest_slices": _longest(slices.slices, begin),
+        "longest_stalls": _longest(heartbeat.gaps, begin),
     }
     decoder.seconds = 0
     figures["script_exact"] = script_is_exact(layer, reference, end)
@@ -316,6 +321,18 @@ def measure(mode: str, path: Path, cost_ms: float, film: Film | None) -> dict[st
     viewer.close()
     reference.close()
     return {name: _plain(value) for name, value in figures.items()}
+
+
+def _longest(spans: list[Span], begin: float) -> list[dict[str, float]]:
+    longest = sorted(spans, key=lambda span: span.seconds, reverse=True)[:LONGEST]
+    return [
+        {
+            "at_s": round(span.begin - begin, 2),
+            "ms": round(span.seconds * 1e3, 1),
+            "gc_ms": round(span.collecting * 1e3, 1),
+        }
+        for span in longest
+    ]
 
 
 def _plain(value: Any) -> Any:
