@@ -7,6 +7,7 @@ in a process of its own.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import gc
 import json
 import logging
@@ -186,10 +187,14 @@ class Walker:
         layers.remove(double)
 
     def _open_again(self) -> None:
-        layer = self._any_layer()
-        path = layer.source.path
-        self._viewer.layers.remove(layer)
-        self._viewer.open(path, plugin="napari-wsigpu")
+        # A layer added on top after the removal of one below it makes napari 0.9.2 crash in
+        # Mesa's OpenGL, whatever the layers are; so the uppermost goes, or all.
+        layers = self._viewer.layers
+        gone = list(layers)[self._random.choice((0, -1)) :]
+        for layer in reversed(gone):
+            layers.remove(layer)
+        for layer in gone:
+            self._viewer.open(layer.source.path, plugin="napari-wsigpu")
         self._pan()
 
     def _grid(self) -> None:
@@ -265,6 +270,7 @@ def _callbacks(emitter: Any) -> int:
 
 def soak(slides: list[Path], minutes: float, seed: int) -> dict[str, Any]:
     """Walk for minutes; return samples, complaints and what was done."""
+    faulthandler.enable()
     complaints = Complaints()
     viewer = open_viewer()
     walker = Walker(viewer, slides, seed)

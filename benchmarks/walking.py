@@ -130,14 +130,15 @@ class View:
         half = np.array(CANVAS[::-1]) / 2 / pose.zoom
         low, high = np.array(pose[1:]) - half, np.array(pose[1:]) + half
         self._exact: dict[tuple[int, int], tuple[slice, slice, NDArray[Any]]] = {}
-        for index, level in enumerate(slide.pyramid):
-            factors = np.array((height / level.height, width / level.width))
+        for level in slide.pyramid:
+            image = level.layout
+            factors = np.array((height / image.height, width / image.width))
             top, left = np.maximum(0, np.floor(low / factors)).astype(int)
             bottom, right = np.ceil(high / factors).astype(int)
-            rows = slice(int(top), min(int(bottom), level.height))
-            columns = slice(int(left), min(int(right), level.width))
-            pixels = slide.level_array(index)[rows, columns]
-            self._exact[level.height, level.width] = rows, columns, pixels
+            rows = slice(int(top), min(int(bottom), image.height))
+            columns = slice(int(left), min(int(right), image.width))
+            pixels = slide.level_array(level.number)[rows, columns]
+            self._exact[image.height, image.width] = rows, columns, pixels
 
     def is_shown_by(self, layer: Image) -> bool:
         """Whether a layer's slice covers the view, of the level for it, with the exact pixels.
