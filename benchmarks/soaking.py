@@ -29,7 +29,7 @@ from qtpy.QtCore import QTimer, qInstallMessageHandler
 
 import napari_wsigpu
 from napari_wsigpu.engine.cache import tile_cache
-from stage import ensure_display, fit_canvas, glide, open_viewer, settle
+from stage import ensure_display, fit_canvas, glide, open_viewer, scene_canvas, settle
 from walking import Leg, Pose, go_to
 
 if TYPE_CHECKING:
@@ -119,6 +119,9 @@ class Walker:
             self._three_dimensions: 1,
             self._hide: 1,
         }
+        # napari 0.9.2 frees what a removed layer had on the GPU without its context being current,
+        # which crashes in Mesa's OpenGL, whatever the layer is.
+        viewer.layers.events.removing.connect(lambda: scene_canvas(viewer).set_current())
         for slide in slides:
             viewer.open(slide, plugin="napari-wsigpu")
         fit_canvas(viewer)
@@ -187,14 +190,10 @@ class Walker:
         layers.remove(double)
 
     def _open_again(self) -> None:
-        # A layer added on top after the removal of one below it makes napari 0.9.2 crash in
-        # Mesa's OpenGL, whatever the layers are; so the uppermost goes, or all.
-        layers = self._viewer.layers
-        gone = list(layers)[self._random.choice((0, -1)) :]
-        for layer in reversed(gone):
-            layers.remove(layer)
-        for layer in gone:
-            self._viewer.open(layer.source.path, plugin="napari-wsigpu")
+        layer = self._any_layer()
+        path = layer.source.path
+        self._viewer.layers.remove(layer)
+        self._viewer.open(path, plugin="napari-wsigpu")
         self._pan()
 
     def _grid(self) -> None:
