@@ -348,7 +348,7 @@ def test_closing_the_viewer_in_mid_decode_leaves_nothing_behind(make_viewer, sli
     assert fetching() == []
 
 
-CLOSE_THE_WINDOW = """
+BEGIN = """
 import sys, threading, time
 import napari, psutil
 from qtpy.QtWidgets import QApplication
@@ -364,6 +364,8 @@ viewer.scene.camera.center = (0, 2600 * 0.499, 3300 * 0.499)
 viewer.scene.camera.zoom = 2
 viewer.screenshot(flash=False)
 assert any(thread.name == "wsigpu-fetch" for thread in threading.enumerate())
+"""
+CLOSE_THE_WINDOW = """
 viewer.window._qt_window.close()
 end = time.monotonic() + 2
 while time.monotonic() < end:
@@ -376,19 +378,43 @@ print("nothing is left")
 """
 
 
-def test_closing_the_window_in_mid_decode_leaves_nothing_behind(tmp_path):
+@pytest.fixture
+def run_script(tmp_path):
+    """Run a script that shows a slide whose tiles take 50 ms each; return what it says."""
     if not has_display():
         pytest.skip("there is no X display (run under xvfb-run)")
-    path = shutil.copy(sample_path(), tmp_path / "slide.svs")
-    done = subprocess.run(
-        [sys.executable, "-c", CLOSE_THE_WINDOW, str(path)],
-        env=os.environ | {"NAPARI_CONFIG": str(tmp_path / "settings.yaml")},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert "nothing is left" in done.stdout, done.stderr
+
+    def run(end):
+        path = shutil.copy(sample_path(), tmp_path / "slide.svs")
+        done = subprocess.run(
+            [sys.executable, "-c", BEGIN + end, str(path)],
+            env=os.environ | {"NAPARI_CONFIG": str(tmp_path / "settings.yaml")},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout, done.stderr
+
+    return run
+
+
+def test_closing_the_window_in_mid_decode_leaves_nothing_behind(run_script):
+    said, _ = run_script(CLOSE_THE_WINDOW)
+    assert "nothing is left" in said
+
+
+@pytest.mark.parametrize("pause", [0, 1])
+def test_a_script_may_end_in_mid_decode(run_script, pause):
+    end = f"""
+viewer.scene.camera.zoom = 1
+end = time.monotonic() + {pause}
+while time.monotonic() < end:
+    QApplication.processEvents()
+"""
+    _, complaints = run_script(end)
+    assert "Error" not in complaints
 
 
 def test_new_data_of_a_layer_are_followed(make_viewer, write_channels):

@@ -184,7 +184,8 @@ class ProgressiveDisplay:
         picture = self._picture
         if picture is not None and picture.land(tiles) and not self._news.is_set():
             self._news.set()
-            self._landings.landed.emit()
+            with suppress(RuntimeError):  # the application ends, and Qt's part is gone already
+                self._landings.landed.emit()
 
     def fail(self, error: Exception) -> None:
         """Keep the reason why tiles can't be had."""
@@ -260,8 +261,9 @@ class ProgressiveDisplay:
     def close(self) -> None:
         """Give the layer its own slicing back, and want no tiles any more."""
         tile_fetcher.forget(self)
-        self._timer.stop()
-        self._landings.landed.disconnect(self._on_landed)
+        with suppress(RuntimeError):  # the application ends, and Qt's part is gone already
+            self._timer.stop()
+            self._landings.landed.disconnect(self._on_landed)
         self._picture = None
         layer = self._layer()
         if layer is not None:

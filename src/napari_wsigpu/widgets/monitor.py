@@ -6,7 +6,15 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from qtpy.QtCore import Qt, QTimer
-from qtpy.QtWidgets import QDockWidget, QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
+from qtpy.QtWidgets import (
+    QDockWidget,
+    QHBoxLayout,
+    QLabel,
+    QMainWindow,
+    QPushButton,
+    QVBoxLayout,
+    QWidget,
+)
 from superqt import QElidingLabel
 
 from napari_wsigpu.codecs.choose import device_index
@@ -138,7 +146,19 @@ class DecodeMonitor(SlideDock):
         if isinstance(dock, QDockWidget) and dock is not self._dock:
             self._dock = dock
             dock.visibilityChanged.connect(self._run)
+            self._share_a_place(dock)
         self._run()
+
+    def _share_a_place(self, dock: QDockWidget) -> None:
+        """Come as a tab beside the slide inspector, which leaves little room below."""
+        window = self.window()
+        if not isinstance(window, QMainWindow) or dock.isFloating():
+            return
+        for other in window.findChildren(SlideDock):
+            place = other.parent()
+            if other is not self and isinstance(place, QDockWidget) and not place.isFloating():
+                window.tabifyDockWidget(place, dock)
+                dock.raise_()
 
     def hideEvent(self, event: Any) -> None:  # noqa: N802
         """Look no longer."""
