@@ -11,8 +11,8 @@ import pytest
 from napari_wsigpu import open_slide
 from napari_wsigpu.codecs import choose, cuda
 from napari_wsigpu.engine import reader
-from napari_wsigpu.engine.cache import tile_cache
-from napari_wsigpu.errors import DeviceError
+from napari_wsigpu.engine.cache import TileKey, tile_cache
+from napari_wsigpu.errors import DeviceError, SlideClosedError
 from tests import slides, tiffbytes
 from tests.conftest import pinned_places
 
@@ -446,3 +446,96 @@ class TestWithoutCuda:
             pytest.raises(DeviceError, match=lacking),
         ):
             slide.read_region((0, 0), (0, 0), device="cuda")
+
+
+class TestTilesOfDisplays:
+    """`read_tiles` is held against the levels' own pixels."""
+
+    @staticmethod
+    def keys(slide, level=0, *, srgb=False):
+        image = slide.levels[level].layout
+        number = ~slide._number if srgb else slide._number
+        rows, columns = -(-image.height // 32), -(-image.width // 48)
+        return [
+            TileKey(number, level, row, column) for row in range(rows) for column in range(columns)
+        ]
+
+    @staticmethod
+    def check(found, pixels):
+        for key, tile in found.items():
+            top, left = key.row * 32, key.column * 48
+            np.testing.assert_array_equal(tile, pixels[top : top + 32, left : left + 48])
+
+    @pytest.mark.parametrize("device", ["cpu", "cuda"])
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_all_and_some_tiles(self, files, host_gpu, device, kind):
+        path, pixels = files[kind]
+        with open_slide(path, device=device) as slide:
+            keys = self.keys(slide)
+            for some in (keys[7:8], keys[::3], keys):
+                found = slide.read_tiles(some)
+                assert list(found) == some
+                self.check(found, pixels)
+            by_cpu, by_device = decoded(slide)[:2]
+            assert (by_cpu, by_device) == (
+                (TILES, 0) if device == "cpu" or kind == "raw" else (0, TILES)
+            )
+
+    @pytest.mark.parametrize("device", ["cpu", "cuda"])
+    def test_tiles_are_in_the_hosts_cache_then(self, files, host_gpu, device):
+        path, pixels = files["jpeg"]
+        with open_slide(path, device=device) as slide:
+            keys = self.keys(slide)
+            slide.read_tiles(keys)
+            for key in keys:
+                part = pixels[key.row * 32 :, key.column * 48 :][:32, :48]
+                kept = tile_cache.get(key)  # at an edge it may be whole
+                np.testing.assert_array_equal(kept[: part.shape[0], : part.shape[1]], part)
+            slide.clear_cache()
+            assert all(tile_cache.get(key) is None for key in keys)
+
+    @pytest.mark.parametrize("device", ["cpu", "cuda"])
+    def test_a_tile_that_fails_is_background_and_not_kept(self, tmp_path, host_gpu, device):
+        numbers = iter(range(TILES))
+
+        def encode(tile):
+            data = slides.jpeg_ycbcr(tile)
+            return data[: len(data) // 2] if next(numbers) == 7 else data
+
+        page = tiffbytes.page(
+            slides.picture(HEIGHT, WIDTH), encode, tile=(32, 48), compression=7, photometric=6
+        )
+        path = tiffbytes.write(tmp_path / "damaged.tif", [page])
+        with open_slide(path, device=device) as slide:
+            exact = slide.level_array(0, tolerant=True)[...]
+            slide.clear_cache()
+            keys = self.keys(slide)
+            for _ in range(2):
+                found = slide.read_tiles(keys)
+                self.check(found, exact)
+                assert tile_cache.get(keys[7]) is None
+                assert (found[keys[7]] == slide.layout.background).all()
+            assert tile_cache.get(keys[8]) is not None
+            assert slide.stats()["failed"] == 1
+
+    @pytest.mark.parametrize("device", ["cpu", "cuda"])
+    def test_levels_between_stored_ones(self, tmp_path, host_gpu, device, monkeypatch):
+        monkeypatch.setattr("napari_wsigpu.slide.LARGEST_OVERVIEW", 60)
+        pixels = slides.picture(HEIGHT, WIDTH)
+        pages = [
+            tiffbytes.page(np.ascontiguousarray(level), tile=(32, 48), **KINDS["jpeg"])
+            for level in (pixels, pixels[::4, ::4])
+        ]
+        path = tiffbytes.write(tmp_path / "slide.tif", pages)
+        with open_slide(path, device=device) as slide:
+            [number] = [level.number for level in slide.pyramid if level.inserted]
+            exact = slides.average(slide.levels[0][...], 2)
+            [key] = [TileKey(slide._number, number, 0, 0)]
+            tile = slide.read_tiles([key])[key]
+            np.testing.assert_array_equal(tile, exact[: tile.shape[0], : tile.shape[1]])
+
+    def test_a_closed_slide_says_so(self, files):
+        with open_slide(files["raw"][0]) as slide:
+            keys = self.keys(slide)
+        with pytest.raises(SlideClosedError):
+            slide.read_tiles(keys)

@@ -27,6 +27,7 @@ from napari_wsigpu.codecs.device import TileFormat, Window
 from napari_wsigpu.codecs.jpeg import Stacking, header_length, read_header
 from napari_wsigpu.codecs.verify import TOLERANCES
 from napari_wsigpu.engine import device_cache, device_reader
+from napari_wsigpu.engine.cache import TileKey
 from napari_wsigpu.errors import DeviceError, RegionError, SlideReadError
 from tests import slides, tiffbytes
 from tests.conftest import pinned_places
@@ -575,6 +576,25 @@ class TestPixels:
                 np.testing.assert_array_equal(slide.level_array(number)[...], finer)
                 slide.clear_cache()
             assert slide.stats()["decoded"]["cpu"] == 0
+            assert pinned_places() == 0
+
+    @pytest.mark.parametrize("kind", ["4:2:0", "gray", "JPEG 2000", "uncompressed"])
+    def test_tiles_of_displays(self, tmp_path, jpeg_path, kind):
+        """What viewers fetch: whole tiles to the host, by the device."""
+        path = tmp_path / "slide.tif"
+        write(path, kind)
+        most = tolerance_of(kind, jpeg_path)
+        with open_slide(path, device="cpu") as cpu, open_slide(path, device="cuda") as slide:
+            grid = slide.layout.levels[0].grid
+            places = [(row, column) for row in range(grid.rows) for column in range(grid.columns)]
+            expected = cpu.levels[0][...]
+            for some in (places[3:4], places[::2], places):
+                found = slide.read_tiles([TileKey(slide.display_number, 0, *at) for at in some])
+                assert len(found) == len(some)
+                for key, tile in found.items():
+                    top, left = key.row * grid.tile_height, key.column * grid.tile_width
+                    part = expected[top : top + grid.tile_height, left : left + grid.tile_width]
+                    assert difference(tile, part) <= most
             assert pinned_places() == 0
 
     def test_empty_and_far_regions(self, jpeg):
