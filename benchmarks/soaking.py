@@ -76,7 +76,9 @@ class Complaints:
         (self.ours if plugin else self.others)[text] += 1
 
     def _on_log(self, record: logging.LogRecord) -> None:
-        self._add(f"log: {record.name}: {record.getMessage()}", record.pathname)
+        by_plugin = record.name.startswith(napari_wsigpu.__name__)
+        place = PACKAGE if by_plugin else record.pathname
+        self._add(f"log: {record.name}: {record.getMessage()}", place)
 
     def _on_warning(
         self, message: Warning | str, category: type[Warning], filename: str, *rest: object

@@ -45,8 +45,9 @@ WORST = ("blank_worst_percent", "blank_frames")
 COLUMNS = {
     "slice p95 ms": "slice_p95_ms",
     "worst": "slice_worst_ms",
+    "no gc": "slice_worst_without_gc_ms",
     "stall ms": "stall_ms",
-    "no gc": "stall_without_gc_ms",
+    "without gc": "stall_without_gc_ms",
     "in stalls s": "stalled_s",
     "blank %": "blank_mean_percent",
     "worst %": "blank_worst_percent",

@@ -299,6 +299,9 @@ def measure(mode: str, path: Path, cost_ms: float, film: Film | None) -> dict[st
         "slices": len(slices.slices),
         "slice_p95_ms": np.percentile(sliced_ms, 95),
         "slice_worst_ms": sliced_ms.max(),
+        "slice_worst_without_gc_ms": max(
+            ((span.seconds - span.collecting) * 1e3 for span in slices.slices), default=0.0
+        ),
         "stall_ms": gaps_ms.max(),
         "stall_without_gc_ms": clear_ms.max(),
         "stalled_s": gaps_ms[gaps_ms > 100].sum() / 1e3,
