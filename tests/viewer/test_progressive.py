@@ -21,7 +21,10 @@ from napari_wsigpu.codecs import cpu
 from napari_wsigpu.engine.cache import tile_cache
 from napari_wsigpu.errors import DisplayTimeoutError, LayerError
 from napari_wsigpu.viewer import progressive
+from napari_wsigpu.viewer.layers import slide_layers
 from napari_wsigpu.viewer.sample import sample_path
+from tests import slides
+from tests.test_display_color import with_profile
 from tests.viewer.conftest import has_display
 
 PLUGIN = "napari-wsigpu"
@@ -248,6 +251,30 @@ def test_two_viewers_show_their_own_places(make_viewer, slicing):
         napari_wsigpu.wait(layer, 30)
         np.testing.assert_array_equal(*shown(layer))
     assert not np.array_equal(layers[0].corner_pixels, layers[1].corner_pixels)
+
+
+def test_other_colours_are_followed_at_every_level(make_viewer, slicing, tmp_path):
+    path = tmp_path / "colours.tif"
+    slides.write_pyramid(path, slides.picture(1500, 1800), (2, 2), tile=(256, 256))
+    viewer = make_viewer()
+    viewer.open(sample_path(), plugin=PLUGIN)
+    viewer.layers.clear()
+    with with_profile(path) as slide:
+        [(data, attributes, _)] = slide_layers(slide)
+        layer = viewer.add_image(data, **attributes)
+        for zoom in (1, 0.1):
+            look_at(viewer, layer, 700, 900, zoom)
+            for color in ("stored", "srgb", "stored", "srgb"):
+                slide.display_color = color
+                layer.refresh()
+                napari_wsigpu.wait(layer, 30)
+                raw, exact = shown(layer)
+                np.testing.assert_array_equal(raw, exact)
+                (top, left), (bottom, right) = layer.corner_pixels
+                stored = slide.level_array(layer.data_level)
+                stored = stored[top : bottom + 1, left : right + 1]
+                assert np.array_equal(exact, stored) == (color == "stored")
+        viewer.layers.clear()
 
 
 def test_three_dimensions_and_back(make_viewer, slicing):

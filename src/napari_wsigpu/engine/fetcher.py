@@ -143,10 +143,9 @@ class TileFetcher:
             begin = time.perf_counter()
             try:
                 tiles = batch.source.read_tiles(batch.keys)
-            except SlideClosedError:
-                self._drop(batch.source)
             except Exception as error:
-                logger.exception("Tiles of a display could not be read")
+                if not isinstance(error, SlideClosedError):
+                    logger.exception("Tiles of a display could not be read")
                 for display in self._drop(batch.source):
                     display.fail(error)
             else:

@@ -114,6 +114,7 @@ class Picture:
         self._view: View | None = None
         self._pixels: NDArray[Any] = overview
         self._missing: dict[Tile, int] = {}
+        self._touched: dict[tuple[int, int, int], bool] = {}
         self.asked = 0
         self.found: list[TileKey] = []
 
@@ -172,7 +173,11 @@ class Picture:
         """Whether a tile is known to be background without decoding anything."""
         image = self.levels[level]
         if image.parts:
-            return not touches(image, *extent(image, Block(row, row + 1, column, column + 1)))
+            place = level, row, column
+            if place not in self._touched:
+                block = Block(row, row + 1, column, column + 1)
+                self._touched[place] = touches(image, *extent(image, block))
+            return not self._touched[place]
         return image.missing == "background" and not image.grid.byte_counts[:, row, column].any()
 
     def at_hand(self, level: int, row: int, column: int) -> NDArray[Any] | None:

@@ -47,11 +47,34 @@ class Placement(NamedTuple):
         part = tile[self.source]
         self.target[...] = part if channel is None else part[..., channel]
 
+    def fill(self, value: Any) -> None:
+        """Show one value instead of the tile."""
+        self.target[...] = value
+
+
+class WholeTile:
+    """Takes a tile as it is, cut to its level."""
+
+    def __init__(self, key: TileKey, shape: tuple[int, int, int], dtype: np.dtype[Any]) -> None:
+        self.key = key
+        self._shape = shape
+        self._dtype = dtype
+        self.pixels: NDArray[Any] = np.empty(0, dtype)
+
+    def paste(self, tile: NDArray[Any], channel: int | None) -> None:
+        """Take a decoded tile."""
+        part = tile[: self._shape[0], : self._shape[1]]
+        self.pixels = part if channel is None else part[..., channel]
+
+    def fill(self, value: Any) -> None:
+        """Show one value instead of the tile."""
+        self.pixels = np.broadcast_to(np.asarray(value, self._dtype), self._shape)
+
 
 class StoredTile(NamedTuple):
     """A tile to decode, with the place of its bytes in each plane."""
 
-    placement: Placement
+    placement: Placement | WholeTile
     segments: list[ByteRange]
 
 
@@ -170,26 +193,24 @@ class TileScheduler:
             If the slide was closed.
         """
         image = self._images[level]
-        found: list[NDArray[Any]] = []
-        absent: list[Placement] = []
+        wanted: list[WholeTile] = []
+        absent: list[WholeTile] = []
         for row, column in tiles:
             key = TileKey(self._slide, level, row, column)
             rows, columns = extent(image, Block(row, row + 1, column, column + 1))
+            shape = (rows.length, columns.length, image.channels)
+            wanted.append(WholeTile(key, shape, image.dtype))
             tile = self._cache.get(self._kept(key))
-            if tile is not None:
-                tile = tile[: rows.length, : columns.length]
-            elif image.parts:
+            if tile is None and image.parts:
                 tile, failures = self._read(level, rows, columns, None, tolerant=True)
                 if not failures:
                     self._cache.put(self._kept(key), tile)
+            if tile is None:
+                absent.append(wanted[-1])
             else:
-                shape = (rows.length, columns.length, image.channels)
-                tile = np.empty(shape, image.dtype)
-                cut = slice(0, rows.length), slice(0, columns.length)
-                absent.append(Placement(key, tile, cut))
-            found.append(tile)
+                wanted[-1].paste(tile, None)
         self._produce(image, absent, None, tolerant=True, keep=True)
-        return found
+        return [tile.pixels for tile in wanted]
 
     def release(self) -> None:
         """Give back memory that is kept for the next region."""
@@ -226,7 +247,7 @@ class TileScheduler:
     def _produce(
         self,
         image: LevelLayout,
-        absent: list[Placement],
+        absent: Sequence[Placement | WholeTile],
         channel: int | None,
         *,
         tolerant: bool,
@@ -245,7 +266,7 @@ class TileScheduler:
                 raise
             failures = {placement.key: str(error) for placement, _ in stored}
             for placement, _ in stored:
-                placement.target[...] = self._blank
+                placement.fill(self._blank)
         for placement in missing:
             failures |= self._fill(image, placement, channel, tolerant=tolerant, keep=keep)
         self._log.note(failures, report=tolerant)
@@ -287,13 +308,13 @@ class TileScheduler:
                 )
 
     def _locate(
-        self, image: LevelLayout, placements: list[Placement]
-    ) -> tuple[list[StoredTile], list[Placement]]:
+        self, image: LevelLayout, placements: Sequence[Placement | WholeTile]
+    ) -> tuple[list[StoredTile], list[Placement | WholeTile]]:
         """Tell tiles that the file holds, and where, from those that it lacks."""
         keys = [placement.key for placement in placements]
         places = image.grid.segments([key.row for key in keys], [key.column for key in keys])
         stored: list[StoredTile] = []
-        missing: list[Placement] = []
+        missing: list[Placement | WholeTile] = []
         for placement, segments in zip(placements, places, strict=True):
             if any(length for _, length in segments):
                 stored.append(StoredTile(placement, [ByteRange(*place) for place in segments]))
@@ -353,7 +374,7 @@ class TileScheduler:
     def _finish(self, batch: list[StoredTile], pending: PendingBatch) -> dict[TileKey, str]:
         failed = pending.wait()
         for index in failed:
-            batch[index].placement.target[...] = self._blank
+            batch[index].placement.fill(self._blank)
         decoded = len(batch) - len(failed)
         image = self._images[batch[0].placement.key.level]
         self._log.count_decoded(cpu=decoded)
@@ -363,7 +384,7 @@ class TileScheduler:
     def _fill(
         self,
         image: LevelLayout,
-        placement: Placement,
+        placement: Placement | WholeTile,
         channel: int | None,
         *,
         tolerant: bool,
@@ -371,7 +392,7 @@ class TileScheduler:
     ) -> dict[TileKey, str]:
         """Fill in a tile that the file does not hold."""
         if image.missing == "background":
-            placement.target[...] = self._blank
+            placement.fill(self._blank)
             self._log.count(background=1)
             return {}
         # All stored tiles pass through here for an overview, and would drive out what is kept;

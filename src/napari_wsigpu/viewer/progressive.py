@@ -226,7 +226,7 @@ class ProgressiveDisplay:
 
     def _update(self, response: Any) -> None:
         """Take a slice unless a newer one is shown already."""
-        if response.request_id >= self._newest:
+        if response.request_id > self._newest:
             self._newest = response.request_id
             self._response = response
             self._original["_update_slice_response"](response)
