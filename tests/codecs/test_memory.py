@@ -1,9 +1,10 @@
 import gc
 
+import numpy as np
 import pytest
 
 from napari_wsigpu.codecs import memory as module
-from napari_wsigpu.codecs.memory import TileMemory
+from napari_wsigpu.codecs.memory import PictureMemory, TileMemory
 
 
 def address(array):
@@ -56,3 +57,51 @@ def test_clear_keeps_nothing():
     pool.take(100)
     pool.clear()
     assert not pool._free
+
+
+class TestPictureMemory:
+    def test_prepared_memory_is_used(self):
+        memory = PictureMemory()
+        memory.prepare(1 << 20)
+        rooms = {id(room) for room in memory._free}
+        first, second = (memory.empty((500, 690, 3), np.dtype("uint8")) for _ in range(2))
+        assert not memory._free
+        assert not np.shares_memory(first, second)
+        del first, second
+        assert {id(room) for room in memory._free} == rooms
+
+    def test_pictures_in_use_are_never_handed_out_again(self):
+        memory = PictureMemory()
+        held = []
+        for number in range(12):
+            picture = memory.empty((100 + number, 50), np.dtype("uint16"))
+            picture[:] = number
+            held.append(picture)
+            if number % 3 == 0:
+                held.pop(0)
+            assert all((each == each.flat[0]).all() for each in held)
+        assert len({int(each.flat[0]) for each in held}) == len(held)
+
+    def test_no_more_than_two_idle_rooms_are_kept_and_none_that_is_too_small(self):
+        memory = PictureMemory()
+        small = [memory.empty((10, 10), np.dtype("uint8")) for _ in range(5)]
+        large = memory.empty((100, 100), np.dtype("uint8"))
+        del small
+        assert not memory._free
+        del large
+        assert [room.size for room in memory._free] == [10_000]
+
+    def test_too_large_pictures_are_not_prepared_whole(self, monkeypatch):
+        monkeypatch.setattr(module, "LARGEST_PREPARED", 1000)
+        memory = PictureMemory()
+        memory.prepare(1 << 40)
+        assert [room.size for room in memory._free] == [1000, 1000]
+        assert memory.empty((50, 50), np.dtype("uint8")).shape == (50, 50)
+
+    def test_clear_gives_all_back(self):
+        memory = PictureMemory()
+        memory.prepare(1000)
+        picture = memory.empty((10, 10), np.dtype("uint8"))
+        memory.clear()
+        del picture
+        assert not memory._free

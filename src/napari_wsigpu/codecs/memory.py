@@ -16,6 +16,7 @@ CACHE_LINE = 64
 SMALLEST_REGION, LARGEST_REGION = 1 << 20, 64 << 20
 KEPT_REGIONS = 3
 KEPT_PICTURES = 2
+LARGEST_PREPARED = 32 << 20
 
 Room = NDArray[np.uint8]
 
@@ -110,11 +111,16 @@ class PictureMemory:
         self._size = 0
 
     def prepare(self, size: int) -> None:
-        """Make room for two pictures of `size` bytes: the one shown and the next one."""
+        """Make room for two pictures of `size` bytes: the one shown and the next one.
+
+        Larger pictures than `LARGEST_PREPARED` are made room for when they are needed.
+        """
+        size = min(size, LARGEST_PREPARED)
         if size > self._size:
             self._size = size
-            for _ in range(2):
-                self._free.append(np.ones(size, np.uint8))
+            rooms = [np.ones(size, np.uint8) for _ in range(KEPT_PICTURES)]
+            if self._size == size:  # nothing larger was needed meanwhile, and nothing cleared
+                self._free.extend(rooms)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """Return an array whose values are undefined."""
