@@ -432,15 +432,8 @@ def test_closing_the_window_in_mid_decode_leaves_nothing_behind(run_script):
     assert "nothing is left" in said
 
 
-@pytest.mark.parametrize("pause", [0, 1])
-def test_a_script_may_end_in_mid_decode(run_script, pause):
-    end = f"""
-viewer.scene.camera.zoom = 1
-end = time.monotonic() + {pause}
-while time.monotonic() < end:
-    QApplication.processEvents()
-"""
-    _, complaints = run_script(end)
+def test_a_script_may_end_in_mid_decode(run_script):
+    _, complaints = run_script("viewer.scene.camera.zoom = 1\nQApplication.processEvents()\n")
     assert "Error" not in complaints
 
 

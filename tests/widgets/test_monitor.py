@@ -110,11 +110,9 @@ def test_the_cache_is_that_of_the_process(monitor, slide_is_open, display):
     display.waitUntil(lambda: monitor.host.budget.text() == "of 96 MiB")
 
 
-def test_what_displays_wait_for_is_shown_where_it_is_known(
-    monitor, slide_is_open, display, monkeypatch
-):
+def test_what_displays_wait_for_is_shown(monitor, slide_is_open, display, monkeypatch):
     slide_is_open(sample_path())
-    assert {value(monitor, name) for name in ("Waiting", "Batch", "Prefetch hits")} == {None}
+    assert value(monitor, "Waiting").endswith(" tiles")
     real = Slide.stats
     display_counters = {"queue": 1234, "batch": 16, "prefetched": 8, "prefetch_hits": 6}
 

@@ -196,11 +196,10 @@ class DecodeMonitor(SlideDock):
             values[READ] = f"{byte_size(round(step.rate(step.bytes_read)))}/s"
         steps = self._rates.steps
         values[HITS] = _part(sum(step.hits for step in steps), sum(step.asked for step in steps))
-        display = stats.get("display", {})
-        if display:
-            values[WAITING] = f"{display['queue']:,} tiles"
-            values[BATCH] = f"{display['batch']:,} tiles"
-            values[PREFETCH] = _part(display["prefetch_hits"], display["prefetched"])
+        display = stats["display"]
+        values[WAITING] = f"{display['queue']:,} tiles"
+        values[BATCH] = f"{display['batch']:,} tiles"
+        values[PREFETCH] = _part(display["prefetch_hits"], display["prefetched"])
         return values
 
     def _show_decoder(self, slide: Slide) -> None:
