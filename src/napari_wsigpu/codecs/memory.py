@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import mmap
+import sys
 import weakref
 from collections import deque
 from typing import Any
@@ -12,6 +14,7 @@ from numpy.typing import NDArray
 
 KEPT_BYTES = 64 << 20
 CACHE_LINE = 64
+SMALLEST_MAPPED = 128 << 10
 
 SMALLEST_REGION, LARGEST_REGION = 1 << 20, 64 << 20
 KEPT_REGIONS = 3
@@ -19,6 +22,18 @@ KEPT_PICTURES = 2
 LARGEST_PREPARED = 32 << 20
 
 Room = NDArray[np.uint8]
+
+
+def new_room(size: int) -> Room:
+    """Return memory that goes back to the system as soon as it is dropped.
+
+    The C library keeps what is freed of its own in heaps, one a thread; there, tiles that come
+    and go for minutes leave gaps of several times their size.
+    """
+    if size < SMALLEST_MAPPED:
+        return np.empty(size, np.uint8)
+    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if sys.platform != "win32" else {}
+    return np.frombuffer(mmap.mmap(-1, size, **private), np.uint8)
 
 
 class TileMemory:
@@ -41,7 +56,7 @@ class TileMemory:
         try:
             room = free.pop()
         except IndexError:
-            room = np.empty(size + CACHE_LINE, np.uint8)
+            room = new_room(size + CACHE_LINE)
         start = (8 - room.ctypes.data) % CACHE_LINE
         # All views of an array over a foreign buffer keep that array, and only it, alive.
         memory = np.frombuffer(room.data, np.uint8, size, start)
@@ -76,7 +91,7 @@ class RegionMemory:
             return np.empty(shape, dtype)
         room = self._take(size)
         if room is None:
-            room = np.empty(size, np.uint8)
+            room = new_room(size)
         pixels = np.frombuffer(room.data, dtype, count)
         weakref.finalize(pixels, self._free.append, room).atexit = False
         return pixels.reshape(shape)
@@ -118,7 +133,9 @@ class PictureMemory:
         size = min(size, LARGEST_PREPARED)
         if size > self._size:
             self._size = size
-            rooms = [np.ones(size, np.uint8) for _ in range(KEPT_PICTURES)]
+            rooms = [new_room(size) for _ in range(KEPT_PICTURES)]
+            for room in rooms:
+                room[:] = 1
             if self._size == size:  # nothing larger was needed meanwhile, and nothing cleared
                 self._free.extend(rooms)
 
@@ -145,7 +162,7 @@ class PictureMemory:
                 break
             if room.size >= size:
                 return room
-        return np.empty(max(size, self._size), np.uint8)
+        return new_room(max(size, self._size))
 
     def _give_back(self, room: Room) -> None:
         if room.size >= self._size > 0:
