@@ -7,6 +7,7 @@ in a process of its own.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import faulthandler
 import gc
 import json
@@ -42,6 +43,18 @@ SAMPLE_EVERY = 10.0
 REST = 1.5
 MB = 1 << 20
 LARGEST_ZOOM = 2.0
+
+
+class MallocInfo(ctypes.Structure):
+    """What glibc's `mallinfo2` returns."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    )
 
 
 class Complaints:
@@ -234,6 +247,7 @@ def sample(viewer: Viewer, begin: float) -> dict[str, float]:
     return {
         "seconds": round(time.perf_counter() - begin, 1),
         "rss_mb": round(int(status["VmRSS"].split()[0]) / 1024, 1),
+        "allocated_mb": round(_allocated() / MB, 1),
         "cache_mb": round(tile_cache.used / MB, 1),
         "layers": len(viewer.layers),
         "threads": int(status["Threads"]),
@@ -242,6 +256,14 @@ def sample(viewer: Viewer, begin: float) -> dict[str, float]:
         "timers_active": sum(timer.isActive() for timer in timers.values()),
         "callbacks": sum(map(_callbacks, _emitters(viewer))),
     }
+
+
+def _allocated() -> int:
+    """Return the bytes that are in use of what the C library has taken from the system."""
+    ask = ctypes.CDLL(None).mallinfo2
+    ask.restype = MallocInfo
+    info = ask()
+    return int(info.uordblks + info.hblkhd)
 
 
 def _emitters(viewer: Viewer) -> Iterator[Any]:
