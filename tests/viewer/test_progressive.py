@@ -432,6 +432,23 @@ def test_closing_the_window_in_mid_decode_leaves_nothing_behind(run_script):
     assert "nothing is left" in said
 
 
+REMOVE_THE_FIRST = """
+first, second = layer, viewer.open(path, plugin="napari-wsigpu")[0]
+for _ in range(2):
+    QApplication.processEvents()
+    viewer.layers.remove(first)
+    viewer.scene.camera.zoom /= 2
+    QApplication.processEvents()
+    viewer.screenshot(flash=False)
+    first, second = second, viewer.open(path, plugin="napari-wsigpu")[0]
+"""
+
+
+def test_one_of_two_slides_may_be_removed(run_script):
+    """napari 0.9.2 alone may end the process here."""
+    run_script(REMOVE_THE_FIRST)
+
+
 def test_a_script_may_end_in_mid_decode(run_script):
     _, complaints = run_script("viewer.scene.camera.zoom = 1\nQApplication.processEvents()\n")
     assert "Error" not in complaints

@@ -63,6 +63,12 @@ class TileMemory:
         weakref.finalize(memory, free.append, room).atexit = False
         return memory
 
+    def copy(self, tile: NDArray[Any]) -> NDArray[Any]:
+        """Return a copy of a tile that was not decoded into such memory."""
+        copied = self.take(tile.nbytes).view(tile.dtype).reshape(tile.shape)
+        copied[...] = tile
+        return copied
+
     def clear(self) -> None:
         """Give back what is kept; memory in use is taken back no more."""
         self._free.clear()

@@ -11,6 +11,7 @@ import numpy as np
 from napari_wsigpu.codecs.choose import background_start, cuda_index, device_index, gpu_worker, pace
 from napari_wsigpu.codecs.codestream import recipe
 from napari_wsigpu.codecs.device import Window
+from napari_wsigpu.codecs.memory import TileMemory
 from napari_wsigpu.codecs.nvimagecodec import NvImageCodecDecoder
 from napari_wsigpu.codecs.verify import Verifier
 from napari_wsigpu.engine.blocks import blocks, extent
@@ -80,6 +81,7 @@ class RegionReader:
         self._cpu = cpu
         self._log = log
         self._choice = device, device_index(device)
+        self._tile_memory = TileMemory()
         self._lock = threading.Lock()
         self._readers: dict[int, DeviceReader] = {}
         self._verifier = Verifier(layout.path)
@@ -257,7 +259,8 @@ class RegionReader:
                 (row - block.top) * grid.tile_height,
                 (column - block.left) * grid.tile_width,
             )
-            tile = pixels[top : top + grid.tile_height, left : left + grid.tile_width].copy()
+            part = pixels[top : top + grid.tile_height, left : left + grid.tile_width]
+            tile = self._tile_memory.copy(part)
             key = TileKey(self._slide, level, row, column)
             if not self._log.has_failed(key):
                 tile_cache.put(key if table is None else key.in_srgb(), tile)
@@ -322,6 +325,7 @@ class RegionReader:
         """Let go of threads and tiles; the next read takes them again."""
         self._cpu.release()
         self._scheduler.release()
+        self._tile_memory.clear()
         with self._lock:
             readers, self._readers = self._readers, {}
             self._colored = None

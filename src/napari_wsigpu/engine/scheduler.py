@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from napari_wsigpu.codecs.decoder import EncodedTile
-from napari_wsigpu.codecs.memory import RegionMemory
+from napari_wsigpu.codecs.memory import RegionMemory, TileMemory
 from napari_wsigpu.engine.average import area_average
 from napari_wsigpu.engine.blocks import Block, extent
 from napari_wsigpu.engine.cache import TileKey
@@ -122,6 +122,7 @@ class TileScheduler:
         self._log = log
         self._timed = timed
         self._memory = RegionMemory()
+        self._tile_memory = TileMemory()
         self._table: ColorTable | None = None
         self._stored: TileScheduler | None = None
         self._blank: Any = background
@@ -203,6 +204,7 @@ class TileScheduler:
             tile = self._cache.get(self._kept(key))
             if tile is None and image.parts:
                 tile, failures = self._read(level, rows, columns, None, tolerant=True)
+                tile = self._tile_memory.copy(tile)
                 if not failures:
                     self._cache.put(self._kept(key), tile)
             if tile is None:
@@ -213,8 +215,9 @@ class TileScheduler:
         return [tile.pixels for tile in wanted]
 
     def release(self) -> None:
-        """Give back memory that is kept for the next region."""
+        """Give back memory that is kept for the next region and the next tiles."""
         self._memory.clear()
+        self._tile_memory.clear()
 
     def _read(
         self,
@@ -419,7 +422,9 @@ class TileScheduler:
         left = min(key.column * grid.tile_width * factor_x, finer.width)
         rows = Span(top, 1, min(height * factor_y, finer.height - top))
         columns = Span(left, 1, min(width * factor_x, finer.width - left))
-        tile = np.full((height, width, image.channels), self._background, image.dtype)
+        memory = self._tile_memory.take(height * width * image.channels * image.dtype.itemsize)
+        tile = memory.view(image.dtype).reshape(height, width, image.channels)
+        tile[...] = self._background
         failures: dict[TileKey, str] = {}
         if not self._is_blank(number, rows, columns):
             stored = self._stored or self
@@ -435,7 +440,9 @@ class TileScheduler:
         return key if self._table is None else key.in_srgb()
 
     def _colored(self, tile: NDArray[Any]) -> NDArray[Any]:
-        return tile if self._table is None else self._table.recolored(tile)
+        if self._table is None:
+            return tile
+        return self._tile_memory.copy(self._table.recolored(tile))
 
     def _is_blank(self, level: int, rows: Span, columns: Span) -> bool:
         """Whether neither this level nor a finer one holds any tile of a region."""

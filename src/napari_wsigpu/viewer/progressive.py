@@ -131,6 +131,16 @@ def _slice_before_drawing(viewer: Viewer) -> None:
             on_draw(event)
 
     draw.connect(before_drawing, position="first")
+    scene = ref(canvas._scene_canvas)
+
+    def before_removal(event: Any) -> None:
+        drawn = scene()
+        if drawn is not None:
+            # napari frees the layer's textures in whatever context is current; in another one
+            # than its own that ends the process at the next frame.
+            drawn.set_current()
+
+    viewer.layers.events.removing.connect(before_removal)
 
 
 class _Landings(QObject):  # type: ignore[misc]
