@@ -13,7 +13,7 @@ import tifffile
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.codecs.color import ColorProfile
-from napari_wsigpu.engine.cache import tile_cache
+from napari_wsigpu.engine.cache import TileKey, tile_cache
 from napari_wsigpu.errors import (
     RegionError,
     SlideClosedError,
@@ -22,6 +22,7 @@ from napari_wsigpu.errors import (
     UnsupportedSlideError,
 )
 from napari_wsigpu.formats.describe import describe
+from napari_wsigpu.formats.layout import LevelLayout, Part
 from napari_wsigpu.slide import Slide
 from tests import slides, tiffbytes
 from tests.icc import ADOBE, GAMMA, PROFILES, SRGB
@@ -382,3 +383,21 @@ class TestDevice:
         monkeypatch.setattr(host_gpu, "colors", full)
         found = slide.read_region((3, 4), (60, 50), color="srgb")
         np.testing.assert_array_equal(found, in_srgb(slide.levels[0][4:54, 3:63]))
+
+
+def test_whole_tiles_of_a_canvas_show_the_background_in_its_colour(path):
+    """Where a picture covers a part of a tile, as where none lies at all."""
+    with path.open("ab") as file:
+        place = (file.tell(), len(PROFILE))
+        file.write(PROFILE)
+    layout = describe(path)
+    image = layout.levels[0]
+    canvas = LevelLayout.canvas(image.width + 50, image.height + 50, [Part.at(50, 50, image)])
+    layout = replace(layout, levels=(canvas,), icc=place, background=BACKGROUND)
+    with Slide(layout, "cpu") as slide:
+        slide.display_color = "srgb"
+        key = TileKey(slide.display_number, 0, 0, 0)
+        tile = slide.read_tiles([key])[key]
+        np.testing.assert_array_equal(tile[0, 0], slide.display_background)
+        exact = slide.level_array(0, tolerant=True)[: tile.shape[0], : tile.shape[1]]
+        np.testing.assert_array_equal(tile, exact)

@@ -295,7 +295,7 @@ class TileScheduler:
             failures.update(failed)
             return pixels
 
-        return compose(image, rows, columns, channel, self._background, read), failures
+        return compose(image, rows, columns, channel, self._blank, read), failures
 
     def _placements(
         self, level: int, rows: Span, columns: Span, pixels: NDArray[Any]
