@@ -215,3 +215,17 @@ def test_the_thread_ends_when_nothing_is_wanted_and_begins_again(fetcher):
         fetcher.want(screen, source.keys(5, row=row))
         until(lambda row=row: len(screen.landed) == 5 * (row + 1))
         until(lambda: fetcher._thread is None)
+
+
+def test_tiles_are_read_from_the_slide_they_were_wanted_of(fetcher):
+    """A display may turn to another slide while tiles of the one before are still waiting."""
+    first, second = Source(1), Source(2)
+    turned, stays = Screen(first), Screen(first)
+    first.gate.clear()
+    fetcher.want(stays, first.keys(30))
+    fetcher.want(turned, first.keys(30))
+    assert first.begun.wait(TIMEOUT)
+    turned.slide = second
+    first.gate.set()
+    until(lambda: len(stays.landed) == 30)
+    assert second.read == []

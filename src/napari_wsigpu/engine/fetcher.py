@@ -48,8 +48,9 @@ class Display(Protocol):
 
 @dataclass
 class _Wanted:
-    """What one display wants, in its order."""
+    """What one display wants of a slide, in its order."""
 
+    source: TileSource
     on_screen: list[TileKey]
     next_likely: list[TileKey]
 
@@ -88,6 +89,7 @@ class TileFetcher:
                 return
             flying = self._in_flight
             wanted = _Wanted(
+                display.slide,
                 [key for key in on_screen if key not in flying],
                 [key for key in next_likely if key not in flying],
             )
@@ -155,14 +157,14 @@ class TileFetcher:
         """Return what to fetch next; None ends the thread."""
         with self._changed:
             for ahead in (False, True):
-                for display, wanted in self._wanted.items():
+                for wanted in self._wanted.values():
                     keys = wanted.next_likely if ahead else wanted.on_screen
                     if keys:
-                        return self._take(display, keys, ahead=ahead)
+                        return self._take(wanted.source, keys, ahead=ahead)
             self._thread = None
             return None
 
-    def _take(self, display: Display, keys: list[TileKey], *, ahead: bool) -> _Batch:
+    def _take(self, source: TileSource, keys: list[TileKey], *, ahead: bool) -> _Batch:
         """Take the first tiles of one level from a list."""
         first = keys[0]
         most = self._batch_size(first)
@@ -172,7 +174,7 @@ class TileFetcher:
             for waiting in (wanted.on_screen, wanted.next_likely):
                 waiting[:] = [key for key in waiting if key not in self._in_flight]
         self._last_batch[_number(first)] = len(taken)
-        return _Batch(display.slide, taken, ahead)
+        return _Batch(source, taken, ahead)
 
     def _batch_size(self, key: TileKey) -> int:
         """Return how many tiles keep all cores at work for as long as a batch may take."""
@@ -208,7 +210,7 @@ class TileFetcher:
             return displays
 
     def _of(self, source: TileSource) -> list[Display]:
-        return [display for display in self._wanted if display.slide is source]
+        return [display for display, wanted in self._wanted.items() if wanted.source is source]
 
 
 def _number(key: TileKey) -> int:
