@@ -9,12 +9,11 @@ from napari_wsigpu.viewer.layers import slide_of
 from napari_wsigpu.viewer.progressive import display_progressively, on_window_closed, stop_display
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from napari import Viewer
     from napari.layers import Layer
 
 _watched: WeakSet[Viewer] = WeakSet()
+_open: WeakSet[Viewer] = WeakSet()
 
 
 def look_after_slides(viewer: Viewer) -> None:
@@ -26,6 +25,7 @@ def look_after_slides(viewer: Viewer) -> None:
     if viewer in _watched:
         return
     _watched.add(viewer)
+    _open.add(viewer)
     display_progressively(viewer)
     viewer.layers.events.removed.connect(_on_removed)
     weak = ref(viewer)
@@ -33,18 +33,22 @@ def look_after_slides(viewer: Viewer) -> None:
     def on_closed() -> None:
         closed = weak()
         if closed is not None:
+            _open.discard(closed)
             for layer in closed.layers:
-                _let_go(layer, ())
+                _let_go(layer)
 
     on_window_closed(viewer, on_closed)
 
 
 def _on_removed(event: Any) -> None:
-    _let_go(event.value, event.source)
+    _let_go(event.value)
 
 
-def _let_go(layer: Layer, others: Iterable[Layer]) -> None:
-    stop_display(layer)
+def _let_go(layer: Layer) -> None:
+    """Let go of what no viewer needs any more."""
+    shown = [other for viewer in _open for other in viewer.layers]
+    if all(other is not layer for other in shown):
+        stop_display(layer)
     slide = slide_of(layer)
-    if slide is not None and all(slide_of(other) is not slide for other in others):
+    if slide is not None and all(slide_of(other) is not slide for other in shown):
         slide.release()
