@@ -181,6 +181,18 @@ def test_tiles_that_the_file_lacks_are_not_missing(tmp_path):
         assert set(picture.missing) == {(1, 2)}
 
 
+def test_tiles_that_the_file_lacks_have_each_channels_own_background(tmp_path):
+    page = tiffbytes.page(slides.picture(64, 64), bytes, tile=(32, 32), missing={3})
+    small = tiffbytes.page(slides.picture(32, 32), bytes, tile=(32, 32))
+    with open_slide(tiffbytes.write(tmp_path / "sparse.tif", [page, small])) as sparse:
+        picture = Picture(
+            sparse.display_number, dict(enumerate(sparse.layout.levels)),
+            sparse.levels[1][..., 1], np.array([1, 2, 3], np.uint8), 1,
+            TileCache(0), PictureMemory(),
+        )  # fmt: skip
+        assert (picture.compose(View(0, 0, 64, 0, 64))[32:, 32:] == 2).all()
+
+
 def test_tiles_of_other_slides_colours_and_far_levels_do_not_land(slide):
     picture = picture_of(slide)
     assert not picture.land({picture.key_of(0, 0, 0): np.zeros((32, 32, 3), np.uint8)})

@@ -187,8 +187,8 @@ class Picture:
             return self._shown(tile)
         if self.is_blank(level, row, column):
             image = self.levels[level]
-            shape = (image.grid.tile_height, image.grid.tile_width, *self._overview.shape[2:])
-            return np.broadcast_to(np.asarray(self._blank, image.dtype), shape)
+            shape = (image.grid.tile_height, image.grid.tile_width, image.channels)
+            return self._shown(np.broadcast_to(np.asarray(self._blank, image.dtype), shape))
         return None
 
     def _shown(self, tile: NDArray[Any]) -> NDArray[Any]:
