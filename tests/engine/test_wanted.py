@@ -66,6 +66,20 @@ def test_what_is_at_hand_is_not_wanted(picture):
     }
 
 
+def test_a_preview_that_can_not_be_kept_is_wanted_once_a_view(picture):
+    """Else the view's own tiles, which come after it, might never have their turn."""
+    view = View(0, 128, 256, 160, 320)
+    picture.compose(view)
+    preview = {key for key in on_screen(picture) if key.level == 2}
+    tile = np.zeros((TILE, TILE, 3), np.uint8)
+    for key in preview:
+        picture.land({key: tile})
+        picture.compose(view)
+    assert {key.level for key in on_screen(picture)} == {0}
+    picture.compose(view._replace(right=321))
+    assert {key for key in on_screen(picture) if key.level == 2} >= preview
+
+
 def test_no_preview_where_the_overview_is_as_good(picture):
     picture.compose(View(2, 0, 64, 0, 64))
     assert {key.level for key in on_screen(picture)} == {2}

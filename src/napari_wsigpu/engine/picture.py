@@ -111,6 +111,7 @@ class Picture:
         self._memory = memory
         self._lock = threading.Lock()
         self._landed: dict[TileKey, NDArray[Any]] = {}
+        self._served: set[TileKey] = set()
         self._view: View | None = None
         self._pixels: NDArray[Any] = overview
         self._missing: dict[Tile, int] = {}
@@ -148,6 +149,7 @@ class Picture:
                 and (key.level != own or (key.row, key.column) in self._missing)
             }
             self._landed |= taken
+            self._served |= taken.keys()
             return bool(taken)
 
     @property
@@ -165,9 +167,14 @@ class Picture:
             landed, self._landed = self._landed, {}
             hand = _Hand(self, landed)
             if view != self._view:
+                self._served.clear()
                 self._begin(view, hand)
             self._improve(hand)
         return self._pixels
+
+    def was_served(self, level: int, row: int, column: int) -> bool:
+        """Whether a tile has landed for this view, though it may be at hand no more."""
+        return self.key_of(level, row, column) in self._served
 
     def is_blank(self, level: int, row: int, column: int) -> bool:
         """Whether a tile is known to be background without decoding anything."""

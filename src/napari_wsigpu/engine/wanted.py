@@ -44,7 +44,7 @@ def on_screen(picture: Picture) -> list[TileKey]:
         preview = [
             (level, *tile)
             for tile in _in_grid(lacking, coarse)
-            if picture.at_hand(level, *tile) is None
+            if not picture.was_served(level, *tile) and picture.at_hand(level, *tile) is None
         ]
         preview = _from_centre(preview, picture, view)
     own = [(view.level, *tile) for tile in picture.missing]
