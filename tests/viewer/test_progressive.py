@@ -513,3 +513,29 @@ def test_wait_raises_why_tiles_can_not_be_had(make_viewer, monkeypatch):
     look_at(viewer, layer, 2600, 3300, 1)
     with pytest.raises(RuntimeError, match="the device is gone"):
         napari_wsigpu.wait(layer, 30)
+
+
+def test_hidden_layers_keep_no_tiles_that_others_fetch(make_viewer, slicing, gate):
+    viewer = make_viewer()
+    [layer] = viewer.open(sample_path(), plugin=PLUGIN)
+    copied = Layer.create(*layer.as_layer_data_tuple())
+    viewer.add_layer(copied)
+    settle()
+    gate.clear()
+    look_at(viewer, layer, 2600, 3300, 0.45)
+    canvas_of(viewer)
+    layer.visible = False
+    gate.set()
+    napari_wsigpu.wait(copied, 30)
+    settle()
+    picture = progressive.display_of(layer)._picture
+    held = len(picture._landed)
+    assert picture.missing
+    for y, x in [(800, 800), (1600, 4000), (4000, 1500), (4000, 5000)]:
+        look_at(viewer, copied, y, x, 1)
+        napari_wsigpu.wait(copied, 30)
+    settle()
+    assert len(picture._landed) == held
+    layer.visible = True
+    napari_wsigpu.wait(layer, 30)
+    np.testing.assert_array_equal(*shown(layer))

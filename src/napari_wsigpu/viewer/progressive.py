@@ -319,8 +319,12 @@ class ProgressiveDisplay:
     def _on_landed(self) -> None:
         """Refresh the layer, but not much more often than an eye can see."""
         self._news.clear()
-        picture = self._picture
+        picture, layer = self._picture, self._layer()
         if picture is None:
+            return
+        if layer is None or not layer.visible:
+            # It is sliced again when it is shown; until then tiles would only pile up.
+            tile_fetcher.forget(self)
             return
         due = self._last_refresh + REFRESH_SECONDS - time.perf_counter()
         if due <= 0 or picture.complete_at_hand:
