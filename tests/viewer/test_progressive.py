@@ -539,3 +539,17 @@ def test_hidden_layers_keep_no_tiles_that_others_fetch(make_viewer, slicing, gat
     layer.visible = True
     napari_wsigpu.wait(layer, 30)
     np.testing.assert_array_equal(*shown(layer))
+
+
+def test_a_level_chosen_by_hand_is_shown(make_viewer, slicing):
+    """Its corners are still those of the finer level then, beyond its end."""
+    viewer = make_viewer()
+    [layer] = viewer.open(sample_path(), plugin=PLUGIN)
+    look_at(viewer, layer, 4600, 5600, 1)
+    napari_wsigpu.wait(layer, 30)
+    for level in (2, 1, 3):
+        layer.data_level = level
+        settle(0.05)
+    look_at(viewer, layer, 2600, 3300, 1)
+    napari_wsigpu.wait(layer, 30)
+    np.testing.assert_array_equal(*shown(layer))

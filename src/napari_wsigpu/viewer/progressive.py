@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.engine.cache import TileKey
     from napari_wsigpu.engine.level import LevelArray
+    from napari_wsigpu.formats.layout import LevelLayout
     from napari_wsigpu.slide import Slide
 
 REFRESH_SECONDS = 0.1
@@ -245,7 +246,7 @@ class ProgressiveDisplay:
         """Return the pixels of a region as they are at hand, and have the others fetched."""
         picture = self._picture
         assert picture is not None
-        view = View(level, rows.start, rows.stop, columns.start, columns.stop)
+        view = _within(level, rows, columns, picture.levels[level])
         last = picture.view
         pixels = picture.compose(view)
         if view != last:
@@ -372,6 +373,13 @@ def _affordable(request: Any) -> tuple[int, NDArray[Any]]:
         corners = np.minimum(corners * shapes[level + 1] // shapes[level], shapes[level + 1] - 1)
         level += 1
     return level, corners
+
+
+def _within(level: int, rows: slice, columns: slice, image: LevelLayout) -> View:
+    """Return a view of at least one pixel; corners may still be those of a larger level."""
+    top, left = min(rows.start, image.height - 1), min(columns.start, image.width - 1)
+    bottom, right = min(rows.stop, image.height), min(columns.stop, image.width)
+    return View(level, top, max(bottom, top + 1), left, max(right, left + 1))
 
 
 def _same(levels: Sequence[Any], others: Sequence[Any]) -> bool:
