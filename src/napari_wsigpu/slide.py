@@ -91,6 +91,8 @@ class Slide:
         The file's levels, finest first, as exact array-likes.
     associated_images : Mapping of str to AssociatedImage
         Pictures beside the slide.
+    clearings : int
+        How often its tiles were dropped; displays decode what they show again then.
     """
 
     def __init__(self, layout: SlideLayout, device: str = "auto") -> None:
@@ -99,6 +101,7 @@ class Slide:
         self._idle = threading.Condition()
         self._reading = 0
         self._closed = False
+        self.clearings = 0
         self._display_color: Color = "stored"
         decoder = choose_decoder(layout)
         self._source = _source_of(layout)
@@ -510,6 +513,7 @@ class Slide:
 
     def clear_cache(self) -> None:
         """Drop this slide's decoded tiles, from memory and from devices."""
+        self.clearings += 1
         self._reader.clear_cache()
 
     def release(self) -> None:

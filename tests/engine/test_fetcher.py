@@ -153,8 +153,8 @@ def test_hits_of_what_was_prefetched_are_counted_once(fetcher):
     fetcher.want(screen, [], source.keys(10))
     until(lambda: len(screen.landed) == 10)
     until(lambda: fetcher.stats(1)["prefetched"] == 10)
-    fetcher.shown(source.keys(4) + source.keys(4, row=9))
-    fetcher.shown(source.keys(5))
+    fetcher.shown(source.keys(4) + source.keys(4, row=9), source.keys(10)[8:])
+    fetcher.shown(source.keys(5) + source.keys(10)[8:], [])
     stats = fetcher.stats(1)
     assert (stats["prefetched"], stats["prefetch_hits"]) == (10, 5)
     assert fetcher.stats(2) == {"queue": 0, "batch": 0, "prefetched": 0, "prefetch_hits": 0}

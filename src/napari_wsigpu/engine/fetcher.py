@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 BATCH_SECONDS = 0.05
 BATCH_TILES = 256
+MOST_REMEMBERED = 1 << 16
 
 logger = logging.getLogger(__name__)
 
@@ -106,12 +107,13 @@ class TileFetcher:
         """Drop what a display wants; tiles in flight may still land."""
         self.want(display, ())
 
-    def shown(self, keys: Iterable[TileKey]) -> None:
-        """Learn which tiles were at hand when a view needed them, to count hits."""
+    def shown(self, found: Iterable[TileKey], lacked: Iterable[TileKey]) -> None:
+        """Learn which tiles of a new view were at hand, and which were not, to count hits."""
+        found, lacked = set(found), set(lacked)
         with self._changed:
-            for key in self._ahead.intersection(keys):
-                self._ahead.discard(key)
+            for key in self._ahead & found:
                 self._hits_ahead[_number(key)] += 1
+            self._ahead -= found | lacked
 
     def stats(self, slide: int) -> dict[str, int]:
         """Return a slide's counters: queue, batch, prefetched, prefetch_hits."""
@@ -141,11 +143,23 @@ class TileFetcher:
                 counts.pop(slide, None)
 
     def _run(self) -> None:
+        try:
+            self._fetch()
+        finally:
+            with self._changed:
+                if self._thread is threading.current_thread():
+                    self._thread = None
+                    self._in_flight = frozenset()
+                    self._changed.notify_all()
+
+    def _fetch(self) -> None:
         while (batch := self._next()) is not None:
             begin = time.perf_counter()
             try:
                 tiles = batch.source.read_tiles(batch.keys)
             except Exception as error:
+                if not threading.main_thread().is_alive():
+                    return  # the interpreter ends, and with it the threads that decode
                 if not isinstance(error, SlideClosedError):
                     logger.exception("Tiles of a display could not be read")
                 for display in self._drop(batch.source):
@@ -190,6 +204,8 @@ class TileFetcher:
         with self._changed:
             self._pace[_number(first), first.level] = seconds / len(batch.keys)
             if batch.ahead:
+                if len(self._ahead) > MOST_REMEMBERED:
+                    self._ahead.clear()
                 self._ahead.update(batch.keys)
                 self._fetched_ahead[_number(first)] += len(batch.keys)
             # Who asks for these from now on is served from the cache.

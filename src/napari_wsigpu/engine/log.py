@@ -89,9 +89,9 @@ class TileLog:
         if said <= MOST_REPORTS < said + len(unsaid):
             logger.warning("So are more tiles of '%s', which are only counted", self._path)
 
-    def has_failed(self, key: TileKey) -> bool:
-        """Whether a tile could not be decoded."""
-        return key in self._failed
+    def has_failed(self, key: TileKey | None = None) -> bool:
+        """Whether a tile, or any tile at all, could not be decoded."""
+        return bool(self._failed) if key is None else key in self._failed
 
     def error(self, failures: Mapping[TileKey, str]) -> TileError:
         """Return the exception that names failed tiles."""

@@ -89,6 +89,13 @@ class Picture:
         Where tiles are at hand.
     memory : PictureMemory
         What to compose in.
+
+    Attributes
+    ----------
+    levels : list of LevelLayout
+        The levels, finest first.
+    found, lacked : list of TileKey
+        The tiles of the view that were at hand when it was composed first, and the others.
     """
 
     def __init__(
@@ -116,8 +123,8 @@ class Picture:
         self._pixels: NDArray[Any] = overview
         self._missing: dict[Tile, int] = {}
         self._touched: dict[tuple[int, int, int], bool] = {}
-        self.asked = 0
         self.found: list[TileKey] = []
+        self.lacked: list[TileKey] = []
 
     @property
     def view(self) -> View | None:
@@ -225,8 +232,9 @@ class Picture:
         for tile, own in fresh.items():
             if own is not None:
                 self._paste(tile, own)
-        self.asked = len(tiles)
-        self.found = [self.key_of(view.level, *tile) for tile in tiles if tile not in self._missing]
+        keys = {tile: self.key_of(view.level, *tile) for tile in tiles}
+        self.found = [key for tile, key in keys.items() if tile not in self._missing]
+        self.lacked = [keys[tile] for tile in self._missing]
 
     def _improve(self, hand: _Hand) -> None:
         """Show tiles that came to hand since, and better pixels for those that did not."""

@@ -235,6 +235,8 @@ class RegionReader:
         ------
         SlideClosedError
             If the slide was closed.
+        DeviceError
+            If the device that was chosen fails.
         """
         image = self._images[level]
         found: dict[tuple[int, int], NDArray[Any]] = {}
@@ -242,6 +244,8 @@ class RegionReader:
             rows, columns = extent(image, block)
             window = Window(rows.start, columns.start, rows.length, columns.length)
             pixels = self._by_gpu(level, window, table, tolerant=True)
+            if image.parts:
+                pixels = self.read(level, rows, columns, tolerant=True, table=table)
             if pixels is not None:
                 found |= self._kept(level, block, pixels, table)
         rest = [tile for tile in tiles if tile not in found]
@@ -252,7 +256,8 @@ class RegionReader:
         self, level: int, block: Block, pixels: NDArray[Any], table: ColorTable | None
     ) -> dict[tuple[int, int], NDArray[Any]]:
         """Cut a block's pixels into tiles, and keep these in the host's cache."""
-        grid = self._images[level].grid
+        image = self._images[level]
+        grid = image.grid
         found: dict[tuple[int, int], NDArray[Any]] = {}
         for row, column in block.tiles():
             top, left = (
@@ -262,7 +267,7 @@ class RegionReader:
             part = pixels[top : top + grid.tile_height, left : left + grid.tile_width]
             tile = self._tile_memory.copy(part)
             key = TileKey(self._slide, level, row, column)
-            if not self._log.has_failed(key):
+            if not self._log.has_failed(None if image.computed else key):
                 tile_cache.put(key if table is None else key.in_srgb(), tile)
             found[row, column] = tile
         return found

@@ -174,7 +174,7 @@ class TileScheduler:
         return pixels
 
     def read_tiles(self, level: int, tiles: Sequence[tuple[int, int]]) -> list[NDArray[Any]]:
-        """Read whole tiles of a level, for a display: those that fail show the background.
+        """Read whole tiles of a level without parts; those that fail show the background.
 
         Parameters
         ----------
@@ -202,11 +202,6 @@ class TileScheduler:
             shape = (rows.length, columns.length, image.channels)
             wanted.append(WholeTile(key, shape, image.dtype))
             tile = self._cache.get(self._kept(key))
-            if tile is None and image.parts:
-                tile, failures = self._read(level, rows, columns, None, tolerant=True)
-                tile = self._tile_memory.copy(tile)
-                if not failures:
-                    self._cache.put(self._kept(key), tile)
             if tile is None:
                 absent.append(wanted[-1])
             else:

@@ -11,13 +11,14 @@ import logging
 import math
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
 import napari
 import numpy as np
+from napari.utils.notifications import show_warning
 from qtpy.QtCore import QObject, QTimer, Signal
 
 from napari_wsigpu.codecs.memory import PictureMemory
@@ -29,7 +30,7 @@ from napari_wsigpu.engine.wanted import next_likely, on_screen
 from napari_wsigpu.viewer.layers import slide_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from napari import Viewer
     from napari.layers import Image, Layer
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.slide import Slide
 
 REFRESH_SECONDS = 0.1
-MOST_PIXELS = 64 << 20
+MOST_PIXELS = 40 << 20
 PREFETCH_SHARE = 0.25
 SEAM = ("_make_slice_request_internal", "_make_slice_request", "_update_slice_response")
 REQUEST = ("data_at_data_level", "data_level", "corner_pixels", "slice_input", "level_shapes")
@@ -119,8 +120,10 @@ def _start_display(viewer: Viewer, layer: Layer) -> None:
 def _slice_before_drawing(viewer: Viewer) -> None:
     """Let napari find the slice of a new view before it draws that view, not after."""
     try:
-        canvas = viewer.window._qt_viewer.canvas
+        qt_viewer = viewer.window._qt_viewer
+        canvas = qt_viewer.canvas
         draw, on_draw = canvas._scene_canvas.events.draw, canvas.on_draw
+        resize_canvas = type(qt_viewer).resize_canvas
     except AttributeError:
         logger.warning("This version of napari draws each new view of a slide one frame late")
         return
@@ -143,6 +146,24 @@ def _slice_before_drawing(viewer: Viewer) -> None:
 
     viewer.layers.events.removing.connect(before_removal)
 
+    @contextmanager
+    def resized_exactly(size: Any, scale: float) -> Iterator[None]:
+        """Wait for all tiles of a figure: it is drawn once, at another resolution."""
+        shown = weak()
+        layers = [] if shown is None or (size is None and scale == 1) else list(shown.layers)
+        displays = [_displays[layer] for layer in layers if layer in _displays]
+        try:
+            for display in displays:
+                display.waits = True
+            with resize_canvas(window(), size, scale):
+                yield
+        finally:
+            for display in displays:
+                display.waits = False
+
+    window = ref(qt_viewer)
+    qt_viewer.resize_canvas = resized_exactly
+
 
 class _Landings(QObject):  # type: ignore[misc]
     """Brings news from the fetcher's thread to the main one."""
@@ -157,13 +178,20 @@ class ProgressiveDisplay:
     ----------
     layer : Image
         A layer that shows a slide.
+
+    Attributes
+    ----------
+    waits : bool
+        Whether slices are read exactly for the time being.
     """
 
     def __init__(self, layer: Image) -> None:
         self._layer = ref(layer)
         self._slide: Slide
         self._levels: list[LevelArray] = []
-        self._color = ""
+        self._looks: tuple[str, int] = ("", 0)
+        self.waits = False
+        self._warned = False
         self._picture: Picture | None = None
         self._motion = (0.0, 0.0)
         self._exact = True
@@ -178,7 +206,6 @@ class ProgressiveDisplay:
         self._timer.timeout.connect(self._refresh)
         self._last_refresh = 0.0
         state = layer._slicing_state
-        self._original = {name: getattr(state, name) for name in SEAM}
         state._make_slice_request_internal = self._make_internal
         state._make_slice_request = self._make
         state._update_slice_response = self._update
@@ -199,16 +226,18 @@ class ProgressiveDisplay:
                 self._landings.landed.emit()
 
     def fail(self, error: Exception) -> None:
-        """Keep the reason why tiles can't be had."""
+        """Say why tiles can't be had; `wait` raises it."""
         self._error = error
+        if not self._warned:
+            self._warned = True
+            show_warning(f"Some tiles stay blurred: {error}")
 
     # What napari calls, all in its main thread
 
     def _make_internal(self, **arguments: Any) -> Any:
         """Make a request whose pixels are composed instead of read."""
-        layer = self._layer()
-        self._follow(layer)
-        request = self._original["_make_slice_request_internal"](**arguments)
+        self._follow(self._layer())
+        request = self._by_napari("_make_slice_request_internal", **arguments)
         if (
             self._picture is None
             or request.slice_input.ndisplay != 2
@@ -217,22 +246,20 @@ class ProgressiveDisplay:
             self._settle()
             return request
         level, corners = _affordable(request)
-        return replace(
-            request,
-            data_level=level,
-            corner_pixels=corners,
-            data_at_data_level=_Composed(self, self._levels[level].shape, level),
-        )
+        pixels: Any = _Composed(self, self._levels[level].shape, level)
+        if self.waits:
+            self._settle()
+            pixels = self._levels[level]
+        return replace(request, data_level=level, corner_pixels=corners, data_at_data_level=pixels)
 
     def _make(self, dims: Any) -> Any:
         """Make a request for asynchronous slicing: shown at once, it has nothing left to do."""
-        request = self._original["_make_slice_request"](dims)
-        if not isinstance(request.data_at_data_level, _Composed):
-            return request
+        request = self._by_napari("_make_slice_request", dims)
         layer = self._layer()
-        if layer is not None:
-            layer._slicing_state._update_slice_response(request())
-            layer.events.set_data()
+        if layer is None or self._picture is None or request.slice_input.ndisplay != 2:
+            return request
+        self._update(request())
+        layer.events.set_data()
         return _Answered(request.id, self)
 
     def _update(self, response: Any) -> None:
@@ -240,7 +267,14 @@ class ProgressiveDisplay:
         if response.request_id > self._newest:
             self._newest = response.request_id
             self._response = response
-            self._original["_update_slice_response"](response)
+            self._by_napari("_update_slice_response", response)
+
+    def _by_napari(self, name: str, *arguments: Any, **named: Any) -> Any:
+        """Call what was put aside of the layer's slicing state, without keeping the layer."""
+        layer = self._layer()
+        assert layer is not None
+        state = layer._slicing_state
+        return getattr(type(state), name)(state, *arguments, **named)
 
     def compose(self, level: int, rows: slice, columns: slice) -> NDArray[Any]:
         """Return the pixels of a region as they are at hand, and have the others fetched."""
@@ -252,8 +286,8 @@ class ProgressiveDisplay:
         if view != last:
             self._error = None
             self._motion = _motion(last, view)
-            tile_fetcher.shown(picture.found)
-            self.slide.count_shown(picture.asked, len(picture.found))
+            tile_fetcher.shown(picture.found, picture.lacked)
+            self.slide.count_shown(len(picture.found) + len(picture.lacked), len(picture.found))
         self._want(picture)
         return pixels
 
@@ -287,12 +321,12 @@ class ProgressiveDisplay:
         if layer is None or slide is None:
             self._picture = None
             return
-        levels, color = list(layer.data), slide.display_color
-        if self._picture is not None and color == self._color and _same(levels, self._levels):
+        levels, looks = list(layer.data), (slide.display_color, slide.clearings)
+        if self._picture is not None and looks == self._looks and _same(levels, self._levels):
             return
         if self._picture is not None:
             layer._reset_thumbnail_level_data()
-        self._slide, self._levels, self._color = slide, levels, color
+        self._slide, self._levels, self._looks = slide, levels, looks
         materializer = layer._level_materializer
         overview = np.asarray(levels[-1]) if materializer is None else materializer(len(levels) - 1)
         self._picture = Picture(
@@ -308,9 +342,13 @@ class ProgressiveDisplay:
     def _want(self, picture: Picture) -> None:
         wanted = on_screen(picture)
         self._exact = not wanted
-        budget = int(tile_cache.budget * PREFETCH_SHARE)
-        if self._error is None:
-            tile_fetcher.want(self, wanted, next_likely(picture, self._motion, budget))
+        if self._error is not None:
+            return
+        likely: list[TileKey] = []
+        if not wanted:
+            budget = int(tile_cache.budget * PREFETCH_SHARE)
+            likely = next_likely(picture, self._motion, budget)
+        tile_fetcher.want(self, wanted, likely)
 
     def _settle(self) -> None:
         """Show what napari reads by itself: nothing is missing."""
