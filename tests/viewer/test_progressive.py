@@ -318,6 +318,41 @@ def test_a_locked_level_is_shown_whole(make_viewer, monkeypatch, slicing, level)
     np.testing.assert_array_equal(*shown(layer))
 
 
+def test_figures_are_exported_exactly(make_viewer, slicing, gate, tmp_path):
+    path = tmp_path / "slide.tif"
+    pixels = slides.picture(1100, 1300)
+    slides.write_pyramid(path, pixels, (2, 2), tile=(256, 256))
+    viewer = make_viewer()
+    [layer] = viewer.open(path, plugin=PLUGIN)
+    layer.data[0].slide.clear_cache()
+    gate.clear()
+    threading.Timer(0.3, gate.set).start()
+    figure = viewer.export_figure()[..., :3]
+    np.testing.assert_array_equal(figure, pixels)
+    assert not progressive.display_of(layer).waits
+
+
+def test_after_the_cache_is_cleared_failed_tiles_are_tried_again(make_viewer, monkeypatch):
+    viewer = make_viewer()
+    [layer] = viewer.open(sample_path(), plugin=PLUGIN)
+    settle()
+    layer.data[0].slide.clear_cache()
+    decode_tile = cpu.decode_tile
+
+    def broken(tile, memory):
+        raise RuntimeError("for the moment")
+
+    monkeypatch.setattr(cpu, "decode_tile", broken)
+    look_at(viewer, layer, 2600, 3300, 1)
+    napari_wsigpu.wait(layer, 30)
+    assert not np.array_equal(*decoded(layer))
+    monkeypatch.setattr(cpu, "decode_tile", decode_tile)
+    layer.data[0].slide.clear_cache()
+    layer.refresh()
+    napari_wsigpu.wait(layer, 30)
+    np.testing.assert_array_equal(*decoded(layer))
+
+
 def test_failed_tiles_do_not_keep_a_display_waiting(make_viewer, damaged_slide):
     viewer = make_viewer()
     [layer] = viewer.open(damaged_slide, plugin=PLUGIN)

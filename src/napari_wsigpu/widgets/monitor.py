@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from qtpy.QtCore import Qt, QTimer
 from qtpy.QtWidgets import (
@@ -69,6 +70,7 @@ class DecodeMonitor(SlideDock):
         super().__init__(napari_viewer, NO_SLIDE)
         self._jobs = Jobs()
         self._rates = Rates()
+        self._histories: WeakKeyDictionary[Slide, Rates] = WeakKeyDictionary()
         self._device_tiles: DeviceTiles | None = None
         self._switching = False
         self._dock: QDockWidget | None = None
@@ -128,7 +130,8 @@ class DecodeMonitor(SlideDock):
         """Show another slide, or none."""
         self._jobs.drop(self)
         self._switching = False
-        self._rates.clear()
+        self._rates.pause()
+        self._rates = Rates() if slide is None else self._histories.setdefault(slide, Rates())
         self.failures.clear()
         self.details.setVisible(slide is not None)
         self.title.setText("" if slide is None else title(slide))
@@ -195,7 +198,9 @@ class DecodeMonitor(SlideDock):
             values[DECODED] = f"{byte_size(round(step.rate(step.bytes_decoded)))}/s"
             values[READ] = f"{byte_size(round(step.rate(step.bytes_read)))}/s"
         steps = self._rates.steps
-        values[HITS] = _part(sum(step.hits for step in steps), sum(step.asked for step in steps))
+        asked = sum(step.asked for step in steps)
+        hits = _part(sum(step.hits for step in steps), asked)
+        values[HITS] = f"{hits} in this minute" if asked else "no tiles in this minute"
         display = stats["display"]
         values[WAITING] = f"{display['queue']:,} tiles"
         values[BATCH] = f"{display['batch']:,} tiles"
@@ -264,4 +269,4 @@ class DecodeMonitor(SlideDock):
 
 
 def _part(count: int, whole: int) -> str:
-    return f"{count / whole:.0%} of {whole:,} tiles" if whole else "no tiles so far"
+    return f"{count / whole:.0%} of {whole:,} tiles" if whole else "no tiles yet"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # In lines of text.
 LINES = 6
 INSET = 0.3
-NOTHING = "No tile was decoded in the last minute."
+NOTHING = "No tile was decoded in the last minute that this was open."
 
 
 class RatePlot(QWidget):  # type: ignore[misc]

@@ -67,8 +67,3 @@ class Rates:
     def pause(self) -> None:
         """Leave out what happens until the next look."""
         self._last = None
-
-    def clear(self) -> None:
-        """Begin anew, with other counters."""
-        self.steps.clear()
-        self._last = None
