@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 # From here on blocks of one colour would be seen; up to here smoothing costs more than it shows.
 COARSE = 4
-ROWS_AT_ONCE = 128
+ROWS_AT_ONCE = 32
 
 
 class Axis(NamedTuple):
@@ -60,11 +60,11 @@ def resample(source: NDArray[Any], down: Axis, across: Axis, out: NDArray[Any]) 
         source = _smoothed(source, down, across, height, width)
         down = across = Axis(0, 1 / COARSE)
     rows, columns = down.under(height, source.shape[0]), across.under(width, source.shape[1])
-    wide = np.take(_whole_pixels(source), columns, axis=1)
-    target = _whole_pixels(out)
-    for first in range(0, height, ROWS_AT_ONCE):
-        part = slice(first, first + ROWS_AT_ONCE)
-        target[part] = wide[rows[part]]
+    pixels, target = _whole_pixels(source), _whole_pixels(out)
+    for first in range(0, height, ROWS_AT_ONCE):  # few enough to stay in the processor's cache
+        part = rows[first : first + ROWS_AT_ONCE]
+        wide = np.take(pixels[part[0] : part[-1] + 1], columns, axis=1)
+        target[first : first + ROWS_AT_ONCE] = wide[part - part[0]]
 
 
 def _smoothed(
