@@ -64,10 +64,10 @@ class TestPictureMemory:
         memory = PictureMemory()
         memory.prepare(1 << 20)
         rooms = {id(room) for room in memory._free}
-        first, second = (memory.empty((500, 690, 3), np.dtype("uint8")) for _ in range(2))
+        pictures = [memory.empty((500, 690, 3), np.dtype("uint8")) for _ in range(3)]
         assert not memory._free
-        assert not np.shares_memory(first, second)
-        del first, second
+        assert not np.shares_memory(pictures[0], pictures[1])
+        del pictures
         assert {id(room) for room in memory._free} == rooms
 
     def test_pictures_in_use_are_never_handed_out_again(self):
@@ -82,7 +82,7 @@ class TestPictureMemory:
             assert all((each == each.flat[0]).all() for each in held)
         assert len({int(each.flat[0]) for each in held}) == len(held)
 
-    def test_no_more_than_two_idle_rooms_are_kept_and_none_that_is_too_small(self):
+    def test_few_idle_rooms_are_kept_and_none_that_is_too_small(self):
         memory = PictureMemory()
         small = [memory.empty((10, 10), np.dtype("uint8")) for _ in range(5)]
         large = memory.empty((100, 100), np.dtype("uint8"))
@@ -95,7 +95,7 @@ class TestPictureMemory:
         monkeypatch.setattr(module, "LARGEST_PREPARED", 1000)
         memory = PictureMemory()
         memory.prepare(1 << 40)
-        assert [room.size for room in memory._free] == [1000, 1000]
+        assert [room.size for room in memory._free] == [1000] * 3
         assert memory.empty((50, 50), np.dtype("uint8")).shape == (50, 50)
 
     def test_clear_gives_all_back(self):
@@ -105,3 +105,10 @@ class TestPictureMemory:
         memory.clear()
         del picture
         assert not memory._free
+
+    def test_scratch_is_the_same_memory_again(self):
+        memory = PictureMemory()
+        first = memory.scratch((40, 30, 3), np.dtype("uint8"))
+        second = memory.scratch((20, 30), np.dtype("uint16"))
+        assert (first.shape, second.shape) == ((40, 30, 3), (20, 30))
+        assert np.shares_memory(first, second)

@@ -504,10 +504,11 @@ def test_new_data_of_a_layer_are_followed(make_viewer, write_channels):
         viewer.layers.clear()
 
 
+@pytest.mark.parametrize("part", ["SEAM", "REQUEST"])
 def test_without_the_seam_exact_levels_are_shown_and_the_log_says_so(
-    make_viewer, monkeypatch, caplog
+    make_viewer, monkeypatch, caplog, part
 ):
-    monkeypatch.setattr(progressive, "SEAM", (*progressive.SEAM, "_not_in_this_napari"))
+    monkeypatch.setattr(progressive, part, (*getattr(progressive, part), "_not_in_this_napari"))
     viewer = make_viewer()
     with caplog.at_level(logging.WARNING):
         [layer] = viewer.open(sample_path(), plugin=PLUGIN)

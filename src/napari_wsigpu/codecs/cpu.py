@@ -8,6 +8,7 @@ import struct
 import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
@@ -344,9 +345,9 @@ class CpuDecoder:
         with self._lock:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(self._workers, "wsigpu-decode")
-            pending.helpers = [
-                self._pool.submit(pending.work) for _ in range(min(self._workers, len(batch)))
-            ]
+            with suppress(RuntimeError):  # the interpreter ends: who waits decodes alone
+                for _ in range(min(self._workers, len(batch))):
+                    pending.helpers.append(self._pool.submit(pending.work))
         return pending
 
     def release(self) -> None:

@@ -158,8 +158,6 @@ class TileFetcher:
             try:
                 tiles = batch.source.read_tiles(batch.keys)
             except Exception as error:
-                if not threading.main_thread().is_alive():
-                    return  # the interpreter ends, and with it the threads that decode
                 if not isinstance(error, SlideClosedError):
                     logger.exception("Tiles of a display could not be read")
                 for display in self._drop(batch.source):

@@ -332,7 +332,7 @@ class Picture:
             return self._overview[under.top : under.bottom, under.left : under.right]
         image = self.levels[under.level]
         shape = (under.bottom - under.top, under.right - under.left, *self._overview.shape[2:])
-        pixels = np.empty(shape, image.dtype)
+        pixels = self._memory.scratch(shape, image.dtype)
         for tile in under.block(image).tiles():
             own = hand.tile(under.level, tile)
             assert own is not None

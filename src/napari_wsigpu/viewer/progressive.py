@@ -7,12 +7,13 @@ levels, as any other layer does.
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import threading
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.slide import Slide
 
 REFRESH_SECONDS = 0.1
+IDLE_MS = 100
 MOST_PIXELS = 40 << 20
 PREFETCH_SHARE = 0.25
 SEAM = ("_make_slice_request_internal", "_make_slice_request", "_update_slice_response")
@@ -100,7 +102,9 @@ def stop_display(layer: Layer) -> None:
 def fits(layer: Layer) -> bool:
     """Whether this napari's layers have what progressive display needs."""
     state = getattr(layer, "_slicing_state", None)
-    return all(callable(getattr(state, name, None)) for name in SEAM)
+    request = getattr(state, "_slice_request_class", None)
+    named = {field.name for field in fields(request)} if is_dataclass(request) else set()
+    return named.issuperset(REQUEST) and all(callable(getattr(state, name, None)) for name in SEAM)
 
 
 def _start_display(viewer: Viewer, layer: Layer) -> None:
@@ -132,7 +136,8 @@ def _slice_before_drawing(viewer: Viewer) -> None:
     def before_drawing(event: Any) -> None:
         shown = weak()
         if shown is not None and any(layer in _displays for layer in shown.layers):
-            on_draw(event)
+            with _without_collection():
+                on_draw(event)
 
     draw.connect(before_drawing, position="first")
     scene = ref(canvas._scene_canvas)
@@ -163,6 +168,18 @@ def _slice_before_drawing(viewer: Viewer) -> None:
 
     window = ref(qt_viewer)
     qt_viewer.resize_canvas = resized_exactly
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Put garbage collection off until a slice is done: in napari one can take 0.15 s."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 class _Landings(QObject):  # type: ignore[misc]
@@ -204,6 +221,10 @@ class ProgressiveDisplay:
         self._timer = QTimer()
         self._timer.setSingleShot(True)
         self._timer.timeout.connect(self._refresh)
+        self._idle = QTimer()
+        self._idle.setSingleShot(True)
+        self._idle.setInterval(IDLE_MS)
+        self._idle.timeout.connect(self._prefetch)
         self._last_refresh = 0.0
         state = layer._slicing_state
         state._make_slice_request_internal = self._make_internal
@@ -308,6 +329,7 @@ class ProgressiveDisplay:
         tile_fetcher.forget(self)
         with suppress(RuntimeError):  # the application ends, and Qt's part is gone already
             self._timer.stop()
+            self._idle.stop()
             self._landings.landed.disconnect(self._on_landed)
         self._picture = None
         layer = self._layer()
@@ -344,15 +366,23 @@ class ProgressiveDisplay:
         self._exact = not wanted
         if self._error is not None:
             return
-        likely: list[TileKey] = []
-        if not wanted:
+        tile_fetcher.want(self, wanted)
+        if wanted:
+            self._idle.stop()
+        else:
+            self._idle.start()
+
+    def _prefetch(self) -> None:
+        """Have what may be next fetched, now that the view is exact and stays for a moment."""
+        if self._picture is not None and self._exact:
             budget = int(tile_cache.budget * PREFETCH_SHARE)
-            likely = next_likely(picture, self._motion, budget)
-        tile_fetcher.want(self, wanted, likely)
+            likely = next_likely(self._picture, self._motion, budget)
+            tile_fetcher.want(self, (), likely)
 
     def _settle(self) -> None:
         """Show what napari reads by itself: nothing is missing."""
         self._exact = True
+        self._idle.stop()
         tile_fetcher.forget(self)
 
     def _on_landed(self) -> None:
@@ -375,8 +405,9 @@ class ProgressiveDisplay:
         self._timer.stop()
         layer = self._layer()
         if layer is not None and layer.visible and not self._exact:
-            layer.set_view_slice()
-            layer.events.set_data()
+            with _without_collection():
+                layer.set_view_slice()
+                layer.events.set_data()
         self._last_refresh = time.perf_counter()
 
 
