@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 REFRESH_SECONDS = 0.1
 IDLE_MS = 100
+SLOW_SECONDS = 0.005
 MOST_PIXELS = 40 << 20
 PREFETCH_SHARE = 0.25
 SEAM = ("_make_slice_request_internal", "_make_slice_request", "_update_slice_response")
@@ -223,7 +224,6 @@ class ProgressiveDisplay:
         self._timer.timeout.connect(self._refresh)
         self._idle = QTimer()
         self._idle.setSingleShot(True)
-        self._idle.setInterval(IDLE_MS)
         self._idle.timeout.connect(self._prefetch)
         self._last_refresh = 0.0
         state = layer._slicing_state
@@ -367,13 +367,15 @@ class ProgressiveDisplay:
         if self._error is not None:
             return
         tile_fetcher.want(self, wanted)
-        if wanted:
+        if wanted or picture.view is None:
             self._idle.stop()
         else:
-            self._idle.start()
+            # Fast decoders would only compete with drawing; slow ones need all the time there is.
+            slow = tile_fetcher.pace(picture.key_of(picture.view.level, 0, 0)) > SLOW_SECONDS
+            self._idle.start(0 if slow else IDLE_MS)
 
     def _prefetch(self) -> None:
-        """Have what may be next fetched, now that the view is exact and stays for a moment."""
+        """Have what may be next fetched, now that the view is exact."""
         if self._picture is not None and self._exact:
             budget = int(tile_cache.budget * PREFETCH_SHARE)
             likely = next_likely(self._picture, self._motion, budget)
