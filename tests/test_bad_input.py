@@ -308,6 +308,8 @@ BUILTINS = {
     "SlideClosedError": ValueError,
     "RegionError": ValueError,
     "LevelError": IndexError,
+    "LayerError": ValueError,
+    "DisplayTimeoutError": TimeoutError,
     "DeviceError": RuntimeError,
     "TileError": ValueError,
 }
