@@ -248,12 +248,7 @@ class Picture:
 
     def _paste(self, tile: Tile, own: NDArray[Any]) -> None:
         assert self._view is not None
-        image = self.levels[self._view.level]
-        part = _clipped(self._view, image, tile)
-        top, left = tile[0] * image.grid.tile_height, tile[1] * image.grid.tile_width
-        self._pixels[self._view.part(part)] = own[
-            part.top - top : part.bottom - top, part.left - left : part.right - left
-        ]
+        _put(self._pixels, self._view, self.levels[self._view.level], tile, own)
 
     def _approximate(self, shown: Mapping[Tile, int], hand: _Hand) -> None:
         """Draw tiles by pixels of other levels that are better than what is shown.
@@ -336,11 +331,7 @@ class Picture:
         for tile in under.block(image).tiles():
             own = hand.tile(under.level, tile)
             assert own is not None
-            part = _clipped(under, image, tile)
-            top, left = tile[0] * image.grid.tile_height, tile[1] * image.grid.tile_width
-            pixels[under.part(part)] = own[
-                part.top - top : part.bottom - top, part.left - left : part.right - left
-            ]
+            _put(pixels, under, image, tile, own)
         return pixels
 
 
@@ -359,6 +350,17 @@ class _Hand:
             pixels = self._landed.get(self._picture.key_of(level, *tile))
             self._tiles[place] = self._picture.at_hand(level, *tile) if pixels is None else pixels
         return self._tiles[place]
+
+
+def _put(
+    pixels: NDArray[Any], view: View, image: LevelLayout, tile: Tile, own: NDArray[Any]
+) -> None:
+    """Copy what a view shows of a tile to its place in the view's pixels."""
+    part = _clipped(view, image, tile)
+    top, left = tile[0] * image.grid.tile_height, tile[1] * image.grid.tile_width
+    pixels[view.part(part)] = own[
+        part.top - top : part.bottom - top, part.left - left : part.right - left
+    ]
 
 
 def _clipped(view: View, image: LevelLayout, tile: Tile) -> View:
