@@ -4,6 +4,7 @@ import threading
 from functools import partial
 
 import pytest
+from napari.settings import get_settings
 from qtpy.QtWidgets import QFileDialog
 
 from napari_wsigpu.widgets.jobs import Jobs
@@ -87,6 +88,20 @@ def quiet(qtbot):
     """Wait until no dock works any more."""
     qtbot.waitUntil(lambda: not workers(), timeout=5000)
     qtbot.wait(20)
+
+
+def assert_text_grows(parts, qtbot):
+    """Check that the text of widgets follows napari's size of text."""
+    before = [part.fontMetrics().height() for part in parts]
+    appearance = get_settings().appearance
+    size = appearance.font_size
+    try:
+        appearance.font_size = 2 * size
+        qtbot.wait(50)
+        after = [part.fontMetrics().height() for part in parts]
+    finally:
+        appearance.font_size = size
+    assert all(big > 1.7 * small for big, small in zip(after, before, strict=True))
 
 
 @pytest.fixture

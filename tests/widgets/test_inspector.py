@@ -9,7 +9,7 @@ import weakref
 import numpy as np
 import pytest
 import tifffile
-from napari.settings import get_plugin_settings, get_settings
+from napari.settings import get_plugin_settings
 from qtpy.QtCore import Qt
 from qtpy.QtGui import QKeySequence
 from qtpy.QtTest import QTest
@@ -24,7 +24,7 @@ from napari_wsigpu.viewer.settings import Settings
 from napari_wsigpu.widgets import image_card, metadata_tab
 from napari_wsigpu.widgets import inspector as inspector_module
 from napari_wsigpu.widgets.facts import Said
-from tests.widgets.conftest import click, workers
+from tests.widgets.conftest import assert_text_grows, click, workers
 
 MACRO = (432, 1280, 3)
 SCRIPT = """
@@ -330,16 +330,7 @@ def test_everything_grows_with_naparis_font(viewer, inspector, slide_is_open, di
     ]
     for tab in (inspector.images, inspector.levels, inspector.metadata):
         inspector.tabs.setCurrentWidget(tab)
-    before = [part.fontMetrics().height() for part in parts]
-    appearance = get_settings().appearance
-    size = appearance.font_size
-    try:
-        appearance.font_size = 2 * size
-        display.wait(50)
-        after = [part.fontMetrics().height() for part in parts]
-    finally:
-        appearance.font_size = size
-    assert all(big > 1.7 * small for big, small in zip(after, before, strict=True))
+    assert_text_grows(parts, display)
 
 
 def test_offers_to_become_the_reader_once(viewer, monkeypatch):

@@ -9,7 +9,7 @@ import weakref
 
 import numpy as np
 import pytest
-from napari.settings import get_plugin_settings, get_settings
+from napari.settings import get_plugin_settings
 from qtpy.QtCore import Qt
 from qtpy.QtTest import QTest
 from qtpy.QtWidgets import QAbstractButton, QSlider
@@ -21,7 +21,7 @@ from napari_wsigpu.errors import DeviceError
 from napari_wsigpu.slide import Slide
 from napari_wsigpu.viewer.sample import sample_path
 from napari_wsigpu.widgets import device_choice, failures
-from tests.widgets.conftest import click
+from tests.widgets.conftest import assert_text_grows, click
 
 MIB = 1 << 20
 SCRIPT = """
@@ -355,16 +355,7 @@ def test_fits_a_narrow_dock_and_grows_with_the_font(viewer, monitor, slide_is_op
     slide_is_open(sample_path())
     assert monitor.minimumSizeHint().width() <= 300
     parts = [monitor.plot, monitor.readings, monitor.clear, monitor.failures.list]
-    before = [part.fontMetrics().height() for part in parts]
-    appearance = get_settings().appearance
-    size = appearance.font_size
-    try:
-        appearance.font_size = 2 * size
-        display.wait(50)
-        after = [part.fontMetrics().height() for part in parts]
-    finally:
-        appearance.font_size = size
-    assert all(big > 1.7 * small for big, small in zip(after, before, strict=True))
+    assert_text_grows(parts, display)
 
 
 def test_a_script_may_end_while_it_is_open(viewer, tmp_path):
