@@ -93,16 +93,6 @@ def test_a_batch_is_of_one_level_and_takes_about_50_ms(fetcher):
     assert 15 <= max(sizes) <= 50
 
 
-def test_the_pace_of_a_level_is_known(fetcher):
-    source = Source(seconds=0.01)
-    screen = Screen(source)
-    fetcher.want(screen, source.keys(9))
-    until(lambda: len(screen.landed) == 9)
-    assert 0.01 <= fetcher.pace(source.keys(1)[0]) < 0.1
-    assert fetcher.pace(source.keys(1)[0].in_srgb()) == fetcher.pace(source.keys(1)[0])
-    assert fetcher.pace(source.keys(1, level=1)[0]) == 0
-
-
 def test_a_new_view_drops_what_the_old_one_wanted(fetcher):
     source = Source()
     screen = Screen(source)

@@ -36,7 +36,7 @@ def have(picture, level, tiles):
 
 def test_nothing_is_wanted_before_there_is_a_view(picture):
     assert on_screen(picture) == []
-    assert next_likely(picture, (0, 0), 1 << 20) == []
+    assert next_likely(picture, (0, 0), 1 << 20, at_rest=True) == []
 
 
 def test_a_coarse_preview_comes_first_then_the_view_from_its_centre(picture):
@@ -80,6 +80,14 @@ def test_a_preview_that_can_not_be_kept_is_wanted_once_a_view(picture):
     assert {key for key in on_screen(picture) if key.level == 2} >= preview
 
 
+def test_no_preview_where_few_tiles_are_lacking(picture):
+    view = View(0, 128, 256, 160, 320)
+    inside = set(view.block(picture.levels[0]).tiles())
+    have(picture, 0, inside - {(8, 10), (15, 19)})
+    picture.compose(view)
+    assert {tuple(key[1:]) for key in on_screen(picture)} == {(0, 8, 10), (0, 15, 19)}
+
+
 def test_no_preview_where_the_overview_is_as_good(picture):
     picture.compose(View(2, 0, 64, 0, 64))
     assert {key.level for key in on_screen(picture)} == {2}
@@ -97,15 +105,25 @@ def test_no_preview_where_the_overview_is_as_good(picture):
 def test_the_ring_lies_where_the_view_moves_to(picture, motion, rows, columns):
     view = View(0, 128, 256, 160, 320)
     picture.compose(view)
-    found = next_likely(picture, motion, 1 << 30)
+    found = next_likely(picture, motion, 1 << 30, at_rest=True)
     ring = {(key.row, key.column) for key in found if key.level == 0}
     inside = set(view.block(picture.levels[0]).tiles())
     assert ring == {(row, column) for row in rows for column in columns} - inside
 
 
+@pytest.mark.parametrize("motion", [(0, 0), (-1, 3)])
+def test_a_view_that_moves_wants_only_what_lies_ahead(picture, motion):
+    picture.compose(View(1, 64, 128, 80, 160))
+    found = next_likely(picture, motion, 1 << 30, at_rest=False)
+    at_rest = next_likely(picture, motion, 1 << 30, at_rest=True)
+    ring = [key for key in at_rest if key.level == 1]
+    assert found == (ring if any(motion) else [])
+    assert len(at_rest) > len(ring) > 0
+
+
 def test_the_next_coarser_and_finer_levels_follow(picture):
     picture.compose(View(1, 64, 128, 80, 160))
-    found = next_likely(picture, (0, 0), 1 << 30)
+    found = next_likely(picture, (0, 0), 1 << 30, at_rest=True)
     levels = [key.level for key in found]
     assert levels == sorted(levels, key=[1, 2, 0].index)
     centre = {level: next(key for key in found if key.level == level) for level in (2, 0)}
@@ -117,9 +135,9 @@ def test_the_next_coarser_and_finer_levels_follow(picture):
 
 def test_prefetch_stays_within_its_budget_and_the_slide(picture):
     picture.compose(View(0, 0, 64, 0, 64))
-    found = next_likely(picture, (0, 0), 5 * TILE * TILE * 3)
+    found = next_likely(picture, (0, 0), 5 * TILE * TILE * 3, at_rest=True)
     assert len(found) == 5
-    for key in next_likely(picture, (0, 0), 1 << 30):
+    for key in next_likely(picture, (0, 0), 1 << 30, at_rest=True):
         image = picture.levels[key.level]
         assert 0 <= key.row < image.grid.rows
         assert 0 <= key.column < image.grid.columns

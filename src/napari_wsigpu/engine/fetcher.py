@@ -115,11 +115,6 @@ class TileFetcher:
                 self._hits_ahead[_number(key)] += 1
             self._ahead -= found | lacked
 
-    def pace(self, key: TileKey) -> float:
-        """Return how many seconds a tile of that level took lately; 0 where none was fetched."""
-        with self._changed:
-            return self._pace.get((_number(key), key.level), 0.0)
-
     def stats(self, slide: int) -> dict[str, int]:
         """Return a slide's counters: queue, batch, prefetched, prefetch_hits."""
         with self._changed:

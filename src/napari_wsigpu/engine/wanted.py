@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
     Place = tuple[int, int, int]
 
-# A coarser level this much smaller has at most an eighth of the tiles: worth to be seen first.
+# A coarser level this much smaller has at most an eighth of the tiles: worth to be seen first,
+# unless it needs more than a quarter of what is lacking after all.
 PREVIEW_STEP = 2.8
+PREVIEW_SHARE = 1 / 4
 
 
 def on_screen(picture: Picture) -> list[TileKey]:
@@ -46,16 +48,20 @@ def on_screen(picture: Picture) -> list[TileKey]:
             for tile in _in_grid(lacking, coarse)
             if not picture.was_served(level, *tile) and picture.at_hand(level, *tile) is None
         ]
+        if len(preview) > PREVIEW_SHARE * len(picture.missing):
+            preview = []
         preview = _from_centre(preview, picture, view)
     own = [(view.level, *tile) for tile in picture.missing]
     return [picture.key_of(*place) for place in preview + _from_centre(own, picture, view)]
 
 
-def next_likely(picture: Picture, motion: tuple[float, float], most_bytes: int) -> list[TileKey]:
+def next_likely(
+    picture: Picture, motion: tuple[float, float], most_bytes: int, *, at_rest: bool
+) -> list[TileKey]:
     """Return the tiles that the next view may need, the likeliest first.
 
-    These are the ring around the view in the direction of motion, then the next coarser and the
-    next finer level under its centre.
+    These are the ring around the view in the direction of motion, then, of a view at rest, the
+    next coarser and the next finer level under its centre.
 
     Parameters
     ----------
@@ -65,6 +71,9 @@ def next_likely(picture: Picture, motion: tuple[float, float], most_bytes: int) 
         How far the view moved last, (down, right); no motion wants the whole ring.
     most_bytes : int
         How many bytes of pixels to want at most.
+    at_rest : bool
+        Whether the view has come to rest. Of one that still changes only the next step is likely,
+        and the cores are needed to draw it.
 
     Returns
     -------
@@ -73,14 +82,15 @@ def next_likely(picture: Picture, motion: tuple[float, float], most_bytes: int) 
     view = picture.view
     if view is None:
         return []
-    top = len(picture.levels) - 1
-    finer = [view.level - 1] if view.level > 0 else []
-    coarser = [view.level + 1] if view.level + 1 < top else []
-    around = chain(
-        _ring(picture, view, motion),
-        *(_under_centre(picture, view, level) for level in chain(coarser, finer)),
+    around: list[int] = []
+    if at_rest:
+        top = len(picture.levels) - 1
+        around = [level for level in (view.level + 1, view.level - 1) if 0 <= level < top]
+    likely = chain(
+        _ring(picture, view, motion) if at_rest or any(motion) else (),
+        *(_under_centre(picture, view, level) for level in around),
     )
-    return [picture.key_of(*place) for place in _affordable(picture, around, most_bytes)]
+    return [picture.key_of(*place) for place in _affordable(picture, likely, most_bytes)]
 
 
 def _preview_level(levels: Sequence[LevelLayout], level: int) -> int | None:

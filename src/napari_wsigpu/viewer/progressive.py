@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 REFRESH_SECONDS = 0.1
 IDLE_MS = 100
-SLOW_SECONDS = 0.005
 MOST_PIXELS = 40 << 20
 PREFETCH_SHARE = 0.25
 SEAM = ("_make_slice_request_internal", "_make_slice_request", "_update_slice_response")
@@ -366,20 +365,20 @@ class ProgressiveDisplay:
         self._exact = not wanted
         if self._error is not None:
             return
-        tile_fetcher.want(self, wanted)
-        if wanted or picture.view is None:
+        tile_fetcher.want(self, wanted, self._likely(picture, at_rest=False))
+        if wanted:
             self._idle.stop()
         else:
-            # Fast decoders would only compete with drawing; slow ones need all the time there is.
-            slow = tile_fetcher.pace(picture.key_of(picture.view.level, 0, 0)) > SLOW_SECONDS
-            self._idle.start(0 if slow else IDLE_MS)
+            self._idle.start(IDLE_MS)
 
     def _prefetch(self) -> None:
-        """Have what may be next fetched, now that the view is exact."""
+        """Have all that may be next fetched, now that the view is exact and at rest."""
         if self._picture is not None and self._exact:
-            budget = int(tile_cache.budget * PREFETCH_SHARE)
-            likely = next_likely(self._picture, self._motion, budget)
-            tile_fetcher.want(self, (), likely)
+            tile_fetcher.want(self, (), self._likely(self._picture, at_rest=True))
+
+    def _likely(self, picture: Picture, *, at_rest: bool) -> list[TileKey]:
+        budget = int(tile_cache.budget * PREFETCH_SHARE)
+        return next_likely(picture, self._motion, budget, at_rest=at_rest)
 
     def _settle(self) -> None:
         """Show what napari reads by itself: nothing is missing."""
