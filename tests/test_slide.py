@@ -299,6 +299,18 @@ class TestResources:
         assert slide.stats()["bytes_read"] == 0
         assert decoding_threads() == []
 
+    @pytest.mark.parametrize("threads", [1, 3])
+    def test_as_many_threads_decode_as_were_asked_for(self, path, aperio, threads):
+        with open_slide(path, threads=threads) as slide, pickle.loads(pickle.dumps(slide)) as other:
+            for number, each in enumerate((slide, other), 1):
+                np.testing.assert_array_equal(each.levels[0][...], aperio[1][0])
+                assert number * (threads > 1) <= len(decoding_threads()) <= number * (threads - 1)
+
+    @pytest.mark.parametrize("threads", [0, -2, 1.5, "4"])
+    def test_numbers_of_threads_that_cannot_be(self, path, aperio, threads):
+        with pytest.raises(DeviceError, match=f"threads is {threads!r}"):
+            open_slide(path, threads=threads)
+
     def test_release_lets_go_until_the_next_read(self, path, aperio, handles_of):
         slide, levels = aperio
         for _ in range(2):

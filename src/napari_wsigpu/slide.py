@@ -47,7 +47,9 @@ LARGEST_OVERVIEW = 1024
 _slide_numbers = count()
 
 
-def open_slide(path: str | os.PathLike[str], device: str = "auto") -> Slide:
+def open_slide(
+    path: str | os.PathLike[str], device: str = "auto", threads: int | None = None
+) -> Slide:
     """Open a whole-slide image.
 
     Parameters
@@ -57,6 +59,8 @@ def open_slide(path: str | os.PathLike[str], device: str = "auto") -> Slide:
         is decided by its content.
     device : str
         What decodes tiles: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
+    threads : int, optional
+        How many threads decode on the CPU, the one that reads included; by default one a core.
 
     Returns
     -------
@@ -74,7 +78,7 @@ def open_slide(path: str | os.PathLike[str], device: str = "auto") -> Slide:
     >>> with open_slide("slide.svs") as slide:  # doctest: +SKIP
     ...     pixels = slide.read_region((10_000, 8_000), (512, 512))
     """
-    return Slide(describe(path), device)
+    return Slide(describe(path), device, threads)
 
 
 class Slide:
@@ -95,7 +99,9 @@ class Slide:
         How often its tiles were dropped; displays decode what they show again then.
     """
 
-    def __init__(self, layout: SlideLayout, device: str = "auto") -> None:
+    def __init__(
+        self, layout: SlideLayout, device: str = "auto", threads: int | None = None
+    ) -> None:
         self.layout = layout
         self._number = next(_slide_numbers)
         self._idle = threading.Condition()
@@ -103,7 +109,8 @@ class Slide:
         self._closed = False
         self.clearings = 0
         self._display_color: Color = "stored"
-        decoder = choose_decoder(layout)
+        self._threads = threads
+        decoder = choose_decoder(layout, threads)
         self._source = _source_of(layout)
         self._pyramid = layout.pyramid(LARGEST_OVERVIEW)
         images = {level.number: level.layout for level in sorted(self._pyramid)}
@@ -409,6 +416,25 @@ class Slide:
 
         return LevelArray(layout, read, self, index, channel, tolerant=tolerant)
 
+    def read_to_device(self, index: int, window: Window, device: str) -> Any:
+        """Read a window of a level by its number; see `LevelArray.read`.
+
+        Returns
+        -------
+        cupy.ndarray, shape (height, width, channels)
+        """
+        reader = self._of_memory.get(index, self._reader)
+        return self._guarded(partial(reader.read_to_device, index, window, device))
+
+    def opener(self, device: str) -> Callable[[], Slide]:
+        """Return what opens the slide again in another process, where tasks run side by side.
+
+        Each of them decodes alone there, unless a number of threads was asked for. What decodes
+        is as here; where that is free to choose, it is the device that pixels are to be on.
+        """
+        own = device if self.device == "auto" and device != "cpu" else self.device
+        return partial(_reopened, self.layout, own, self._threads or 1, self._display_color)
+
     @property
     def pyramid(self) -> tuple[PyramidLevel, ...]:
         """What viewers show, finest first: the slide's levels, and others by 2 x 2 averages.
@@ -552,9 +578,16 @@ class Slide:
     def __deepcopy__(self, memo: dict[int, Any]) -> Slide:
         return self
 
-    def __reduce__(self) -> tuple[type[Slide], tuple[SlideLayout, str], dict[str, Color]]:
+    def __reduce__(
+        self,
+    ) -> tuple[type[Slide], tuple[SlideLayout, str, int | None], dict[str, Color]]:
         state: dict[str, Color] = {"_display_color": self._display_color}
-        return type(self), (self.layout, self.device), state
+        return type(self), (self.layout, self.device, self._threads), state
+
+    def __dask_tokenize__(self) -> Any:
+        from dask.base import normalize_token
+
+        return normalize_token((self.layout, self.device, self._display_color))
 
     def __repr__(self) -> str:
         width, height = self.dimensions
@@ -618,6 +651,12 @@ class Slide:
             with self._idle:
                 self._reading -= 1
                 self._idle.notify_all()
+
+
+def _reopened(layout: SlideLayout, device: str, threads: int, color: Color) -> Slide:
+    slide = Slide(layout, device, threads)
+    slide.display_color = color
+    return slide
 
 
 def _source_of(layout: SlideLayout) -> ByteSource:

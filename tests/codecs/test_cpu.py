@@ -465,3 +465,12 @@ class TestPool:
         with pytest.raises(KeyError):
             pending.wait()
         decoder.release()
+
+    def test_who_waits_decodes_alone(self, batch):
+        decoder = CpuDecoder(workers=0)
+        delivered = []
+        pending = decoder.schedule(batch, lambda index, _: delivered.append(index))
+        assert delivered == decoding_threads() == []
+        assert pending.wait() == {}
+        assert delivered == list(range(25))
+        assert decoding_threads() == []

@@ -29,15 +29,19 @@ NO_DRIVER = "this machine has no NVIDIA driver"
 logger = logging.getLogger(__name__)
 
 
-def choose_decoder(layout: SlideLayout) -> CpuDecoder:
+def choose_decoder(layout: SlideLayout, threads: int | None = None) -> CpuDecoder:
     """Return a decoder on the CPU for all levels of a slide.
 
     Raises
     ------
+    DeviceError
+        If the number of threads is not a whole one of at least 1.
     UnsupportedSlideError
         If no decoder can read the slide's tiles.
     """
-    decoder = CpuDecoder()
+    if threads is not None and (not isinstance(threads, int) or threads < 1):
+        raise DeviceError(f"threads is {threads!r}; it has to be a whole number >= 1.")
+    decoder = CpuDecoder(None if threads is None else threads - 1)
     for image in chain.from_iterable(level.stored for level in layout.levels):
         reason_against = decoder.refusal(image.encoding)
         if reason_against is not None:

@@ -304,13 +304,13 @@ class CpuDecoder:
     workers : int, optional
         Number of threads beside the one that waits for a batch, which works too. By default one
         a core, and one fewer where there are many: a thread more than cores slows all by a
-        fifth.
+        fifth; with 0, who waits decodes alone.
     """
 
     name = "cpu"
 
     def __init__(self, workers: int | None = None) -> None:
-        self._workers = workers or threads_at_work() - 1
+        self._workers = threads_at_work() - 1 if workers is None else workers
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
         self._memory = TileMemory()
@@ -342,6 +342,8 @@ class CpuDecoder:
             # Taken in one thread: a pool's threads would scatter it over as many heaps.
             memory = [self._memory.take(tile.level.tile_bytes) for tile in batch]
         pending = CpuBatch(batch, deliver, memory)
+        if not self._workers:
+            return pending
         with self._lock:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(self._workers, "wsigpu-decode")

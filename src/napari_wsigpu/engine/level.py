@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from napari_wsigpu.codecs.device import Window
+from napari_wsigpu.engine.dask_level import DaskLevel, tiles_a_chunk
 from napari_wsigpu.engine.span import Span
+from napari_wsigpu.errors import RegionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +37,15 @@ class LevelOwner(Protocol):
         self, index: int, channel: int | None = None, *, tolerant: bool = False
     ) -> LevelArray:
         """Return the level of that number."""
+
+    def read_to_device(self, index: int, window: Window, device: str) -> Any:
+        """Return all channels of a window of a level, in a device's memory."""
+
+    def opener(self, device: str) -> Callable[[], LevelOwner]:
+        """Return what opens the slide for tasks that put pixels on a device; picklable."""
+
+    def close(self) -> None:
+        """Let go of everything for good."""
 
 
 class AxisIndex(NamedTuple):
@@ -73,7 +86,7 @@ class LevelArray:
     chunks : tuple of int
         Size of a tile along each axis. A viewer's array says at most 128: viewers draw whole
         chunks, and those of large tiles or of strips would be many times what a screen shows.
-    slide, number, channel
+    slide, number, channel, tolerant
         As given.
     layout : LevelLayout
         What the level is.
@@ -94,7 +107,7 @@ class LevelArray:
         self._read = read
         self.layout = layout
         self.channel = channel
-        self._tolerant = tolerant
+        self.tolerant = tolerant
         self.slide = slide
         self.number = number
         samples = () if channel is not None else (layout.channels,)
@@ -111,7 +124,25 @@ class LevelArray:
         self.computed = layout.computed
 
     def __getitem__(self, key: Any) -> NDArray[Any]:
-        """Return the pixels at `key`: integers, slices with any step, ellipsis.
+        """Return the pixels at `key` on the host; see `read`."""
+        pixels: NDArray[Any] = self.read(key)
+        return pixels
+
+    def read(self, key: Any, device: str = "cpu") -> Any:
+        """Read the pixels at an index.
+
+        Parameters
+        ----------
+        key : int, slice, Ellipsis or tuple of these
+            As numpy takes it; slices may have any step.
+        device : str
+            Where the pixels shall be: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``. On a device, a tile
+            that can't be decoded always raises.
+
+        Returns
+        -------
+        ndarray or cupy.ndarray
+            As numpy shapes it.
 
         Raises
         ------
@@ -119,11 +150,15 @@ class LevelArray:
             If an index is out of bounds or of another kind.
         TileError
             If a tile can't be decoded.
+        DeviceError
+            If the device can't be used.
         """
         rows, columns, *channels = (
             _axis_index(index, length)
             for index, length in zip(_expand(key, self.ndim), self.shape, strict=True)
         )
+        if device != "cpu":
+            return self._read_to_device(rows, columns, channels, device)
         channel = self.channel
         views: tuple[slice | int, ...] = (rows.view, columns.view)
         if channels:
@@ -149,23 +184,36 @@ class LevelArray:
         return self
 
     def __reduce__(self) -> tuple[Callable[..., LevelArray], tuple[Any, ...]]:
-        return _rebuild, (self.slide, self.number, self.channel, self._tolerant)
+        return _rebuild, (self.slide, self.number, self.channel, self.tolerant)
 
     def __repr__(self) -> str:
         return f"<LevelArray {self.shape} {self.dtype}>"
 
-    def to_dask(self, tiles: int = 4) -> dask.array.Array:
-        """Return the level as a Dask array.
+    def to_dask(self, tiles: int | None = None, device: str = "cpu") -> dask.array.Array:
+        """Return the level as a Dask array; nothing is decoded yet.
+
+        Its tasks may run in any process that reaches the file by the same path. Each process opens
+        the slide once, whatever it is asked of it. As Dask runs tasks side by side, each decodes
+        in its own thread there, unless the slide was opened with a number of `threads`.
 
         Parameters
         ----------
-        tiles : int
-            Tiles a chunk along each axis.
+        tiles : int, optional
+            Tiles a chunk along each axis; by default chunks are about 32 MiB, as square as whole
+            tiles allow.
+        device : str
+            Where the chunks shall be: ``"cpu"``, or ``"cuda"`` for CuPy arrays on the first device
+            that the process sees. A slide of device ``"auto"`` is decoded there, too, in other
+            processes.
 
         Raises
         ------
         ImportError
-            If dask is not installed.
+            If Dask is not installed.
+        RegionError
+            If `tiles` is not a whole number of at least 1.
+        DeviceError
+            If this process can't use the device.
         """
         try:
             import dask.array
@@ -173,10 +221,35 @@ class LevelArray:
             raise ModuleNotFoundError(
                 "to_dask needs Dask, which is not installed; pip install dask[array]."
             ) from error
+        if tiles is not None and (not isinstance(tiles, int | np.integer) or tiles < 1):
+            raise RegionError(f"tiles is {tiles!r}; it has to be a whole number >= 1.")
+        pixel_bytes = self.dtype.itemsize * math.prod(self.shape[2:])
+        down, across = (tiles, tiles) if tiles else tiles_a_chunk(self.layout, pixel_bytes)
         grid = self.layout.grid
-        height, width = min(grid.tile_height, self.shape[0]), min(grid.tile_width, self.shape[1])
-        size = (height * tiles, width * tiles, *self.shape[2:])
-        return dask.array.from_array(self, chunks=size, asarray=False)
+        size = (down * grid.tile_height, across * grid.tile_width, *self.shape[2:])
+        chunks = tuple(map(min, size, self.shape))
+        nothing = np.empty(0, self.dtype) if device == "cpu" else self.read(np.s_[:0, :0], device)
+        return dask.array.from_array(
+            DaskLevel(self, device), chunks, asarray=False, fancy=False, meta=nothing
+        )
+
+    def __dask_tokenize__(self) -> Any:
+        from dask.base import normalize_token
+
+        return normalize_token((self.slide, self.number, self.channel, self.tolerant))
+
+    def _read_to_device(
+        self, rows: AxisIndex, columns: AxisIndex, channels: list[AxisIndex], device: str
+    ) -> Any:
+        corner = rows.span.start, columns.span.start
+        extent = (max(0, (span.length - 1) * span.step + 1) for span in (rows.span, columns.span))
+        pixels = self.slide.read_to_device(self.number, Window(*corner, *extent), device)
+        if self.channel is not None:
+            pixels = pixels[..., self.channel]
+        steps = [slice(None, None, span.step) for span in (rows.span, columns.span)]
+        for start, step, length in (axis.span for axis in channels):
+            steps.append(slice(start, start + step * length, step))
+        return pixels[tuple(steps)][tuple(axis.view for axis in (rows, columns, *channels))]
 
 
 def _rebuild(slide: LevelOwner, index: int, channel: int | None, tolerant: bool) -> LevelArray:
