@@ -1,0 +1,343 @@
+"""Find the tissue of a folder's slides, and measure its stains tile by tile, on all cores or GPUs.
+
+Usage: ``python examples/tissue_and_stain.py FOLDER [--workers 2 | --cuda | --scheduler ADDRESS]``
+
+Needs ``pip install "napari-wsigpu[dask]"``. Each worker is a process with one thread; without
+options everything is done in this process. With ``--cuda`` there is one worker a GPU, tiles are
+decoded and measured there, and only figures leave it. ``--scheduler`` uses a cluster that runs
+already, whose machines reach the slides by the same paths.
+
+What is written, as JSON on standard output or to ``--json``, is for each slide: the share of tissue
+(where the saturation of a coarse level is above Otsu's threshold), and for each tile of level 0
+that is at least half tissue the mean and the standard deviation of the optical densities of
+haematoxylin and eosin, as Ruifrok and Johnston separate them. The same chunks go through the same
+arithmetic wherever they are, so figures of CPUs are equal to the last bit, however many work;
+those of GPUs are as close as their decoder is to the CPU's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import dask
+import dask.array
+import numpy as np
+from distributed import Client, LocalCluster, Nanny, Scheduler, SpecCluster, as_completed
+
+from napari_wsigpu import Slide, SlideError, open_slide
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from numpy.typing import NDArray
+
+STAINS = ("haematoxylin", "eosin")
+# Optical densities of haematoxylin, eosin and DAB in red, green and blue (Ruifrok and Johnston)
+COLORS = np.array([[0.65, 0.704, 0.286], [0.072, 0.99, 0.105], [0.268, 0.57, 0.776]])
+UNMIX = np.linalg.inv(COLORS / np.linalg.norm(COLORS, axis=1, keepdims=True))[:, : len(STAINS)]
+DENSITY = -np.log10(np.maximum(np.arange(256), 1) / 255)
+WHITE = 255
+LEAST_TISSUE = 0.5
+LOCAL: dict[str, Any] = {"host": "127.0.0.1", "dashboard_address": ":0"}
+
+
+class Tissue(NamedTuple):
+    """Where a slide's tissue is.
+
+    Attributes
+    ----------
+    threshold : int
+        Saturations above it, of 0 to 255, are tissue.
+    mask : ndarray of bool, shape (height, width)
+        Of the coarse level.
+    """
+
+    threshold: int
+    mask: NDArray[np.bool_]
+
+
+def find_tissue(pixels: NDArray[np.uint8]) -> Tissue:
+    """Tell tissue from glass by the saturation of RGB pixels."""
+    high, low = pixels[..., :3].max(-1).astype(np.int64), pixels[..., :3].min(-1)
+    saturation = 255 * (high - low) // np.maximum(high, 1)
+    threshold = otsu(np.bincount(saturation.ravel(), minlength=256))
+    return Tissue(threshold, saturation > threshold)
+
+
+def otsu(histogram: NDArray[np.int64]) -> int:
+    """Return the value up to which and above which the two classes differ most."""
+    below = histogram.cumsum()[:-1].astype(float)
+    above = histogram.sum() - below
+    weighted = (histogram * np.arange(len(histogram))).cumsum()
+    with np.errstate(divide="ignore", invalid="ignore"):
+        apart = weighted[:-1] / below - (weighted[-1] - weighted[:-1]) / above
+    return int(np.argmax(np.nan_to_num(below * above * apart**2)))
+
+
+def tiles_of_tissue(mask: NDArray[np.bool_], slide: Slide) -> NDArray[np.bool_]:
+    """Return which tiles of level 0 are tissue, shape (rows, columns)."""
+    level = slide.layout.levels[0]
+    grid = level.grid
+    firsts, ends = [], []
+    for tile, extent, size in (
+        (grid.tile_height, level.height, mask.shape[0]),
+        (grid.tile_width, level.width, mask.shape[1]),
+    ):
+        edges = np.append(np.arange(0, extent, tile), extent) * size / extent
+        firsts.append(np.minimum(np.floor(edges[:-1]).astype(int), size - 1))
+        ends.append(np.maximum(np.round(edges[1:]).astype(int), firsts[-1] + 1))
+    total = np.pad(mask.cumsum(0).cumsum(1), ((1, 0), (1, 0)))
+    (top, left), (bottom, right) = np.ix_(*firsts), np.ix_(*ends)
+    inside = total[bottom, right] - total[top, right] - total[bottom, left] + total[top, left]
+    enough: NDArray[np.bool_] = inside >= LEAST_TISSUE * (bottom - top) * (right - left)
+    return enough
+
+
+def measure_stains(pixels: Any, tile: tuple[int, ...]) -> NDArray[np.float64]:
+    """Measure the stains in each tile of RGB pixels.
+
+    Parameters
+    ----------
+    pixels : ndarray or cupy.ndarray of uint8, shape (height, width, channels)
+        A chunk of whole tiles; those at its lower and right edges may be cut.
+    tile : tuple of int
+        (height, width) of a tile.
+
+    Returns
+    -------
+    ndarray, shape (rows, columns, 4)
+        Mean and standard deviation of the optical densities of haematoxylin, then of eosin.
+    """
+    xp: Any = sys.modules[type(pixels).__module__.partition(".")[0]]  # numpy or cupy
+    table = xp.asarray(DENSITY, np.float32)
+    height, width = pixels.shape[:2]
+    columns = -(-width // tile[1])
+    widths = xp.asarray(np.minimum(tile[1], width - tile[1] * np.arange(columns)))
+    found = []
+    for top in range(0, height, tile[0]):
+        strip = pixels[top : top + tile[0], :, :3]
+        # White has no density, so what fills up the last tile adds nothing to the sums.
+        whole = xp.full((len(strip), columns * tile[1], 3), WHITE, np.uint8)
+        whole[:, :width] = strip
+        red, green, blue = (table[whole[..., channel]] for channel in range(3))
+        figures = []
+        for stain in UNMIX.T.tolist():
+            density = red * stain[0] + green * stain[1] + blue * stain[2]
+            density = density.reshape(len(strip), columns, tile[1])
+            mean = density.sum((0, 2), dtype=np.float64) / (len(strip) * widths)
+            square = (density * density).sum((0, 2), dtype=np.float64) / (len(strip) * widths)
+            figures += [mean, xp.sqrt(xp.maximum(square - mean * mean, 0))]
+        found.append(xp.stack(figures, -1))
+    result = xp.stack(found)
+    on_host: NDArray[np.float64] = result if xp is np else result.get()
+    return on_host
+
+
+def measured(pixels: dask.array.Array, tile: tuple[int, ...]) -> dask.array.Array:
+    """Return what `measure_stains` finds in each chunk, shape (rows, columns, 4)."""
+    counts = (
+        tuple(-(-length // side) for length in lengths)
+        for lengths, side in zip(pixels.chunks[:2], tile, strict=True)
+    )
+    nothing = np.empty((0, 0, 0))
+    return pixels.map_blocks(measure_stains, tile, chunks=(*counts, (4,)), meta=nothing)
+
+
+class Sweep:
+    """The work on one slide: first its tissue, then its stains.
+
+    Parameters
+    ----------
+    slide : Slide
+        A slide that is open in this process.
+    device : str
+        Where chunks of pixels shall be.
+    tiles : int, optional
+        Tiles a chunk along each axis.
+    """
+
+    def __init__(self, slide: Slide, device: str = "cpu", tiles: int | None = None) -> None:
+        self.slide = slide
+        grid = slide.layout.levels[0].grid
+        self._tile = grid.tile_height, grid.tile_width
+        self._stains = measured(slide.levels[0].to_dask(tiles, device), self._tile)
+
+    def tissue(self) -> Any:
+        """Return the task that finds tissue."""
+        coarse = self.slide.level_array(self.slide.pyramid[-1].number)
+        return dask.delayed(find_tissue, pure=True)(coarse.to_dask())
+
+    def stains(self, wanted: NDArray[np.bool_]) -> Any:
+        """Return the task that has wanted tiles measured: ((row, column), figures) of each.
+
+        Chunks without a wanted tile are not decoded.
+        """
+        chunks = self._stains.to_delayed()[..., 0]
+        down, across = self._stains.chunksize[:2]
+        corners = [(row * down, column * across) for row, column in np.ndindex(chunks.shape)]
+        parts = [
+            (corner, chunk)
+            for corner, chunk in zip(corners, chunks.flat, strict=True)
+            if wanted[corner[0] :, corner[1] :][:down, :across].any()
+        ]
+        return dask.delayed(gather)(parts, wanted)
+
+    def record(self, tissue: Tissue, tiles: Iterable[Any]) -> dict[str, Any]:
+        """Return what was found, JSON-serialisable."""
+        return {
+            "path": self.slide.path,
+            "dimensions": self.slide.dimensions,
+            "mpp": self.slide.mpp,
+            "tile": self._tile,
+            "threshold": tissue.threshold,
+            "tissue": float(tissue.mask.mean()),
+            "tiles": [
+                {"row": row, "column": column}
+                | {
+                    stain: {"mean": mean, "std": std}
+                    for stain, mean, std in zip(STAINS, figures[::2], figures[1::2], strict=True)
+                }
+                for (row, column), figures in tiles
+            ],
+        }
+
+
+def gather(
+    parts: Iterable[tuple[tuple[int, int], NDArray[np.float64]]], wanted: NDArray[np.bool_]
+) -> list[Any]:
+    """Pick the wanted tiles' figures out of those of chunks, from top to bottom."""
+    found = [
+        ((top + row, left + column), figures[row, column].tolist())
+        for (top, left), figures in parts
+        for row, column in np.ndindex(figures.shape[:2])
+        if wanted[top + row, left + column]
+    ]
+    return sorted(found)
+
+
+def sweep(
+    slides: Iterable[Slide],
+    client: Client | None = None,
+    device: str = "cpu",
+    tiles: int | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Find tissue and measure stains of slides; yield each one's record when it is done.
+
+    Parameters
+    ----------
+    slides : iterable of Slide
+        Of 8-bit RGB, open in this process.
+    client : distributed.Client, optional
+        Whose workers do it; by default this thread does.
+    device : str
+        Where chunks of pixels shall be.
+    tiles : int, optional
+        Tiles a chunk along each axis.
+    """
+    work = [Sweep(slide, device, tiles) for slide in slides]
+    tasks = [item.tissue() for item in work]
+    if client is None:
+        tissues = dask.compute(*tasks, scheduler="synchronous")
+    else:
+        tissues = client.gather(client.compute(tasks))
+    stains = [
+        item.stains(tiles_of_tissue(tissue.mask, item.slide))
+        for item, tissue in zip(work, tissues, strict=True)
+    ]
+    if client is None:
+        for item, tissue, task in zip(work, tissues, stains, strict=True):
+            yield item.record(tissue, task.compute(scheduler="synchronous"))
+        return
+    futures = dict(zip(client.compute(stains), zip(work, tissues, strict=True), strict=True))
+    for future, tiles_found in as_completed(list(futures), with_results=True):
+        item, tissue = futures.pop(future)
+        yield item.record(tissue, tiles_found)
+
+
+def one_worker_a_gpu(count: int | None = None, **options: Any) -> SpecCluster:
+    """Start a cluster on this machine with one process for each GPU, each with one thread.
+
+    ``dask_cuda.LocalCUDACluster`` does this and more, where it is installed.
+    """
+    import cupy
+
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    there = given.split(",") if given else map(str, range(cupy.cuda.runtime.getDeviceCount()))
+    workers = {
+        gpu: {
+            "cls": Nanny,
+            "options": LOCAL | {"nthreads": 1, "env": {"CUDA_VISIBLE_DEVICES": gpu}} | options,
+        }
+        for gpu in list(there)[:count]
+    }
+    return SpecCluster(workers, {"cls": Scheduler, "options": {**LOCAL, "port": 0}})
+
+
+def slides_in(folder: Path, opened: ExitStack) -> Iterator[Slide]:
+    """Open the 8-bit RGB slides of a folder; say of other files why they are left out."""
+    for path in sorted(path for path in folder.iterdir() if path.is_file()):
+        try:
+            slide = opened.enter_context(open_slide(path))
+        except SlideError as error:
+            print(f"Left out: {error}", file=sys.stderr)
+            continue
+        if slide.layout.rgb and slide.levels[0].dtype == np.uint8:
+            yield slide
+        else:
+            print(f"Left out: '{path}' is not 8-bit RGB.", file=sys.stderr)
+
+
+def main() -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description="Measure the stains of a folder's slides.")
+    parser.add_argument("folder", type=Path)
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--workers", type=int, default=0, help="processes; 0: only this one")
+    where.add_argument("--cuda", action="store_true", help="one worker a GPU")
+    where.add_argument("--scheduler", help="address of a cluster that runs already")
+    parser.add_argument("--json", type=Path, help="file to write instead of standard output")
+    given = parser.parse_args()
+    with ExitStack() as opened:
+        slides = list(slides_in(given.folder, opened))
+        client = None
+        if given.workers or given.cuda or given.scheduler:
+            cluster: Any = given.scheduler
+            if given.cuda:
+                cluster = opened.enter_context(one_worker_a_gpu())
+            elif given.workers:
+                cluster = opened.enter_context(
+                    LocalCluster(
+                        n_workers=given.workers, threads_per_worker=1, dashboard_address=None
+                    )
+                )
+            client = opened.enter_context(Client(cluster))
+        begin = time.perf_counter()
+        records = []
+        for record in sweep(slides, client, "cuda" if given.cuda else "cpu"):
+            records.append(record)
+            print(
+                f"{len(records)}/{len(slides)} {Path(record['path']).name}: "
+                f"{record['tissue']:.0%} tissue, {len(record['tiles'])} tiles, "
+                f"{time.perf_counter() - begin:.1f} s",
+                file=sys.stderr,
+            )
+    text = json.dumps(sorted(records, key=lambda record: record["path"]), indent=1)
+    if given.json:
+        given.json.write_text(text + "\n", encoding="utf-8")
+    else:
+        print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,388 @@
+"""Levels as Dask arrays, in two worker processes."""
+
+import importlib
+import json
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from napari_wsigpu import Slide, open_slide
+from napari_wsigpu.engine.dask_level import CHUNK_BYTES, DaskLevel
+from napari_wsigpu.engine.open_slides import open_slides
+from napari_wsigpu.errors import RegionError, SlideChangedError, TileError
+from napari_wsigpu.formats.layout import TileGrid
+from tests import slides
+
+dask = pytest.importorskip("dask", reason="dask is not installed")
+distributed = pytest.importorskip("distributed", reason="distributed is not installed")
+
+SHAPE = (203, 331, 3)
+EXAMPLE = Path(__file__).parents[1] / "examples" / "tissue_and_stain.py"
+
+
+@pytest.fixture(scope="module")
+def example():
+    """The example; workers that start later can import it, too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(EXAMPLE.parent)
+        yield importlib.import_module(EXAMPLE.stem)
+
+
+@pytest.fixture(scope="module")
+def client(example):
+    with (
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, memory_limit=0, dashboard_address=None
+        ) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        yield client
+
+
+@pytest.fixture
+def here():
+    """Close what tasks opened in this process."""
+    yield
+    open_slides.close()
+    assert len(open_slides) == 0
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "slide.tif"
+    pixels = slides.picture(*SHAPE)
+    slides.write_pyramid(path, pixels, (2,), tile=(32, 48))
+    return path, pixels
+
+
+def on_worker():
+    names = [thread.name for thread in threading.enumerate()]
+    return len(open_slides), [name for name in names if name.startswith("wsigpu")]
+
+
+class TestCluster:
+    def test_pixels_are_the_files_and_a_worker_opens_the_slide_once(self, client, file):
+        path, pixels = file
+        with open_slide(path) as slide:
+            fine, coarse = (level.to_dask(1) for level in slide.levels)
+        before = client.run(on_worker)
+        found, half, red = client.gather(
+            client.compute([fine, coarse, fine[..., 0] + coarse[0, 0, 0]])
+        )
+        np.testing.assert_array_equal(found, pixels)
+        np.testing.assert_array_equal(half, pixels[::2, ::2])
+        np.testing.assert_array_equal(red, pixels[..., 0] + pixels[0, 0, 0])
+        after = client.run(on_worker)
+        assert all(after[worker][0] == before[worker][0] + 1 for worker in after)
+
+    def test_workers_of_one_thread_start_none_for_decoding(self, client, file):
+        path, pixels = file
+        with open_slide(path) as slide:
+            array = slide.levels[0].to_dask(3)
+        np.testing.assert_array_equal(client.compute(array).result(), pixels)
+        assert all(names == [] for _, names in client.run(on_worker).values())
+
+    def test_a_tile_that_cannot_be_decoded(self, client, tmp_path):
+        path = tmp_path / "slide.svs"
+        slides.write_aperio(path, slides.picture(100, 150))
+        with open_slide(path) as slide:
+            grid = slide.layout.levels[0].grid
+            place, length = int(grid.offsets[0, 1, 1]), int(grid.byte_counts[0, 1, 1])
+        with path.open("r+b") as file:
+            file.seek(place)
+            file.write(bytes(length))
+        with open_slide(path) as slide:
+            array = slide.levels[0].to_dask(1)
+        with pytest.raises(
+            TileError, match=r"level 0, row 1, column 1 of .* could not be"
+        ) as caught:
+            client.compute(array).result()
+        assert [name for name, _ in caught.value.failures] == ["level 0, row 1, column 1"]
+
+    def test_a_file_that_changed_meanwhile(self, client, file):
+        path, pixels = file
+        with open_slide(path) as slide:
+            array = slide.levels[0].to_dask()
+        path.write_bytes(path.read_bytes() + b"\0")
+        with pytest.raises(SlideChangedError, match="open the slide again"):
+            client.compute(array).result()
+        with open_slide(path) as slide:
+            again = slide.levels[0].to_dask()
+        np.testing.assert_array_equal(client.compute(again).result(), pixels)
+
+    def test_after_workers_died(self, client, file):
+        path, pixels = file
+        with open_slide(path) as slide:
+            array = slide.levels[0].to_dask(2)
+        np.testing.assert_array_equal(client.compute(array).result(), pixels)
+        client.restart()
+        np.testing.assert_array_equal(client.compute(array).result(), pixels)
+
+
+class TestArrays:
+    def test_nothing_is_decoded_for_them(self, file):
+        with open_slide(file[0]) as slide:
+            array = slide.levels[0].to_dask()[10:20]
+            assert type(array._meta) is np.ndarray
+            assert (array._meta.shape, array.dtype) == ((0, 0, 0), np.uint8)
+            assert slide.stats()["tiles_asked"] == 0
+
+    def test_the_same_pixels_have_the_same_name(self, file):
+        path, _ = file
+
+        def names():
+            with open_slide(path, "cpu") as slide:
+                channel = slide.level_array(0, 1)
+                arrays = [*slide.levels, channel, slide.level_array(0, tolerant=True)]
+                return [array.to_dask().name for array in arrays]
+
+        first = names()
+        assert len(set(first)) == len(first) == 4
+        assert names() == first
+        os.utime(path, (1, 1))
+        assert not set(names()) & set(first)
+
+    def test_the_same_name_in_another_process(self, file):
+        code = (
+            "import sys, napari_wsigpu\n"
+            "with napari_wsigpu.open_slide(sys.argv[1], 'cpu') as slide:\n"
+            "    print(slide.levels[0].to_dask().name)\n"
+        )
+        command = [sys.executable, "-c", code, file[0]]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        with open_slide(file[0], "cpu") as slide:
+            assert slide.levels[0].to_dask().name == done.stdout.strip()
+
+    def test_indexes_that_levels_do_not_take(self, file):
+        path, pixels = file
+        with open_slide(path) as slide:
+            array = slide.levels[0].to_dask(1)
+            with dask.config.set(scheduler="synchronous"):
+                np.testing.assert_array_equal(array[[3, 100, 5]].compute(), pixels[[3, 100, 5]])
+                mask = pixels[:, 0, 0] > 99
+                np.testing.assert_array_equal(array[mask].compute(), pixels[mask])
+                np.testing.assert_array_equal(array[7:90][::-2, 4].compute(), pixels[7:90][::-2, 4])
+
+    @pytest.mark.parametrize("tiles", [0, -1, 1.5, "2"])
+    def test_numbers_of_tiles_that_cannot_be(self, file, tiles):
+        with (
+            open_slide(file[0]) as slide,
+            pytest.raises(RegionError, match=r"tiles is .* whole number >= 1"),
+        ):
+            slide.levels[0].to_dask(tiles)
+
+    @pytest.mark.parametrize(
+        ("shape", "tile", "expected"),
+        [
+            ((65536, 65536), (256, 256), (3328, 3328)),
+            ((65536, 65536), (512, 512), (3584, 3072)),
+            ((40000, 50000), (8, 50000), (216, 50000)),
+            ((50000, 300), (256, 256), (37120, 300)),
+            ((50000, 50000), (50000, 50000), (50000, 50000)),
+            ((100, 90), (256, 256), (100, 90)),
+        ],
+    )
+    def test_chunks_are_whole_tiles_of_some_megabytes(self, file, shape, tile, expected):
+        with open_slide(file[0]) as slide:
+            layout = with_level(slide.layout, shape, tile)
+        array = Slide(layout).levels[0].to_dask()
+        assert array.chunksize == (*expected, 3)
+        assert all(
+            size % side == 0 or size == extent
+            for size, side, extent in zip(expected, tile, shape, strict=True)
+        )
+        assert np.prod(array.chunksize) <= max(CHUNK_BYTES, 3 * np.prod(np.minimum(tile, shape)))
+
+    def test_the_layout_travels_once_not_with_every_task(self, file):
+        with open_slide(file[0]) as slide:
+            layout = with_level(slide.layout, (65536, 65536), (256, 256))
+        array = Slide(layout).levels[0].to_dask(4)
+        graph = dict(dask.optimize(array)[0].dask)
+        sizes = sorted(len(pickle.dumps(task)) for task in graph.values())
+        assert len(sizes) == 64 * 64 + 1
+        assert sizes[-2] < 1000
+        assert sizes[-1] < 16 * 65536 / 2
+
+    def test_an_array_outlives_its_slide_in_other_processes_only(self, file, here):
+        path, pixels = file
+        with open_slide(path) as slide:
+            array = slide.levels[0].to_dask()
+            copy = pickle.loads(pickle.dumps(array))
+        assert copy.name == array.name
+        np.testing.assert_array_equal(copy.compute(scheduler="synchronous"), pixels)
+        with pytest.raises(ValueError, match="was closed; open the slide again"):
+            array.compute(scheduler="synchronous")
+
+    def test_a_number_of_threads_goes_along(self, file, here):
+        path, pixels = file
+        with open_slide(path, threads=3) as slide:
+            level = pickle.loads(pickle.dumps(DaskLevel(slide.levels[0], "cpu")))
+            np.testing.assert_array_equal(level[...], pixels)
+        assert sum("wsigpu-decode" in item.name for item in threading.enumerate()) in (1, 2)
+
+    def test_tolerant_levels_and_colours_stay_so(self, file, here):
+        path, pixels = file
+        with open_slide(path) as slide:
+            grid = slide.layout.levels[0].grid
+        with path.open("r+b") as opened:
+            opened.seek(int(grid.offsets[0, 0, 0]))
+            opened.write(bytes(int(grid.byte_counts[0, 0, 0])))
+        with open_slide(path) as slide:
+            array = slide.level_array(0, tolerant=True).to_dask()
+            background = slide.layout.background
+        found = pickle.loads(pickle.dumps(array)).compute(scheduler="synchronous")
+        assert (found[:32, :48] == background).all()
+        np.testing.assert_array_equal(found[32:], pixels[32:])
+
+
+def with_level(layout, shape, tile):
+    """Return a layout whose finest level has another size; the file lacks its tiles."""
+    rows, columns = (-(-extent // side) for extent, side in zip(shape, tile, strict=True))
+    counts = np.random.default_rng(0).integers(4000, 30000, (1, rows, columns))
+    offsets = (counts.cumsum() - counts.ravel()).reshape(counts.shape)
+    grid = TileGrid(*tile, offsets, counts)
+    level = replace(layout.levels[0], height=shape[0], width=shape[1], grid=grid)
+    return replace(layout, levels=(level,))
+
+
+class TestDevices:
+    """With host memory in the place of a GPU's."""
+
+    def test_chunks_lie_on_the_device(self, file, host_gpu):
+        path, pixels = file
+        with open_slide(path, "cuda") as slide:
+            array = slide.levels[0].to_dask(2, device="cuda")
+            assert array._meta.shape == (0, 0, 0)
+            np.testing.assert_array_equal(array.compute(scheduler="synchronous"), pixels)
+            channel = slide.level_array(1, 2).to_dask(1, device="cuda")
+            assert channel._meta.shape == (0, 0)
+            expected = pixels[::2, ::2, 2]
+            np.testing.assert_array_equal(channel.compute(scheduler="synchronous"), expected)
+
+    @pytest.mark.parametrize(
+        "key",
+        [
+            np.s_[...],
+            np.s_[3:100:7, 50:2:-3],
+            np.s_[-1, ::-1, 1:],
+            np.s_[5, 6, 2],
+            np.s_[7:7, 9:30],
+            np.s_[:, 330, ::-2],
+        ],
+    )
+    def test_indexing_is_numpys(self, file, host_gpu, key):
+        path, pixels = file
+        with open_slide(path, "cuda") as slide:
+            found = slide.levels[0].read(key, "cuda")
+            assert found.shape == pixels[key].shape
+            np.testing.assert_array_equal(found, pixels[key])
+            if len(key if isinstance(key, tuple) else (key,)) < 3:
+                channel = slide.level_array(0, 1).read(key, "cuda")
+                np.testing.assert_array_equal(channel, pixels[..., 1][key])
+
+    @pytest.mark.parametrize(
+        ("own", "wanted", "expected"),
+        [("auto", "cuda", "cuda"), ("auto", "cpu", "auto"), ("cpu", "cuda", "cpu")],
+    )
+    def test_what_decodes_in_other_processes(self, file, host_gpu, own, wanted, expected):
+        with open_slide(file[0], own) as slide, slide.opener(wanted)() as other:
+            assert other.device == expected
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Two slides of stained discs on glass, and a file that is none."""
+    folder = tmp_path_factory.mktemp("slides")
+    for number in range(2):
+        slides.write_aperio(
+            folder / f"{number}.svs", stained(400 + 90 * number, 610), tile=(48, 64)
+        )
+    (folder / "notes.txt").write_text("no slide")
+    return folder
+
+
+def stained(height, width):
+    """Glass with a disc of tissue, noisy."""
+    y, x = np.mgrid[:height, :width]
+    disc = (y - height / 2) ** 2 + (x - width / 3) ** 2 < (height / 3) ** 2
+    pixels = np.where(disc[..., None], (150, 80, 160), (241, 240, 243))
+    noise = np.random.default_rng(height).integers(-9, 10, pixels.shape)
+    return (pixels + noise).clip(0, 255).astype(np.uint8)
+
+
+def alone(example, folder):
+    with (
+        open_slide(folder / "0.svs", "cpu") as first,
+        open_slide(folder / "1.svs", "cpu") as second,
+    ):
+        return list(example.sweep([first, second], tiles=2))
+
+
+class TestExample:
+    def test_two_workers_find_what_one_process_finds(self, client, example, folder):
+        expected = alone(example, folder)
+        assert [len(record["tiles"]) > 10 for record in expected] == [True, True]
+        with (
+            open_slide(folder / "0.svs", "cpu") as first,
+            open_slide(folder / "1.svs", "cpu") as second,
+        ):
+            found = list(example.sweep([first, second], client, tiles=2))
+        assert sorted(found, key=lambda record: record["path"]) == expected
+
+    def test_as_a_script(self, example, folder, tmp_path):
+        out = tmp_path / "out.json"
+        command = [sys.executable, EXAMPLE, folder, "--workers", "2", "--json", out]
+        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+        assert "Left out: " in done.stderr
+        assert "notes.txt" in done.stderr
+        assert "2/2 " in done.stderr
+        expected = alone(example, folder)
+        assert json.loads(out.read_text()) == json.loads(json.dumps(expected))
+
+    def test_otsus_threshold_parts_with_the_least_variance_within(self, example):
+        rng = np.random.default_rng(0)
+        values = np.concatenate([rng.normal(60, 9, 3000), rng.normal(150, 20, 900)])
+        values = values.clip(0, 255).astype(np.uint8)
+        within = [
+            np.inf
+            if not 0 < (values <= cut).sum() < values.size
+            else values[values <= cut].var() * (values <= cut).sum()
+            + values[values > cut].var() * (values > cut).sum()
+            for cut in range(255)
+        ]
+        assert example.otsu(np.bincount(values, minlength=256)) == int(np.argmin(within))
+
+    def test_otsus_threshold_of_a_single_value(self, example):
+        assert example.find_tissue(np.full((5, 6, 3), 240, np.uint8)).mask.sum() in (0, 30)
+
+    def test_stains_are_ruifroks(self, example):
+        """Pixels that are made of known densities."""
+        rng = np.random.default_rng(1)
+        amounts = rng.uniform(0.1, 0.6, (50, 70, 2))
+        colors = np.array([[0.65, 0.704, 0.286], [0.072, 0.99, 0.105]])
+        colors /= np.linalg.norm(colors, axis=1, keepdims=True)
+        pixels = np.round(255 * 10 ** -(amounts @ colors)).astype(np.uint8)
+        found = example.measure_stains(pixels, (32, 48))
+        assert found.shape == (2, 2, 4)
+        for row, column in np.ndindex(2, 2):
+            tile = amounts[row * 32 : row * 32 + 32, column * 48 : column * 48 + 48]
+            expected = np.stack([tile.mean((0, 1)), tile.std((0, 1))], -1).ravel()
+            np.testing.assert_allclose(found[row, column], expected, atol=2e-3)
+
+    def test_tiles_of_tissue(self, example, folder):
+        with open_slide(folder / "0.svs", "cpu") as slide:
+            height, width = slide.levels[0].shape[:2]
+            mask = np.zeros((height // 4, width // 4), bool)
+            mask[24:36, 32:80] = True
+            wanted = example.tiles_of_tissue(mask, slide)
+        assert wanted.shape == (-(-height // 48), -(-width // 64))
+        expected = np.zeros_like(wanted)
+        expected[2, 2:5] = True
+        np.testing.assert_array_equal(wanted, expected)
