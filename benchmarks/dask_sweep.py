@@ -25,6 +25,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import dask
 import numpy as np
 from distributed import Client, LocalCluster
 
@@ -37,7 +38,6 @@ from tissue_and_stain import measured, one_worker_a_gpu
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import dask.array
     from numpy.typing import NDArray
 
 START_SECONDS = 180
@@ -57,11 +57,11 @@ class Part(NamedTuple):
 
 PARTS = {
     "cpu": Part("cpu", (1, 2), 1.7, side=8192, slides=4, tiles=8),
-    "gpu": Part("cuda", (1, 2, 4), 3.4, side=32768, slides=48, tiles=32),
+    "gpu": Part("cuda", (1, 2, 4), 3.4, side=65536, slides=12, tiles=32),
 }
 QUICK = {
     "cpu": Part("cpu", (1, 2), 1.7, side=4096, slides=2, tiles=4),
-    "gpu": Part("cuda", (1, 2, 4), 3.4, side=16384, slides=8, tiles=32),
+    "gpu": Part("cuda", (1, 2, 4), 3.4, side=32768, slides=4, tiles=32),
 }
 
 
@@ -79,6 +79,7 @@ def main() -> None:
     given = parser.parse_args()
     if not set(given.parts) <= set(PARTS):
         parser.error(f"parts are {', '.join(PARTS)}")
+    dask.config.set({"distributed.comm.timeouts.connect": f"{START_SECONDS}s"})
     figures: dict[str, Any] = {"packages": versions()}
     for name in given.parts or ["cpu"]:
         part = (QUICK if given.quick else PARTS)[name]

@@ -266,16 +266,19 @@ def one_worker_a_gpu(count: int | None = None, **options: Any) -> SpecCluster:
 
     ``dask_cuda.LocalCUDACluster`` does this and more, where it is installed.
     """
-    import cupy
-
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    there = given.split(",") if given else map(str, range(cupy.cuda.runtime.getDeviceCount()))
+    if given:
+        there = given.split(",")
+    else:
+        import cupy
+
+        there = [str(number) for number in range(cupy.cuda.runtime.getDeviceCount())]
     workers = {
         gpu: {
             "cls": Nanny,
             "options": LOCAL | {"nthreads": 1, "env": {"CUDA_VISIBLE_DEVICES": gpu}} | options,
         }
-        for gpu in list(there)[:count]
+        for gpu in there[:count]
     }
     return SpecCluster(workers, {"cls": Scheduler, "options": {**LOCAL, "port": 0}})
 

@@ -386,3 +386,14 @@ class TestExample:
         expected = np.zeros_like(wanted)
         expected[2, 2:5] = True
         np.testing.assert_array_equal(wanted, expected)
+
+    def test_each_worker_of_a_gpu_cluster_sees_one(self, example, monkeypatch):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-4a,5")
+        with (
+            example.one_worker_a_gpu(2, memory_limit=0) as cluster,
+            distributed.Client(cluster) as client,
+        ):
+            client.wait_for_workers(2)
+            seen = client.run(os.getenv, "CUDA_VISIBLE_DEVICES")
+            assert sorted(seen.values()) == ["3", "GPU-4a"]
+            assert set(client.nthreads().values()) == {1}

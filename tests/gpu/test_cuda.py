@@ -4,14 +4,17 @@ Skipped where there is no NVIDIA driver, CuPy or nvImageCodec.
 """
 
 import gc
+import importlib
 import itertools
 import json
 import logging
 import os
+import pickle
 import struct
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import imagecodecs
 import numpy as np
@@ -28,6 +31,7 @@ from napari_wsigpu.codecs.jpeg import Stacking, header_length, read_header
 from napari_wsigpu.codecs.verify import TOLERANCES
 from napari_wsigpu.engine import device_cache, device_reader
 from napari_wsigpu.engine.cache import TileKey
+from napari_wsigpu.engine.open_slides import open_slides
 from napari_wsigpu.errors import DeviceError, RegionError, SlideReadError
 from tests import slides, tiffbytes
 from tests.conftest import pinned_places
@@ -604,6 +608,38 @@ class TestPixels:
             assert found.shape == (size[1], size[0], 3)
         far = slide.read_region((2**40, -(2**40)), (8, 9), device="cuda")
         assert (far.get() == slide.layout.background).all()
+
+    def test_dask_chunks_are_cupys(self, jpeg, cupy):
+        dask = pytest.importorskip("dask", reason="dask is not installed")
+        slide, _ = jpeg
+        array = slide.levels[0].to_dask(2, device="cuda")
+        assert type(array._meta) is cupy.ndarray
+        with dask.config.set(scheduler="synchronous"):
+            found = array.compute()
+            assert type(found) is cupy.ndarray
+            assert (found == slide.read_region((0, 0), slide.dimensions, device="cuda")).all()
+            part = array[::-3, 5:77, 1].sum()
+            assert int(part.compute()) == int(found[::-3, 5:77, 1].sum())
+
+    def test_dask_chunks_in_another_process(self, jpeg, cupy):
+        pytest.importorskip("dask", reason="dask is not installed")
+        slide, _ = jpeg
+        copy = pickle.loads(pickle.dumps(slide.levels[0].to_dask(device="cuda")))
+        try:
+            found = copy.compute(scheduler="synchronous")
+            assert (found == slide.levels[0].read(..., "cuda")).all()
+        finally:
+            open_slides.close()
+
+    def test_stains_are_the_hosts(self, jpeg, cupy, monkeypatch):
+        monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
+        pytest.importorskip("distributed", reason="distributed is not installed")
+        example = importlib.import_module("tissue_and_stain")
+        pixels = jpeg[0].levels[0][...]
+        expected = example.measure_stains(pixels, TILE)
+        found = example.measure_stains(cupy.asarray(pixels), TILE)
+        assert type(found) is np.ndarray
+        np.testing.assert_allclose(found, expected, atol=1e-6)
 
     def test_more_tiles_than_a_grid_has_rows(self, tmp_path, device):
         """A kernel's grid has 65 535 rows at most; here are 66 049 tiles, read in one region."""
