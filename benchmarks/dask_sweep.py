@@ -33,7 +33,7 @@ sys.path.append(str(Path(__file__).parents[1] / "examples"))
 
 from common import SLIDES, ensure_slide, print_table, verdict, write_json
 from napari_wsigpu import open_slide
-from tissue_and_stain import measured, one_worker_a_gpu
+from tissue_and_stain import SETTINGS, measured, one_worker_a_gpu
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,7 +79,7 @@ def main() -> None:
     given = parser.parse_args()
     if not set(given.parts) <= set(PARTS):
         parser.error(f"parts are {', '.join(PARTS)}")
-    dask.config.set({"distributed.comm.timeouts.connect": f"{START_SECONDS}s"})
+    dask.config.set(SETTINGS | {"distributed.comm.timeouts.connect": f"{START_SECONDS}s"})
     figures: dict[str, Any] = {"packages": versions()}
     for name in given.parts or ["cpu"]:
         part = (QUICK if given.quick else PARTS)[name]
@@ -94,11 +94,11 @@ def main() -> None:
 
 
 def many_slides(folder: Path, part: Part, tile: int) -> list[Path]:
-    """Return paths of as many slides as wanted: hard links of one file."""
+    """Return paths of as many slides as wanted, and one to warm up with: links of one file."""
     source = ensure_slide(folder, part.side, "jpeg", tile)
     names = folder / "sweep" / source.stem
     names.mkdir(parents=True, exist_ok=True)
-    paths = [names / f"{number}.svs" for number in range(part.slides)]
+    paths = [names / f"{number}.svs" for number in range(part.slides + 1)]
     for path in paths:
         path.unlink(missing_ok=True)
         path.hardlink_to(source)
@@ -148,14 +148,26 @@ def one_sweep(
         client = stack.enter_context(Client(cluster, timeout=START_SECONDS))
         client.wait_for_workers(count, timeout=START_SECONDS)
         addresses = list(client.scheduler_info(n_workers=-1)["workers"])
-        warm = work(part, paths[:1])[0].blocks[:1, :1]
-        for address in addresses:
-            client.compute(warm, workers=[address]).result(timeout=START_SECONDS)
+        [warm] = work(part, paths[-1:])
+        warming = [
+            client.compute(warm.blocks[0, number % warm.numblocks[1]], workers=[address])
+            for number, address in enumerate(addresses)
+        ]
+        for future in warming:
+            future.result(timeout=START_SECONDS)
+        del warming, future
         load = os.getloadavg()[0]
+        before = sum(client.run(cpu_seconds).values())
         begin = time.perf_counter()
-        found = client.gather(client.compute(work(part, paths)))
+        found = client.gather(client.compute(work(part, paths[:-1])))
         seconds = time.perf_counter() - begin
-    return {"seconds": seconds, "load_before": load}, found
+        busy = sum(client.run(cpu_seconds).values()) - before
+    return {"seconds": seconds, "cpu_seconds_of_workers": busy, "load_before": load}, found
+
+
+def cpu_seconds() -> float:
+    """Return for how long this process has kept cores busy."""
+    return sum(os.times()[:2])
 
 
 def work(part: Part, paths: Sequence[Path]) -> list[dask.array.Array]:

@@ -45,6 +45,8 @@ UNMIX = np.linalg.inv(COLORS / np.linalg.norm(COLORS, axis=1, keepdims=True))[:,
 DENSITY = -np.log10(np.maximum(np.arange(256), 1) / 255)
 WHITE = 255
 LEAST_TISSUE = 0.5
+# A worker would give memory back at every turn; to get it again takes as long as the work.
+SETTINGS = {"distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_": None}
 LOCAL: dict[str, Any] = {"host": "127.0.0.1", "dashboard_address": ":0"}
 
 
@@ -307,6 +309,7 @@ def main() -> int:
     where.add_argument("--scheduler", help="address of a cluster that runs already")
     parser.add_argument("--json", type=Path, help="file to write instead of standard output")
     given = parser.parse_args()
+    dask.config.set(SETTINGS)
     with ExitStack() as opened:
         slides = list(slides_in(given.folder, opened))
         client = None
