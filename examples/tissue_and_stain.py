@@ -45,8 +45,11 @@ UNMIX = np.linalg.inv(COLORS / np.linalg.norm(COLORS, axis=1, keepdims=True))[:,
 DENSITY = -np.log10(np.maximum(np.arange(256), 1) / 255)
 WHITE = 255
 LEAST_TISSUE = 0.5
-# A worker would give memory back at every turn; to get it again takes as long as the work.
-SETTINGS = {"distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_": None}
+# Workers would give memory back at every turn; to get it again takes as long as the work.
+SETTINGS = {
+    f"distributed.nanny.pre-spawn-environ.MALLOC_{name}_": size
+    for name, size in {"TRIM_THRESHOLD": 256 << 20, "MMAP_THRESHOLD": 32 << 20}.items()
+}
 LOCAL: dict[str, Any] = {"host": "127.0.0.1", "dashboard_address": ":0"}
 
 

@@ -195,6 +195,7 @@ class LevelArray:
         Its tasks may run in any process that reaches the file by the same path. Each process opens
         the slide once, whatever it is asked of it. As Dask runs tasks side by side, each decodes
         in its own thread there, unless the slide was opened with a number of `threads`.
+        In this process tasks read through this slide, which has to stay open.
 
         Parameters
         ----------
