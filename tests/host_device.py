@@ -106,6 +106,9 @@ class HostDevice:
     def images(self):
         return HostImages(self)
 
+    def address(self, pixels):
+        return int(pixels.ctypes.data)
+
     def is_own(self, pixels):
         return isinstance(pixels, np.ndarray)
 
@@ -158,6 +161,18 @@ class HostDevice:
                 part = source[y0 - top : y1 - top, x0 - left : x1 - left]
                 target = pixels[y0 - window.top : y1 - window.top]
                 target[:, x0 - window.left : x1 - window.left] = part
+
+    def lay_out(self, rows, level, pixels, window, stream):
+        grid, samples = level.grid, level.encoding.samples
+        dtype = level.dtype.newbyteorder(level.encoding.byte_order)
+        for address, row, column, high, wide, channel in rows.tolist():
+            source = at(address, (high, wide, samples), dtype)
+            y = np.arange(high) + row * grid.tile_height - window.top
+            x = np.arange(wide) + column * grid.tile_width - window.left
+            down = (y >= 0) & (y < min(window.height, level.height - window.top))
+            across = (x >= 0) & (x < min(window.width, level.width - window.left))
+            channels = range(channel, channel + samples)
+            pixels[np.ix_(y[down], x[across], channels)] = source[np.ix_(down, across)]
 
     def ycbcr_to_rgb(self, tiles, tile, stream):
         for address in tiles[:, 0].tolist():

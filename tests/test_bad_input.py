@@ -308,6 +308,8 @@ BUILTINS = {
     "SlideClosedError": ValueError,
     "RegionError": ValueError,
     "LevelError": IndexError,
+    "MissingPackageError": ImportError,
+    "UnsupportedArrayError": NotImplementedError,
     "LayerError": ValueError,
     "DisplayTimeoutError": TimeoutError,
     "DeviceError": RuntimeError,

@@ -328,7 +328,7 @@ def test_a_machine_that_has_everything(machine, say, monkeypatch):
         "nvJPEG2000     0.11",
         "nvTIFF         0.8",
         "nvCOMP         5.3",
-        "kvikio         26.10.0 (GPUDirect Storage works)",
+        "kvikio         26.10.0 (GPUDirect Storage: on)",
         "CUDA_DEVICE_MAX_CONNECTIONS 32",
         "",
         "What decodes what",
@@ -338,7 +338,8 @@ def test_a_machine_that_has_everything(machine, say, monkeypatch):
     ]
 
 
-def test_a_card_without_a_jpeg_engine_and_a_missing_wheel(machine, say):
+def test_a_card_without_a_jpeg_engine_and_a_missing_wheel(machine, say, monkeypatch):
+    monkeypatch.setenv("KVIKIO_COMPAT_MODE", "ON")
     machine(
         Cuda(),
         cupy=CUPY,
@@ -351,7 +352,8 @@ def test_a_card_without_a_jpeg_engine_and_a_missing_wheel(machine, say):
     assert f"nvImageCodec   0.9.0 (CUDA 12.9, {tried})" in lines
     assert "nvJPEG         not found (no wheel, but it works)" in lines
     assert "  nvJPEG2000 is not installed; pip install nvidia-nvjpeg2k-cu12." in lines
-    assert "kvikio         26.10.0 (compatibility mode, through host memory)" in lines
+    off = "GPUDirect Storage: off, kvikio is in compatibility mode, as KVIKIO_COMPAT_MODE says"
+    assert f"kvikio         26.10.0 ({off})" in lines
     assert "  JPEG (RGB, YCbCr, gray; 8 bit): hybrid, NVIDIA GPU and CPU" in lines
     reason = "nvImageCodec decodes none here; nvJPEG2000 is missing or does not work"
     assert f"  JPEG 2000 (8, 16 bit): CPU ({reason})" in lines
@@ -448,7 +450,8 @@ def test_kvikio_in_compatibility_mode(machine, compatible, gds):
     )
     found = doctor.find_kvikio(GPU)
     assert (found.works, found.reason) == (("read",), "")
-    assert found.note == "compatibility mode, through host memory"
+    assert found.note.startswith("GPUDirect Storage: off, ")
+    assert ("compatibility mode" in found.note) == compatible
 
 
 def test_kvikio_that_can_not_read(machine):

@@ -66,6 +66,7 @@ def test_the_public_face():
         "SlideError",
         "__version__",
         "open_slide",
+        "read_zarr_to_gpu",
         "wait",
     }
     for name in napari_wsigpu.__all__:

@@ -1,6 +1,7 @@
 """Whole-slide images in napari and in scripts.
 
-Public face: `open_slide`, `Slide`, `wait`, and the errors in `napari_wsigpu.errors`.
+Public face: `open_slide`, `Slide`, `read_zarr_to_gpu`, `wait`, and the errors in
+`napari_wsigpu.errors`.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from typing import TYPE_CHECKING
 
 from napari_wsigpu.errors import SlideError
 from napari_wsigpu.slide import Slide, open_slide
+from napari_wsigpu.storage.zarr_gpu import read_zarr_to_gpu
 
 if TYPE_CHECKING:
     from napari.layers import Layer
 
-__all__ = ["Slide", "SlideError", "__version__", "open_slide", "wait"]
+__all__ = ["Slide", "SlideError", "__version__", "open_slide", "read_zarr_to_gpu", "wait"]
 __version__ = version("napari-wsigpu")
 
 

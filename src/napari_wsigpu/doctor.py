@@ -29,6 +29,7 @@ from napari_wsigpu.codecs.cuda import CONNECTIONS, JPEG_ENGINE
 from napari_wsigpu.errors import SlideError
 from napari_wsigpu.formats.compression import compression_name
 from napari_wsigpu.slide import open_slide
+from napari_wsigpu.storage.gds import gds_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -385,16 +386,14 @@ def probe_nvimagecodec() -> dict[str, Any]:
 def probe_kvikio() -> dict[str, Any]:
     """Read a small file into device memory."""
     cupy, kvikio = import_module("cupy"), import_module("kvikio")
-    defaults, cufile = import_module("kvikio.defaults"), import_module("kvikio.cufile_driver")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "probe")
         path.write_bytes(bytes(4096))
         with kvikio.CuFile(str(path), "r") as file:
             file.read(cupy.empty(4096, np.uint8))
-    is_compatible = getattr(defaults, "is_compat_mode_preferred", None) or defaults.compat_mode
-    direct = not is_compatible() and bool(cufile.get("is_gds_available"))
-    note = "GPUDirect Storage works" if direct else "compatibility mode, through host memory"
-    return {"version": kvikio.__version__, "note": note, "works": ["read", "GDS"][: 1 + direct]}
+    state = gds_state()
+    note = "GPUDirect Storage: on" if state.direct else f"GPUDirect Storage: off, {state.reason}"
+    return {"version": state.version, "note": note, "works": ["read", "GDS"][: 1 + state.direct]}
 
 
 def _cause(error: BaseException) -> str:

@@ -60,6 +60,14 @@ class DeviceError(SlideError, RuntimeError):
     """Pixels were asked for on a device that can't be used."""
 
 
+class MissingPackageError(SlideError, ImportError):
+    """What was asked for needs a package that is not installed."""
+
+
+class UnsupportedArrayError(SlideError, NotImplementedError):
+    """An array is stored in a way that can't be read as was asked for."""
+
+
 class LayerError(SlideError, ValueError):
     """A layer was given that shows no slide."""
 

@@ -15,6 +15,7 @@ import imagecodecs
 import numpy as np
 
 from napari_wsigpu.codecs.library import GPU_ONLY, HARDWARE, HYBRID, ImageFormat, Library
+from napari_wsigpu.codecs.raw import is_swapped
 from napari_wsigpu.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.codecs.color import ColorTable
     from napari_wsigpu.codecs.device import Event, Stream, TileFormat, Window
     from napari_wsigpu.codecs.library import LibraryDecoder, LibraryImages, LibraryStreams
+    from napari_wsigpu.formats.layout import LevelLayout
 
 DRIVERS = {"win32": "nvcuda.dll"}
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
@@ -57,7 +59,7 @@ PINNED_BUDGET = 1 << 30
 THREADS = 256
 WORD = 4
 MOST_ROWS = 0xFFFF
-KERNELS = ("paste", "paste_colors", "ycbcr_to_rgb", "merge_planes")
+KERNELS = ("paste", "paste_colors", "lay_out", "ycbcr_to_rgb", "merge_planes")
 TO_DEVICE, TO_HOST = 1, 2
 
 
@@ -285,6 +287,10 @@ class CudaDevice:
         with self.active():
             return self._cupy.empty(shape, dtype)
 
+    def address(self, pixels: Any) -> int:
+        """Return where a CuPy array begins."""
+        return int(pixels.data.ptr)
+
     def is_own(self, pixels: Any) -> bool:
         """Whether this is a CuPy array on this device."""
         return isinstance(pixels, self._cupy.ndarray) and pixels.device.id == self._index
@@ -412,6 +418,23 @@ class CudaDevice:
         numbers = (*map(np.int32, shape), *map(np.int64, place))
         grid = (len(rows), min(tile.height, MOST_ROWS), -(-tile.width // THREADS))
         self._launch("paste_colors", grid, (rows, *numbers, colors, pixels), stream)
+
+    def lay_out(
+        self,
+        rows: Any,
+        level: LevelLayout,
+        pixels: Any,
+        window: Window,
+        stream: Stream,
+    ) -> None:
+        """Put the samples of raw segments in their place in `pixels`, all channels."""
+        tile, samples = level.grid, level.encoding.samples
+        sizes = (tile.tile_height, tile.tile_width, samples, level.channels, level.dtype.itemsize)
+        place = (window.top, window.left, window.height, window.width, level.height, level.width)
+        numbers = (*map(np.int32, (*sizes, is_swapped(level))), *map(np.int64, place))
+        across = -(-tile.tile_width * samples // THREADS)
+        grid = (len(rows), min(tile.tile_height, MOST_ROWS), across)
+        self._launch("lay_out", grid, (rows, *numbers, pixels), stream)
 
     def ycbcr_to_rgb(self, rows: Any, tile: TileFormat, stream: Stream) -> None:
         """Convert full-range YCbCr tiles to RGB in place, rounded as libjpeg does."""

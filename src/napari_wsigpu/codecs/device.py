@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.codecs.color import ColorTable
     from napari_wsigpu.codecs.library import LibraryDecoder, LibraryImages, LibraryStreams
+    from napari_wsigpu.formats.layout import LevelLayout
 
 
 class TileFormat(NamedTuple):
@@ -114,6 +115,9 @@ class Device(Protocol):
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> Any:
         """Return a new device array."""
 
+    def address(self, pixels: Any) -> int:
+        """Return where a device array begins."""
+
     def is_own(self, pixels: Any) -> bool:
         """Whether this is an array in the device's memory."""
 
@@ -166,6 +170,30 @@ class Device(Protocol):
         stream: Stream,
     ) -> None:
         """Do as `paste` with all channels of 8-bit RGB or RGBA, and look each colour up."""
+
+    def lay_out(
+        self,
+        rows: Any,
+        level: LevelLayout,
+        pixels: Any,
+        window: Window,
+        stream: Stream,
+    ) -> None:
+        """Put the samples of raw segments in their place in `pixels`, all channels.
+
+        Parameters
+        ----------
+        rows : array, shape (segments, 6)
+            See `codecs.raw.Segments`, with addresses instead of places.
+        level : LevelLayout
+            Theirs; what lies beyond it is left out.
+        pixels : array, shape (height, width, channels)
+            Where they are put.
+        window : Window
+            What that shows.
+        stream : Stream
+            Which does it.
+        """
 
     def ycbcr_to_rgb(self, rows: Any, tile: TileFormat, stream: Stream) -> None:
         """Convert full-range YCbCr tiles to RGB in place, rounded as libjpeg does."""

@@ -60,6 +60,30 @@ extern "C" __global__ void paste_colors(const long long *tiles, int columns, int
     }
 }
 
+// Samples of raw segments to their place in a region, in this machine's byte order. One block is a
+// part of rows of one segment, a thread of it a sample of each. segments: (address, tile row, tile
+// column, rows, pixels a row, first channel) each. size: bytes of a sample.
+extern "C" __global__ void lay_out(const long long *segments, int tile_height, int tile_width,
+                                   int samples, int channels, int size, int swapped,
+                                   long long top, long long left, long long height,
+                                   long long width, long long level_height,
+                                   long long level_width, unsigned char *out) {
+    const long long *segment = segments + 6 * (size_t)blockIdx.x;
+    const long long i = (long long)blockIdx.z * blockDim.x + threadIdx.x;
+    const long long pixel = i / samples, x = segment[2] * tile_width + pixel - left;
+    if (pixel >= segment[4] || x < 0 || x >= min(width, level_width - left)) return;
+    const long long row_samples = segment[4] * samples;
+    const long long place = channels * x + segment[5] + i % samples;
+    for (int row = blockIdx.y; row < segment[3]; row += gridDim.y) {
+        const long long y = segment[1] * tile_height + row - top;
+        if (y < 0 || y >= min(height, level_height - top)) continue;
+        const unsigned char *from =
+            (const unsigned char *)segment[0] + size * (row * row_samples + i);
+        unsigned char *to = out + size * (channels * width * y + place);
+        for (int k = 0; k < size; ++k) to[k] = from[swapped ? size - 1 - k : k];
+    }
+}
+
 __device__ unsigned char clipped(int value) { return value < 0 ? 0 : value > 255 ? 255 : value; }
 
 // Full-range BT.601 with the fixed-point factors and rounding of libjpeg.

@@ -13,8 +13,10 @@ import numpy as np
 
 from napari_wsigpu.codecs.decoder import EncodedBatch
 from napari_wsigpu.codecs.device import TileFormat, Window
+from napari_wsigpu.codecs.raw import is_raw
 from napari_wsigpu.engine.average import area_average
 from napari_wsigpu.engine.cache import TileKey
+from napari_wsigpu.engine.raw_reader import RawReader
 from napari_wsigpu.engine.switching import prompt_switching
 from napari_wsigpu.errors import (
     DeviceError,
@@ -23,6 +25,7 @@ from napari_wsigpu.errors import (
     SlideError,
     device_error,
 )
+from napari_wsigpu.storage.file import FileSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -113,6 +116,7 @@ class DeviceReader:
         self._tiles = tiles
         self._log = log
         self._timed = timed
+        self._raw = RawReader(self.device, source, log) if isinstance(source, FileSource) else None
         self._lock = threading.Lock()
         self._released = False
         self._doubted = False
@@ -197,7 +201,10 @@ class DeviceReader:
                 reading.given = None if stream is None else self.device.as_stream(stream)
                 if table is not None:
                     reading.colors = self.device.colors(table)
-                self._read(reading, stored, rows, columns)
+                if self._raw is not None and is_raw(image) and window.channel is None:
+                    self._read_raw(self._raw, reading, stored, rows, columns)
+                else:
+                    self._read(reading, stored, rows, columns)
         except MemoryError:
             return None
         except (DeviceError, SlideClosedError):
@@ -330,6 +337,53 @@ class DeviceReader:
         finally:
             if found is not None:
                 self._tiles.unpin(found)
+
+    def _read_raw(
+        self,
+        raw: RawReader,
+        reading: _Reading,
+        stored: NDArray[np.bool_],
+        rows: slice,
+        columns: slice,
+    ) -> None:
+        image, window = reading.image, reading.window
+        tiles = np.argwhere(stored) + np.array([rows.start, columns.start])
+        complete = bool((image.grid.byte_counts[:, rows, columns] > 0).all())
+        with self._stream(reading.given, decodes=False) as stream:
+            if reading.pixels is None:
+                reading.pixels = self._empty(reading.shape, image.dtype)
+            try:
+                self.device.follow(stream)
+                if reading.blank or not complete:
+                    self.device.fill(reading.pixels, self._background, stream)
+                with prompt_switching():
+                    failed = raw.read(image, reading.tile, tiles, reading.pixels, window, stream)
+                if reading.colors is not None:
+                    self._recolor(reading, stream)
+                if reading.to_host:
+                    reading.host = self.device.download(reading.pixels, stream)
+            finally:
+                stream.synchronize()
+        self._log.count_decoded(raw=len(tiles) - len(failed))
+        self._log.count(bytes_decoded=(len(tiles) - len(failed)) * image.tile_bytes)
+        for index, reason in failed.items():
+            row, column = tiles[index].tolist()
+            reading.failures[TileKey(self._slide, reading.level, row, column)] = reason
+
+    def _recolor(self, reading: _Reading, stream: Stream) -> None:
+        """Look all colours of the region up, where they are."""
+        height, width, channels = reading.shape
+        region = TileFormat(height, width, channels, reading.image.encoding.dtype)
+        row = np.array([[self.device.address(reading.pixels), 0, 0]], np.int64)
+        self.device.paste_colors(
+            self.device.rows(row, stream),
+            region,
+            (height, width),
+            reading.pixels,
+            Window(0, 0, height, width),
+            reading.colors,
+            stream,
+        )
 
     def _fill(self, reading: _Reading) -> None:
         """Show the background everywhere."""

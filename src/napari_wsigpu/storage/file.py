@@ -7,7 +7,7 @@ import threading
 from contextlib import contextmanager
 from io import FileIO
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -58,6 +58,72 @@ def merge_ranges(
     return merged
 
 
+class Run(NamedTuple):
+    """`size` bytes of a file from `offset` on, and their place in a buffer."""
+
+    offset: int
+    place: int
+    size: int
+
+
+class Joined(NamedTuple):
+    """How many ranges of a file come to lie in one buffer.
+
+    Attributes
+    ----------
+    size : int
+        Bytes of the buffer.
+    runs : list of Run
+        What is read into it.
+    starts, lengths : ndarray of int64, shape (ranges,)
+        Where each range lies in it; shorter where the file ends before.
+    """
+
+    size: int
+    runs: list[Run]
+    starts: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+
+
+def join_ranges(
+    offsets: NDArray[np.int64], lengths: NDArray[np.int64], end: int, page: int = 1
+) -> Joined:
+    """Plan to read many ranges into one buffer, those that lie near each other at once.
+
+    Parameters
+    ----------
+    offsets, lengths : ndarray of int64, shape (ranges,)
+        In any order; they may overlap.
+    end : int
+        Size of the file.
+    page : int
+        What offsets and sizes of runs, and their places, are to be multiples of, but for where
+        the file ends.
+    """
+    lengths = np.maximum(np.minimum(lengths, end - offsets), 0)
+    lengths[offsets < 0] = 0
+    order = np.flatnonzero(lengths)
+    first = offsets[order]
+    if (first[1:] < first[:-1]).any():
+        order = order[np.argsort(first, kind="stable")]
+        first = offsets[order]
+    past = np.minimum(-(-(first + lengths[order]) // page) * page, end)
+    begin, reached = first // page * page, np.maximum.accumulate(past)
+    breaks = np.flatnonzero(begin[1:] > reached[:-1] + MERGE_GAP) + 1
+    shifts, runs, place = np.empty_like(first), [], 0
+    for head, stop in pairwise((0, *breaks.tolist(), len(first))):
+        if head == stop:
+            continue
+        offset = int(begin[head])
+        run = Run(offset, place, int(reached[stop - 1]) - offset)
+        shifts[head:stop] = place - offset
+        runs.append(run)
+        place += run.size
+    starts = np.zeros_like(offsets)
+    starts[order] = first + shifts
+    return Joined(place, runs, starts, lengths)
+
+
 class FileSource:
     """A local file, opened at the first read and read by position from any thread.
 
@@ -105,36 +171,30 @@ class FileSource:
         room: Callable[[int], bytearray] = bytearray,
     ) -> tuple[bytearray, NDArray[np.int64], NDArray[np.int64]]:
         """Read many ranges into one buffer; see `ByteSource.read_joined`."""
-        lengths = np.maximum(np.minimum(lengths, self._size - offsets), 0)
-        lengths[offsets < 0] = 0
-        order = np.flatnonzero(lengths)
-        first = offsets[order]
-        if (first[1:] < first[:-1]).any():
-            order = order[np.argsort(first, kind="stable")]
-            first = offsets[order]
-        reached = np.maximum.accumulate(first + lengths[order])
-        breaks = np.flatnonzero(first[1:] > reached[:-1] + MERGE_GAP) + 1
-        shifts, runs, place = np.empty_like(first), [], 0
-        for head, past in pairwise((0, *breaks.tolist(), len(first))):
-            if head == past:
-                continue
-            offset = int(first[head])
-            size = int(reached[past - 1]) - offset
-            shifts[head:past] = place - offset
-            runs.append((offset, place, size))
-            place += size
-        starts = np.zeros_like(offsets)
-        starts[order] = first + shifts
-        buffer = room(place)
+        joined = self.join(offsets, lengths)
+        buffer = room(joined.size)
         view = memoryview(buffer)
         with self._handle() as file:
             self._check_unchanged(file)
-            for offset, place, size in runs:
-                try:
-                    self._read_into(file, view[place : place + size], offset)
-                except OSError as error:
-                    raise file_error(self._path, error) from error
-        return buffer, starts, lengths
+            for offset, place, size in joined.runs:
+                self._read_into(file, view[place : place + size], offset)
+        return buffer, joined.starts, joined.lengths
+
+    def join(self, offsets: NDArray[np.int64], lengths: NDArray[np.int64], page: int = 1) -> Joined:
+        """Plan how many ranges are read into one buffer; see `join_ranges`."""
+        return join_ranges(offsets, lengths, self._size, page)
+
+    def checked_path(self) -> str:
+        """Return the path, for others to read; errors as when the file is read."""
+        with self._handle() as file:
+            self._check_unchanged(file)
+        return self._path
+
+    def read_into(self, view: memoryview, offset: int) -> None:
+        """Fill a view with the bytes from a position on, all of which the file has."""
+        with self._handle() as file:
+            self._check_unchanged(file)
+            self._read_into(file, view, offset)
 
     def release(self) -> None:
         """Close the file, after reads in flight, until the next read opens it again."""
@@ -186,14 +246,21 @@ class FileSource:
             )
 
     def _read_into(self, file: FileIO, view: memoryview, offset: int) -> None:
-        if not hasattr(os, "preadv"):
-            view[:] = self._read_at(file, offset, len(view))
-            return
         while view:
-            count = os.preadv(file.fileno(), [view], offset)
+            try:
+                count = self._read_some(file, view, offset)
+            except OSError as error:
+                raise file_error(self._path, error) from error
             if not count:
                 raise SlideChangedError(f"'{self._path}' was cut short; open the slide again.")
             view, offset = view[count:], offset + count
+
+    def _read_some(self, file: FileIO, view: memoryview, offset: int) -> int:
+        if hasattr(os, "preadv"):
+            return os.preadv(file.fileno(), [view], offset)
+        data = self._read_at(file, offset, len(view))
+        view[: len(data)] = data
+        return len(data)
 
     def _read_at(self, file: FileIO, offset: int, length: int) -> bytes:
         if hasattr(os, "pread"):

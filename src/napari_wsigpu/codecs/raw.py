@@ -1,0 +1,104 @@
+"""Uncompressed tiles: which a device can lay out as they are stored, and where their bytes go."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from napari_wsigpu.codecs.cpu import NO_PREDICTOR
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from napari_wsigpu.formats.layout import LevelLayout
+
+UNCOMPRESSED = 1
+FIRST_BIT_HIGHEST = 1
+NUMBERS = "iuf"
+COLUMNS = 6
+
+
+class Segments(NamedTuple):
+    """Segments of tiles in one buffer.
+
+    Attributes
+    ----------
+    rows : ndarray of int64, shape (segments, 6)
+        Of each its place in the buffer, its tile's row and column, the rows and the pixels a row
+        that it has, and the first channel that it holds.
+    plain : bool
+        Whether each is a tile as it lies in memory, perhaps without its last rows.
+    failures : dict of int to str
+        Why tiles, by their index, have no segments here.
+    """
+
+    rows: NDArray[np.int64]
+    plain: bool
+    failures: dict[int, str]
+
+
+@lru_cache(maxsize=256)
+def is_raw(level: LevelLayout) -> bool:
+    """Whether a level's tiles hold samples as they are, in either byte order."""
+    encoding = level.encoding
+    return (
+        encoding.compression == UNCOMPRESSED
+        and encoding.predictor == NO_PREDICTOR
+        and encoding.fill_order == FIRST_BIT_HIGHEST
+        and level.dtype.kind in NUMBERS
+    )
+
+
+def is_swapped(level: LevelLayout) -> bool:
+    """Whether the bytes of a raw level's samples are in the other order than this machine's."""
+    stored = level.dtype.newbyteorder(level.encoding.byte_order)
+    return stored.itemsize > 1 and not stored.isnative
+
+
+def segments_of(
+    level: LevelLayout,
+    tiles: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    present: NDArray[np.bool_],
+) -> Segments:
+    """Tell what the segments of raw tiles hold from how long they are.
+
+    Parameters
+    ----------
+    level : LevelLayout
+        The level.
+    tiles : ndarray of int64, shape (tiles, 2)
+        Row and column of each.
+    starts, lengths : ndarray of int64, shape (planes, tiles)
+        Where each segment lies in the buffer.
+    present : ndarray of bool, shape (planes, tiles)
+        Whether the file has it.
+    """
+    grid, samples = level.grid, level.encoding.samples
+    pixel = samples * level.dtype.itemsize
+    height = np.minimum(grid.tile_height, level.height - tiles[:, 0] * grid.tile_height)
+    width = np.minimum(grid.tile_width, level.width - tiles[:, 1] * grid.tile_width)
+    full = grid.tile_height * grid.tile_width * pixel
+    found = np.minimum(lengths, full)
+    rows, across = np.zeros_like(found), np.zeros_like(found)
+    # Some writers cut tiles at the edges; what is as long as a full one is a full one.
+    shapes = (height, width), (height, grid.tile_width), (grid.tile_height, grid.tile_width)
+    for high, wide in shapes:
+        fits = found == high * wide * pixel
+        rows, across = np.where(fits, high, rows), np.where(fits, wide, across)
+    wrong = present & (rows == 0)
+    failures = {
+        index: f"it holds {found[np.argmax(wrong[:, index]), index]} bytes of {full}"
+        for index in np.flatnonzero(wrong.any(axis=0)).tolist()
+    }
+    planes, indices = np.nonzero(present & ~wrong.any(axis=0))
+    chosen = planes, indices
+    table = np.empty((len(indices), COLUMNS), np.int64)
+    table[:, 0] = starts[chosen]
+    table[:, 1:3] = tiles[indices]
+    table[:, 3], table[:, 4], table[:, 5] = rows[chosen], across[chosen], planes * samples
+    plain = samples == level.channels and bool((table[:, 4] == grid.tile_width).all())
+    return Segments(table, plain and not is_swapped(level), failures)

@@ -1,0 +1,119 @@
+"""Uncompressed tiles of a local file, laid out in device memory as they come from the disk."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from napari_wsigpu.codecs.raw import segments_of
+from napari_wsigpu.storage.gds import PAGE, Batch, Transfer
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from napari_wsigpu.codecs.device import Device, Stream, TileFormat, Window
+    from napari_wsigpu.engine.log import TileLog
+    from napari_wsigpu.formats.layout import LevelLayout
+    from napari_wsigpu.storage.file import FileSource, Joined
+
+BATCH_BYTES = 256 << 20
+
+
+class RawReader:
+    """Reads raw tiles; see `codecs.raw`. They are not kept: to read them again is as fast.
+
+    Parameters
+    ----------
+    device, source, log
+        Where pixels go, where bytes come from, and what counts them.
+    """
+
+    def __init__(self, device: Device, source: FileSource, log: TileLog) -> None:
+        self._device = device
+        self._source = source
+        self._log = log
+
+    def read(
+        self,
+        image: LevelLayout,
+        tile: TileFormat,
+        tiles: NDArray[np.int64],
+        pixels: Any,
+        window: Window,
+        stream: Stream,
+    ) -> dict[int, str]:
+        """Put the parts of tiles that lie in a window to their place in `pixels`.
+
+        Parameters
+        ----------
+        image, tile
+            The level, and what its tiles are.
+        tiles : ndarray of int64, shape (tiles, 2)
+            Row and column of each.
+        pixels : device array, shape (height, width, channels)
+            What the window shows; samples that the file does not hold are left as they are.
+        window : Window
+            All channels of a region.
+        stream : Stream
+            The order of work.
+
+        Returns
+        -------
+        dict of int to str
+            Why tiles, by their index, could not be had.
+
+        Raises
+        ------
+        MemoryError
+            If the device has no memory for the bytes of one tile.
+        SlideError
+            If the file can't be read.
+        """
+        most = max(1, BATCH_BYTES // image.tile_bytes)
+        while True:
+            try:
+                return self._read(image, tile, tiles, pixels, window, stream, most)
+            except MemoryError:
+                if most == 1:
+                    raise
+                most = min(most, len(tiles)) // 2 or 1
+
+    def _read(
+        self,
+        image: LevelLayout,
+        tile: TileFormat,
+        tiles: NDArray[np.int64],
+        pixels: Any,
+        window: Window,
+        stream: Stream,
+        most: int,
+    ) -> dict[int, str]:
+        parts = [tiles[first : first + most] for first in range(0, len(tiles), most)]
+        joined = [self._join(image, part) for part in parts]
+        batches = [Batch(plan.size, [(self._source, plan.runs)]) for plan in joined]
+        failures: dict[int, str] = {}
+        level = (image.height, image.width)
+        with Transfer(self._device, stream) as transfer:
+            for number, buffer in enumerate(transfer.buffers(batches)):
+                part, plan = parts[number], joined[number]
+                present = image.grid.byte_counts[:, part[:, 0], part[:, 1]] > 0
+                starts, lengths = (
+                    each.reshape(present.shape) for each in (plan.starts, plan.lengths)
+                )
+                found = segments_of(image, part, starts, lengths, present)
+                found.rows[:, 0] += self._device.address(buffer)
+                rows = self._device.rows(found.rows, stream)
+                if found.plain:
+                    self._device.paste(rows, tile, level, pixels, window, stream)
+                else:
+                    self._device.lay_out(rows, image, pixels, window, stream)
+                first = number * most
+                failures |= {first + index: why for index, why in found.failures.items()}
+                self._log.count(bytes_read=int(plan.lengths.sum()))
+        return failures
+
+    def _join(self, image: LevelLayout, tiles: NDArray[np.int64]) -> Joined:
+        rows, columns = tiles.T
+        offsets = image.grid.offsets[:, rows, columns]
+        wanted = image.grid.byte_counts[:, rows, columns]
+        return self._source.join(offsets.ravel(), wanted.ravel(), PAGE)

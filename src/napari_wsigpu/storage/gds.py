@@ -1,0 +1,309 @@
+"""Ranges of local files to device memory: by GPUDirect Storage, or through page-locked memory.
+
+kvikio reads where GPUDirect Storage works. In its compatibility mode it does what several threads
+do here without it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from importlib import import_module
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+
+from napari_wsigpu.errors import SlideChangedError, SlideError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from concurrent.futures import Future
+    from types import TracebackType
+
+    from numpy.typing import NDArray
+
+    from napari_wsigpu.codecs.device import Device, Event, Stream
+    from napari_wsigpu.storage.file import Run
+
+PAGE = 4096
+PIECE_BYTES = 4 << 20
+MOST_THREADS = 8
+GDS = "WSIGPU_GDS"
+THREADS, COMPATIBILITY = "KVIKIO_NTHREADS", "KVIKIO_COMPAT_MODE"
+UDEV = "/run/udev"
+
+logger = logging.getLogger(__name__)
+
+
+class Readable(Protocol):
+    """A local file that is read by position, from any thread."""
+
+    def checked_path(self) -> str:
+        """Return the path, once it is sure that the file there is the right one."""
+
+    def read_into(self, view: memoryview, offset: int) -> None:
+        """Fill a view with the bytes from a position on."""
+
+
+class Batch(NamedTuple):
+    """What is read into one buffer: its size in bytes, and the runs of each file."""
+
+    size: int
+    reads: Sequence[tuple[Readable, Sequence[Run]]]
+
+
+class GdsState(NamedTuple):
+    """What kvikio does here: its version, whether it is GPUDirect Storage, and why not."""
+
+    version: str
+    direct: bool
+    reason: str = ""
+
+
+def gds_state() -> GdsState:
+    """Ask kvikio whether it reads straight into device memory.
+
+    Raises
+    ------
+    ImportError, OSError, RuntimeError
+        If kvikio is not there or does not work.
+    """
+    kvikio, defaults = import_module("kvikio"), import_module("kvikio.defaults")
+    is_compatible = getattr(defaults, "is_compat_mode_preferred", None) or defaults.compat_mode
+    version: str = kvikio.__version__
+    if is_compatible():
+        return GdsState(version, direct=False, reason=f"kvikio is in compatibility mode, {_why()}")
+    if not import_module("kvikio.cufile_driver").get("is_gds_available"):
+        return GdsState(version, direct=False, reason="cuFile finds no driver for it, nvidia-fs")
+    return GdsState(version, direct=True)
+
+
+def _why() -> str:
+    asked = os.environ.get(COMPATIBILITY, "auto")
+    if asked.lower() not in ("auto", "off", "false", "no", "0"):
+        return f"as {COMPATIBILITY} says"
+    return (
+        "because cuFile can't be used here"
+        if os.access(UDEV, os.R_OK)
+        else f"because {UDEV} can't be read"
+    )
+
+
+class DirectReads:
+    """kvikio in this process, if files are read by it; found out when first used."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._module: Any = None
+        self._asked = False
+
+    def module(self) -> Any:
+        """Return the module if it reads without a detour, else None."""
+        with self._lock:
+            if not self._asked:
+                self._asked = True
+                self._module = self._load()
+            return self._module
+
+    def give_up(self, error: Exception) -> None:
+        """Read without it from now on."""
+        with self._lock:
+            first, self._module = self._module is not None, None
+        if first:
+            logger.warning("Files are read through host memory from now on: %s", error)
+
+    def _load(self) -> Any:
+        wanted = os.environ.get(GDS, "auto")
+        if wanted == "off":
+            return None
+        try:
+            if wanted != "kvikio" and not gds_state().direct:
+                return None
+            if THREADS not in os.environ:
+                import_module("kvikio.defaults").set({"num_threads": reading_threads()})
+            return import_module("kvikio")
+        except Exception as error:  # whatever is wrong with it, files are read without it
+            logger.info("GPUDirect Storage is not used: %s", error)
+            return None
+
+
+direct_reads = DirectReads()
+
+
+def reading_threads() -> int:
+    """Return how many threads read one file."""
+    return min(MOST_THREADS, os.cpu_count() or 1)
+
+
+class _Filling(NamedTuple):
+    """A buffer that is being filled."""
+
+    batch: Batch
+    buffer: Any
+    pieces: list[Future[None]]
+    submitted: list[tuple[Any, int, str]]
+    files: ExitStack
+
+
+class Transfer:
+    """Reads ranges of files into device memory, for one thread; use it in a ``with`` statement.
+
+    Parameters
+    ----------
+    device : Device
+        The device; has to be the thread's current one.
+    stream : Stream
+        The order of work in which buffers are filled and used.
+    """
+
+    def __init__(self, device: Device, stream: Stream) -> None:
+        self._device = device
+        self._stream = stream
+        threads = reading_threads()
+        self._pool = ThreadPoolExecutor(threads, "wsigpu-read")
+        # Page-locked rooms, each with the upload out of it; made when first needed.
+        self._rooms: SimpleQueue[tuple[NDArray[np.uint8], Event | None] | None] = SimpleQueue()
+        for _ in range(2 * threads):
+            self._rooms.put(None)
+
+    def __enter__(self) -> Transfer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        while not self._rooms.empty():
+            room = self._rooms.get()
+            if room is not None and room[1] is not None:
+                room[1].synchronize()
+
+    def buffers(self, batches: Iterable[Batch]) -> Iterator[Any]:
+        """Read batches, each while the one before it is used.
+
+        Yields
+        ------
+        device array of uint8
+            One a batch, for work on the stream.
+
+        Raises
+        ------
+        MemoryError
+            If the device has no memory for a batch.
+        SlideError
+            If a file can't be read.
+        """
+        ahead: _Filling | None = None
+        try:
+            for batch in batches:
+                filling = self._begin(batch)
+                if ahead is not None:
+                    before, ahead = ahead, filling
+                    yield self._finish(before)
+                else:
+                    ahead = filling
+            if ahead is not None:
+                last, ahead = ahead, None
+                yield self._finish(last)
+        finally:
+            if ahead is not None:
+                self._drop(ahead)
+
+    def _begin(self, batch: Batch) -> _Filling:
+        with self._stream:
+            buffer = self._device.empty((batch.size,), np.uint8)
+        filling = _Filling(batch, buffer, [], [], ExitStack())
+        module = direct_reads.module()
+        if module is None:
+            self._by_threads(filling)
+            return filling
+        try:
+            # Work before this may still use the memory, of which kvikio knows nothing.
+            self._stream.synchronize()
+            self._by_kvikio(module, filling)
+        except SlideError:
+            self._await(filling)
+            raise
+        except Exception as error:  # kvikio's have no common base
+            self._again(filling, error)
+        return filling
+
+    def _by_kvikio(self, module: Any, filling: _Filling) -> None:
+        for source, runs in filling.batch.reads:
+            path = source.checked_path()
+            file = filling.files.enter_context(module.CuFile(path, "r"))
+            for offset, place, size in runs:
+                part = filling.buffer[place : place + size]
+                filling.submitted.append((file.pread(part, size, offset), size, path))
+
+    def _by_threads(self, filling: _Filling) -> None:
+        first = self._device.address(filling.buffer)
+        for source, runs in filling.batch.reads:
+            for offset, place, size in runs:
+                for done in range(0, size, PIECE_BYTES):
+                    piece = first + place + done, offset + done, min(PIECE_BYTES, size - done)
+                    filling.pieces.append(self._pool.submit(self._move, source, *piece))
+
+    def _move(self, source: Readable, address: int, offset: int, size: int) -> None:
+        """Read a piece of a file and upload it."""
+        room: Any
+        room, uploaded = self._rooms.get() or (None, None)
+        try:
+            with self._device.active():
+                if room is None:
+                    room = self._device.staging(1, PIECE_BYTES)[0]
+                if uploaded is not None:
+                    uploaded.synchronize()
+                source.read_into(memoryview(room)[:size], offset)
+                self._device.upload(address, room[:size], self._stream)
+                uploaded = self._device.record(self._stream)
+        finally:
+            self._rooms.put(None if room is None else (room, uploaded))
+
+    def _finish(self, filling: _Filling) -> Any:
+        """Return the buffer, filled for work on the stream."""
+        try:
+            error = self._await(filling)
+            if isinstance(error, SlideError):
+                raise error
+            if error is not None:
+                self._again(filling, error)
+            for piece in filling.pieces:
+                piece.result()
+        except BaseException:
+            self._drop(filling)
+            raise
+        return filling.buffer
+
+    def _drop(self, filling: _Filling) -> None:
+        """Return when nobody writes to the buffer any more."""
+        self._await(filling)
+        for piece in filling.pieces:
+            if not piece.cancel():
+                piece.exception()
+
+    def _await(self, filling: _Filling) -> Exception | None:
+        """Return when nothing more is written by kvikio, with what went wrong."""
+        failure: Exception | None = None
+        for future, size, path in filling.submitted:
+            try:
+                if future.get() != size and failure is None:
+                    failure = SlideChangedError(f"'{path}' was cut short; open the slide again.")
+            except Exception as error:  # kvikio's have no common base
+                failure = failure or error
+        filling.submitted.clear()
+        filling.files.close()
+        return failure
+
+    def _again(self, filling: _Filling, error: Exception) -> None:
+        """Have threads read what kvikio could not."""
+        self._await(filling)
+        direct_reads.give_up(error)
+        self._by_threads(filling)

@@ -1,0 +1,195 @@
+"""Zarr arrays read into device memory."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from napari_wsigpu.codecs.choose import cuda_index, gpu_worker
+from napari_wsigpu.codecs.decompress import decompress
+from napari_wsigpu.errors import (
+    MissingPackageError,
+    RegionError,
+    SlideError,
+    SlideReadError,
+    UnsupportedArrayError,
+)
+from napari_wsigpu.storage.gds import Transfer
+from napari_wsigpu.storage.zarr_chunks import axes_of, batches_of, encoded, find_chunks, plan
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from napari_wsigpu.codecs.device import Device, Stream
+    from napari_wsigpu.storage.zarr_chunks import Axis, Chunk, Encoded
+
+WAYS = ("direct", "nvcomp", "host")
+BATCH_BYTES = 256 << 20
+
+logger = logging.getLogger(__name__)
+_said: set[str] = set()
+
+
+def read_zarr_to_gpu(
+    array: Any, selection: Any = ..., *, device: str = "cuda", how: str = "auto"
+) -> Any:
+    """Read a part of a Zarr array into device memory.
+
+    Parameters
+    ----------
+    array : zarr.Array, str or PathLike
+        The array, of Zarr v2 or v3, or where it is.
+    selection : int, slice, ellipsis or tuple of these
+        The part, as in ``array[selection]``; slices go forward.
+    device : str
+        ``"cuda"`` or ``"cuda:1"``.
+    how : {"auto", "direct", "nvcomp", "host"}
+        The way: uncompressed chunks of local files straight into device memory, by GPUDirect
+        Storage where that works; chunks of zstd or LZ4 in the same way, decompressed there by
+        nvCOMP; any array by zarr on the host, and one copy. By default the first of them that
+        can be gone. What fails then is said once in the log, and the next one is tried.
+
+    Returns
+    -------
+    cupy.ndarray
+        Of the array's type. Chunks that are missing hold the fill value.
+
+    Raises
+    ------
+    MissingPackageError
+        If zarr is not installed.
+    RegionError
+        If the selection is none, or does not fit the array or the device's memory.
+    DeviceError
+        If the device can't be used.
+    UnsupportedArrayError
+        If the array can't be read in the way that was asked for.
+    SlideReadError
+        If it can't be read at all.
+
+    Examples
+    --------
+    >>> pixels = read_zarr_to_gpu("slide.zarr/0", np.s_[0, :, 1024:2048])  # doctest: +SKIP
+    """
+    if how not in ("auto", *WAYS):
+        raise RegionError(
+            f"There is no way {how!r} to read; use 'auto', 'direct', 'nvcomp' or 'host'."
+        )
+    target = gpu_worker(cuda_index(device)).device
+    opened = _opened(array)
+    axes = axes_of(selection, opened.shape)
+    failure: Exception | None = None
+    for way in WAYS if how == "auto" else (how,):
+        try:
+            with target.active():
+                if way == "host":
+                    return _on_host(opened, axes, target)
+                return _by_chunks(opened, axes, target, compressed=way == "nvcomp")
+        except UnsupportedArrayError as error:
+            failure = error
+        except SlideError:
+            raise
+        except MemoryError:
+            size = math.prod(axis.length for axis in axes) * np.dtype(opened.dtype).itemsize
+            raise RegionError(
+                f"A selection of {size >> 20} MiB doesn't fit into the memory of '{device}'; "
+                "read it in parts."
+            ) from None
+        except Exception as error:  # CUDA, kvikio, nvCOMP and zarr's codecs have no common base
+            failure = error
+            if how == "auto" and way != "host" and way not in _said:
+                _said.add(way)
+                logger.warning("'%s' is not read by the way '%s': %s", opened.name, way, error)
+    if isinstance(failure, UnsupportedArrayError):
+        raise UnsupportedArrayError(
+            f"'{opened.store}' can't be read by the way '{how}', because {failure}; use how='auto'."
+        ) from None
+    raise SlideReadError(f"'{opened.store}' can't be read ({failure}).") from failure
+
+
+def _opened(array: Any) -> Any:
+    try:
+        zarr = import_module("zarr")
+    except ImportError:
+        raise MissingPackageError(
+            'read_zarr_to_gpu needs zarr; pip install "napari-wsigpu[zarr]".'
+        ) from None
+    if isinstance(array, zarr.Array):
+        return array
+    path = os.fspath(array)
+    try:
+        return zarr.open_array(path, mode="r")
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise SlideReadError(f"'{path}' can't be opened as a Zarr array ({error}).") from error
+
+
+def _on_host(array: Any, axes: Sequence[Axis], device: Device) -> Any:
+    selection = tuple(
+        slice(axis.start, axis.start + axis.step * axis.length, axis.step) for axis in axes
+    )
+    found = array[selection]
+    if not device.is_own(found):
+        host = np.asarray(found)
+        stream = device.new_stream()
+        found = device.empty(host.shape, host.dtype)
+        device.follow(stream)
+        device.send(host, found, stream)
+        stream.synchronize()
+    return found.reshape(_shape(axes))
+
+
+def _by_chunks(array: Any, axes: Sequence[Axis], device: Device, *, compressed: bool) -> Any:
+    stored = encoded(array)
+    if compressed != (stored.algorithm is not None):
+        raise UnsupportedArrayError(
+            "its chunks are not compressed" if compressed else "its chunks are compressed"
+        )
+    chunks, complete = find_chunks(array, stored, axes)
+    shape = tuple(axis.length for axis in axes)
+    pixels = device.empty(shape, stored.dtype)
+    batches = list(batches_of(chunks, BATCH_BYTES))
+    stream = device.new_stream()
+    device.follow(stream)
+    try:
+        if not complete:
+            device.fill(pixels, array.fill_value or 0, stream)
+        _fill(pixels, stored, batches, device, stream)
+    finally:
+        stream.synchronize()
+    return pixels.reshape(_shape(axes))
+
+
+def _fill(
+    pixels: Any,
+    stored: Encoded,
+    batches: Sequence[Sequence[Chunk]],
+    device: Device,
+    stream: Stream,
+) -> None:
+    """Read chunks, and put them where they belong."""
+    plans = [plan(chunks) for chunks in batches]
+    with Transfer(device, stream) as transfer:
+        for number, buffer in enumerate(transfer.buffers([batch for batch, _ in plans])):
+            chunks, starts = batches[number], plans[number][1]
+            parts = [
+                buffer[start : start + chunk.size]
+                for start, chunk in zip(starts, chunks, strict=True)
+            ]
+            if stored.algorithm is not None:
+                index = int(device.name.partition(":")[2])
+                parts = decompress(parts, stored.algorithm, stored.size, index, stream)
+            with stream:
+                for part, chunk in zip(parts, chunks, strict=True):
+                    if device.address(part) % stored.dtype.itemsize:
+                        part = part.copy()
+                    decoded = part.view(stored.dtype).reshape(stored.chunk)
+                    pixels[chunk.target] = decoded[chunk.inside]
+
+
+def _shape(axes: Sequence[Axis]) -> tuple[int, ...]:
+    return tuple(axis.length for axis in axes if axis.kept)

@@ -1,0 +1,334 @@
+import logging
+import os
+import sys
+import threading
+import types
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from napari_wsigpu.errors import SlideChangedError, SlideClosedError, SlideReadError
+from napari_wsigpu.storage import gds
+from napari_wsigpu.storage.file import FileSource, Run, join_ranges
+from napari_wsigpu.storage.gds import Batch, Transfer
+from tests.host_device import HostDevice
+
+CONTENT = np.random.default_rng(0).bytes(100_000)
+END = len(CONTENT)
+RANGES = st.lists(st.tuples(st.integers(-5, 110_000), st.integers(-3, 30_000)), max_size=9)
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "slide.bin"
+    path.write_bytes(CONTENT)
+    return path
+
+
+@pytest.fixture
+def source(path):
+    source = source_of(path)
+    yield source
+    source.close()
+
+
+def source_of(path):
+    status = path.stat()
+    return FileSource(str(path), status.st_size, status.st_mtime_ns)
+
+
+class FakeKvikio:
+    """What is used of kvikio, on host memory; may fail at several places."""
+
+    __version__ = "26.10.0"
+
+    def __init__(self):
+        self.fails = ""
+        self.reads = []
+        self.open = 0
+        self.threads = 1
+
+    def CuFile(self, path, flags):  # noqa: N802
+        if self.fails == "open":
+            raise RuntimeError("cuFileHandleRegister failed")
+        assert flags == "r"
+        return FakeFile(self, path)
+
+    def set(self, options):
+        self.threads = options["num_threads"]
+
+
+class FakeFile:
+    def __init__(self, kvikio, path):
+        self.kvikio, self.path = kvikio, path
+
+    def __enter__(self):
+        self.kvikio.open += 1
+        return self
+
+    def __exit__(self, *error):
+        self.kvikio.open -= 1
+
+    def pread(self, buffer, size, offset):
+        if self.kvikio.fails == "submit" and self.kvikio.reads:
+            raise RuntimeError("no thread")
+        self.kvikio.reads.append((buffer.ctypes.data, size, offset))
+        return FakeFuture(self, buffer, size, offset)
+
+
+class FakeFuture:
+    def __init__(self, file, buffer, size, offset):
+        self.file, self.arguments = file, (buffer, size, offset)
+
+    def get(self):
+        buffer, size, offset = self.arguments
+        kvikio = self.file.kvikio
+        assert kvikio.open, "read after the file was closed"
+        if kvikio.fails == "read":
+            buffer[:] = 0
+            raise RuntimeError("input/output error")
+        data = CONTENT[offset : offset + size]
+        assert len(data) == size == len(buffer)
+        buffer[:] = np.frombuffer(data, np.uint8)
+        return size - (kvikio.fails == "short")
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    """Nothing is known of kvikio, and files are read in small pieces."""
+    monkeypatch.setattr(gds, "direct_reads", gds.DirectReads())
+    monkeypatch.setattr(gds, "PIECE_BYTES", 7000)
+    for name in (gds.GDS, gds.THREADS, gds.COMPATIBILITY):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def kvikio(monkeypatch):
+    fake = FakeKvikio()
+    fake.compatible, fake.driver = False, True
+    defaults = types.SimpleNamespace(is_compat_mode_preferred=lambda: fake.compatible, set=fake.set)
+    driver = types.SimpleNamespace(get=lambda name: {"is_gds_available": fake.driver}[name])
+    monkeypatch.setitem(sys.modules, "kvikio", fake)
+    monkeypatch.setitem(sys.modules, "kvikio.defaults", defaults)
+    monkeypatch.setitem(sys.modules, "kvikio.cufile_driver", driver)
+    return fake
+
+
+def batches(source, count=4, size=20_000):
+    """Cut the file into batches of two ranges each."""
+    step = END // count
+    joined = [
+        source.join(
+            np.array([start, start + size + 100]), np.array([10, step - size - 100]), gds.PAGE
+        )
+        for start in range(0, END, step)
+    ]
+    return [Batch(plan.size, [(source, plan.runs)]) for plan in joined]
+
+
+def transferred(source, device=None, **options):
+    """Read batches; the bytes of each run that came, and those of the file."""
+    device = device or HostDevice()
+    found, expected = [], []
+    wanted = batches(source, **options)
+    with Transfer(device, device.new_stream()) as transfer:
+        for batch, buffer in zip(wanted, transfer.buffers(wanted), strict=True):
+            for _, runs in batch.reads:
+                found += [bytes(buffer[place : place + size]) for _, place, size in runs]
+                expected += [CONTENT[offset : offset + size] for offset, _, size in runs]
+    return found, expected
+
+
+@given(RANGES, st.sampled_from([1, 512, 4096]))
+def test_ranges_are_joined_on_pages(ranges, page):
+    offsets, lengths = np.array(ranges, np.int64).reshape(-1, 2).T
+    joined = join_ranges(offsets, lengths, END, page)
+    buffer = bytearray(joined.size)
+    for offset, place, size in joined.runs:
+        assert offset % page == place % page == 0
+        assert size % page == 0 or offset + size == END
+        buffer[place : place + size] = CONTENT[offset : offset + size]
+    assert sum(run.size for run in joined.runs) == joined.size
+    for (offset, length), start, found in zip(ranges, joined.starts, joined.lengths, strict=True):
+        expected = CONTENT[offset : offset + max(0, length)] if offset >= 0 else b""
+        assert bytes(buffer[start : start + found]) == expected
+    between = zip(joined.runs, joined.runs[1:], strict=False)
+    assert all(a.offset + a.size < b.offset for a, b in between)
+
+
+class TestTransfer:
+    def test_by_threads(self, source):
+        found, expected = transferred(source)
+        assert found == expected
+        assert len(found) == 4
+
+    def test_by_kvikio(self, source, kvikio):
+        found, expected = transferred(source)
+        assert found == expected
+        assert kvikio.open == 0
+        assert kvikio.threads == gds.reading_threads()
+        assert kvikio.reads
+        assert all(offset % gds.PAGE == 0 for _, _, offset in kvikio.reads)
+
+    def test_nothing(self, source):
+        device = HostDevice()
+        with Transfer(device, device.new_stream()) as transfer:
+            assert list(transfer.buffers([])) == []
+            [empty] = transfer.buffers([Batch(0, [(source, [])])])
+        assert empty.shape == (0,)
+
+    @pytest.mark.parametrize("fails", ["open", "submit", "read"])
+    def test_what_kvikio_can_not_read_threads_read(self, source, kvikio, caplog, fails):
+        kvikio.fails = fails
+        for _ in range(2):
+            found, expected = transferred(source)
+            assert found == expected
+        assert kvikio.open == 0
+        [record] = caplog.records
+        assert record.levelno == logging.WARNING
+        assert "through host memory" in record.message
+        assert len(kvikio.reads) <= 2  # and never again
+
+    def test_a_file_that_is_cut_short_under_kvikio(self, source, path, kvikio):
+        kvikio.fails = "short"
+        with pytest.raises(SlideChangedError, match=path.name):
+            transferred(source)
+        assert kvikio.open == 0
+
+    @pytest.mark.parametrize("by", ["threads", "kvikio"])
+    def test_a_closed_file(self, source, request, by):
+        if by == "kvikio":
+            request.getfixturevalue("kvikio")
+        source.close()
+        with pytest.raises(SlideClosedError):
+            transferred(source)
+
+    @pytest.mark.parametrize("by", ["threads", "kvikio"])
+    @pytest.mark.usefixtures("leaves_nothing")
+    def test_who_stops_early_leaves_nothing(self, source, request, by):
+        if by == "kvikio":
+            kvikio = request.getfixturevalue("kvikio")
+        device = HostDevice()
+        with Transfer(device, device.new_stream()) as transfer:
+            buffers = transfer.buffers(batches(source))
+            next(buffers)
+            buffers.close()
+        source.release()
+        if by == "kvikio":
+            assert kvikio.open == 0
+
+    @pytest.mark.usefixtures("leaves_nothing")
+    def test_a_file_that_can_not_be_read(self, source, monkeypatch):
+        def refuse(*arguments):
+            raise OSError(5, os.strerror(5))
+
+        monkeypatch.setattr(os, "preadv", refuse)
+        with pytest.raises(SlideReadError):
+            transferred(source)
+        source.release()
+
+    def test_a_device_without_memory(self, source):
+        device = HostDevice()
+
+        def empty(shape, dtype):
+            raise MemoryError
+
+        device.empty = empty
+        with pytest.raises(MemoryError):
+            transferred(source, device)
+
+    def test_rooms_that_can_not_be_had_stop_nothing(self, source):
+        device = HostDevice()
+
+        def staging(count, size):
+            raise MemoryError
+
+        device.staging = staging
+        with pytest.raises(MemoryError):
+            transferred(source, device)
+
+    def test_it_reads_ahead(self, source):
+        device = HostDevice()
+        made = []
+        empty = device.empty
+        device.empty = lambda *arguments: made.append(arguments) or empty(*arguments)
+        with Transfer(device, device.new_stream()) as transfer:
+            for number, _ in enumerate(transfer.buffers(batches(source))):
+                assert len(made) == min(4, number + 2)
+
+
+class TestState:
+    def test_on(self, kvikio):
+        assert gds.gds_state() == ("26.10.0", True, "")
+        assert gds.direct_reads.module() is kvikio
+
+    def test_no_kvikio(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "kvikio", None)
+        with pytest.raises(ImportError):
+            gds.gds_state()
+        assert gds.direct_reads.module() is None
+
+    def test_no_driver(self, kvikio):
+        kvikio.driver = False
+        assert "nvidia-fs" in gds.gds_state().reason
+        assert gds.direct_reads.module() is None
+
+    @pytest.mark.parametrize(
+        ("asked", "readable", "why"),
+        [
+            ("ON", True, "as KVIKIO_COMPAT_MODE says"),
+            ("AUTO", False, "because /run/udev can't be read"),
+            ("AUTO", True, "because cuFile can't be used here"),
+        ],
+    )
+    def test_compatibility_mode(self, kvikio, monkeypatch, asked, readable, why):
+        kvikio.compatible = True
+        monkeypatch.setenv(gds.COMPATIBILITY, asked)
+        monkeypatch.setattr(os, "access", lambda path, mode: readable)
+        assert gds.gds_state().reason == f"kvikio is in compatibility mode, {why}"
+        assert gds.direct_reads.module() is None
+
+    def test_kvikio_where_it_was_asked_for(self, kvikio, monkeypatch):
+        kvikio.compatible = True
+        monkeypatch.setenv(gds.GDS, "kvikio")
+        monkeypatch.setenv(gds.THREADS, "3")
+        assert gds.direct_reads.module() is kvikio
+        assert kvikio.threads == 1  # the user's number is left alone
+
+    def test_off(self, kvikio, monkeypatch):
+        monkeypatch.setenv(gds.GDS, "off")
+        assert gds.direct_reads.module() is None
+
+    def test_it_is_asked_once(self, kvikio, monkeypatch):
+        asked = []
+        monkeypatch.setattr(gds, "gds_state", lambda: asked.append(1) or gds.GdsState("", True))
+        threads = [threading.Thread(target=gds.direct_reads.module) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(asked) == 1
+
+
+class TestFileSource:
+    def test_read_into(self, source):
+        room = bytearray(500)
+        source.read_into(memoryview(room), 1234)
+        assert bytes(room) == CONTENT[1234:1734]
+
+    def test_the_end(self, source):
+        with pytest.raises(SlideChangedError):
+            source.read_into(memoryview(bytearray(500)), END - 100)
+
+    def test_the_path_of_a_file_that_changed(self, source, path):
+        assert source.checked_path() == str(path)
+        path.write_bytes(CONTENT + b"more")
+        with pytest.raises(SlideChangedError):
+            source.checked_path()
+
+    def test_runs(self, source):
+        joined = source.join(np.array([5000]), np.array([10**9]), gds.PAGE)
+        assert joined.runs == [Run(4096, 0, END - 4096)]
+        assert joined.lengths.tolist() == [END - 5000]
