@@ -1,0 +1,157 @@
+"""A level of raw tiles to device memory, beside the same bytes by a plain read and copy.
+
+Run as ``python benchmarks/raw_to_device.py [--side 16384] [--json FILE]`` on a machine with a GPU.
+The yardstick is several threads that fill pieces of page-locked memory by ``preadv`` and upload
+each as soon as it is there, into one buffer, with nothing laid out. All are measured in turn, in
+one process, with the file in the page cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tifffile
+
+from napari_wsigpu import open_slide
+from napari_wsigpu.storage import gds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TILE = 512
+ROUNDS = 15
+
+
+class Plain:
+    """Reads one contiguous part of a file into a device buffer."""
+
+    def __init__(self, path: str, offset: int, size: int, threads: int, piece: int) -> None:
+        self._cupy = import_module("cupy")
+        self._file = os.open(path, os.O_RDONLY)
+        self._offset, self._size, self._threads, self._piece = offset, size, threads, piece
+        self.buffer = self._cupy.empty(size, np.uint8)
+        self._pool = ThreadPoolExecutor(threads)
+        memory = [self._cupy.cuda.alloc_pinned_memory(piece) for _ in range(2 * threads)]
+        self._rooms = [np.frombuffer(each, np.uint8, piece) for each in memory]
+        self._streams = [self._cupy.cuda.Stream(non_blocking=True) for _ in memory]
+
+    def __call__(self) -> None:
+        """Read all of it."""
+        starts = range(0, self._size, self._piece)
+        parts = [starts[first :: self._threads] for first in range(self._threads)]
+        list(self._pool.map(self._work, parts, range(self._threads)))
+
+    def _work(self, starts: Any, thread: int) -> None:
+        runtime, address = self._cupy.cuda.runtime, int(self.buffer.data.ptr)
+        mine = [2 * thread, 2 * thread + 1]
+        for number, start in enumerate(starts):
+            room, stream = self._rooms[mine[number % 2]], self._streams[mine[number % 2]]
+            stream.synchronize()
+            view = memoryview(room)[: min(self._piece, self._size - start)]
+            size, place = len(view), self._offset + start
+            while view:
+                count = os.preadv(self._file, [view], place)
+                view, place = view[count:], place + count
+            runtime.memcpyAsync(address + start, room.ctypes.data, size, 1, stream.ptr)
+        for index in mine:
+            self._streams[index].synchronize()
+
+
+def main() -> None:
+    """Measure, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--side", type=int, default=16384, help="pixels of a side")
+    parser.add_argument("--folder", help="where the slide is written")
+    parser.add_argument("--json", help="file for the results")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        path = Path(folder, "raw.tif")
+        tile = np.random.default_rng(0).integers(0, 255, (TILE, TILE, 3), np.uint8)
+        count = (options.side // TILE) ** 2
+        tiles = (tile + np.uint8(number % 256) for number in range(count))
+        shape = (options.side, options.side, 3)
+        tifffile.imwrite(
+            path,
+            tiles,
+            shape=shape,
+            dtype=np.uint8,
+            tile=(TILE, TILE),
+            photometric="rgb",
+            bigtiff=True,
+        )
+        found = measure(path, options.side)
+    for name, seconds in found["median_s"].items():
+        print(f"{name:<28} {seconds * 1e3:8.2f} ms  {found['bytes'] / seconds / 1e9:6.2f} GB/s")
+    if options.json:
+        Path(options.json).write_text(json.dumps(found, indent=2))
+
+
+def measure(path: Path, side: int) -> dict[str, Any]:
+    """Return the medians of all ways, after their pixels were compared."""
+    cupy = import_module("cupy")
+    size = side * side * 3
+    with open_slide(path, device="cuda") as slide:
+        first = int(slide.layout.levels[0].grid.offsets[0, 0, 0])
+        out = cupy.empty((side, side, 3), np.uint8)
+
+        def ours() -> None:
+            slide.read_region((0, 0), (side, side), device="cuda", out=out)
+
+        def by(way: str) -> Callable[[], None]:
+            os.environ[gds.GDS] = way
+            reads = gds.DirectReads()
+            module = reads.module()
+
+            def read() -> None:
+                gds.direct_reads = reads
+                ours()
+
+            return read if way == "off" or module is not None else lambda: None
+
+        ways: dict[str, Callable[[], None]] = {
+            f"plain, {threads} x {piece >> 20} MiB": Plain(str(path), first, size, threads, piece)
+            for threads, piece in ((4, 4 << 20), (8, 4 << 20), (8, 16 << 20), (16, 4 << 20))
+        }
+        ways |= {"ours, by threads": by("off"), "ours, by kvikio": by("kvikio")}
+        with tifffile.TiffFile(path) as file:
+            expected = file.pages[0].asarray()
+        for name, read in ways.items():
+            out.fill(0)
+            read()
+            read()
+            if name.startswith("ours") and not (out == cupy.asarray(expected)).all():
+                raise SystemExit(f"{name}: wrong pixels")
+        seconds: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(ROUNDS):
+            for name, read in ways.items():
+                cupy.cuda.Device().synchronize()
+                begin = time.perf_counter()
+                read()
+                cupy.cuda.Device().synchronize()
+                seconds[name].append(time.perf_counter() - begin)
+    state: Any
+    try:
+        state = gds.gds_state()._asdict()
+    except (ImportError, OSError, RuntimeError) as error:
+        state = str(error)
+    return {
+        "bytes": size,
+        "gds": state,
+        "cores": os.cpu_count(),
+        "median_s": {name: statistics.median(each) for name, each in seconds.items()},
+        "all_s": seconds,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""Uncompressed tiles and Zarr chunks in a CUDA device's memory, by every way there is."""
+
+import logging
+
+import numpy as np
+import pytest
+
+from napari_wsigpu import open_slide, read_zarr_to_gpu
+from napari_wsigpu.codecs import choose
+from napari_wsigpu.engine import raw_reader
+from napari_wsigpu.errors import DeviceError
+from napari_wsigpu.storage import gds, zarr_gpu
+from tests.engine import test_raw_reader
+from tests.engine.test_raw_reader import HEIGHT, KINDS, WIDTH, WINDOWS
+from tests.test_display_color import in_srgb, with_profile
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module", autouse=True)
+def device():
+    try:
+        found = choose.gpu_worker(0).device
+    except DeviceError as error:
+        pytest.skip(str(error))
+    return found
+
+
+@pytest.fixture
+def cupy(device):
+    return pytest.importorskip("cupy")
+
+
+@pytest.fixture(params=["threads", "kvikio"])
+def way(request, monkeypatch):
+    """What reads files; kvikio also where it is no GPUDirect Storage."""
+    if request.param == "kvikio":
+        pytest.importorskip("kvikio")
+    monkeypatch.setenv(gds.GDS, {"threads": "off", "kvikio": "kvikio"}[request.param])
+    monkeypatch.setattr(gds, "direct_reads", gds.DirectReads())
+    yield request.param
+    # Whatever it was, it did not fail on the way.
+    assert (gds.direct_reads.module() is not None) == (request.param == "kvikio")
+
+
+@pytest.mark.parametrize("small", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_raw_tiles(tmp_path, way, kind, small, monkeypatch, cupy):
+    if small:
+        monkeypatch.setattr(raw_reader, "BATCH_BYTES", 30_000)
+        monkeypatch.setattr(gds, "PIECE_BYTES", 5000)
+    path, _ = test_raw_reader.write(tmp_path / "slide.tif", **KINDS[kind])
+    with open_slide(path, device="cpu") as slide:
+        expected = [slide.read_region(*window) for window in WINDOWS]
+    with open_slide(path, device="cuda") as slide:
+        for window, pixels in zip(WINDOWS, expected, strict=True):
+            found = slide.read_region(*window, device="cuda")
+            assert isinstance(found, cupy.ndarray)
+            np.testing.assert_array_equal(found.get(), pixels)
+        assert slide.stats()["decoded"]["raw"] > 0
+
+
+def test_raw_tiles_in_other_colours(tmp_path, way):
+    path, pixels = test_raw_reader.write(tmp_path / "slide.tif")
+    with with_profile(path, device="cuda") as slide:
+        found = slide.read_region((0, 0), (WIDTH, HEIGHT), device="cuda", color="srgb")
+    np.testing.assert_array_equal(found.get(), in_srgb(pixels))
+
+
+def test_a_large_raw_slide_by_many_threads(tmp_path, way, cupy):
+    """Memory that is used again and again shows the right pixels."""
+    import tifffile
+
+    pixels = np.random.default_rng(0).integers(0, 255, (4096, 4096, 3), np.uint8)
+    path = tmp_path / "slide.tif"
+    tifffile.imwrite(path, pixels, tile=(512, 512), photometric="rgb")
+    places = [(x, y) for x in range(0, 3000, 700) for y in range(0, 3000, 700)]
+    with open_slide(path, device="cuda") as slide:
+        regions = slide.read_regions(places, (1000, 900), device="cuda", num_workers=4)
+        for (x, y), found in zip(places, regions, strict=True):
+            np.testing.assert_array_equal(found.get(), pixels[y : y + 900, x : x + 1000])
+        whole = slide.read_region((0, 0), (4096, 4096), device="cuda")
+    np.testing.assert_array_equal(whole.get(), pixels)
+
+
+# Zarr
+
+zarr_tests = pytest.importorskip("tests.storage.test_zarr_gpu")
+no_warning = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3")
+
+
+@no_warning
+@pytest.mark.parametrize("small", [True, False])
+@pytest.mark.parametrize("missing", [False, True])
+@pytest.mark.parametrize("name", zarr_tests.STORED)
+def test_arrays(tmp_path, way, name, missing, small, monkeypatch, caplog, cupy):
+    own = zarr_tests.way_of(name)
+    if own == "nvcomp":
+        pytest.importorskip("nvidia.nvcomp")
+    if small:
+        monkeypatch.setattr(zarr_gpu, "BATCH_BYTES", 5000)
+    monkeypatch.setattr(zarr_gpu, "_said", set())
+    array = zarr_tests.make(tmp_path / "a.zarr", missing=missing, **zarr_tests.STORED[name])
+    for selection in zarr_tests.SELECTIONS:
+        expected = np.asarray(array[selection])
+        for how in ("auto", own, "host"):
+            found = read_zarr_to_gpu(array, selection, how=how)
+            assert isinstance(found, cupy.ndarray)
+            assert found.dtype == expected.dtype
+            np.testing.assert_array_equal(found.get(), expected, err_msg=f"{how} {selection}")
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "float64", "complex64"])
+@pytest.mark.parametrize("index", ["start", "end"])
+def test_chunks_that_are_not_aligned(tmp_path, dtype, index):
+    import zarr
+
+    codec = zarr.codecs.ShardingCodec(
+        chunk_shape=zarr_tests.CHUNKS, codecs=[zarr.codecs.BytesCodec()], index_location=index
+    )
+    array = zarr_tests.make(
+        tmp_path / "a.zarr", dtype=dtype, chunks=zarr_tests.SHARDS, serializer=codec
+    )
+    found = read_zarr_to_gpu(array, np.s_[1:, 3:50], how="direct")
+    np.testing.assert_array_equal(found.get(), array[1:, 3:50])
+
+
+@no_warning
+@pytest.mark.parametrize("chunk", [512, 2048])
+@pytest.mark.parametrize("name", ["raw v3", "zstd v3", "LZ4 v3", "LZ4 v2"])
+def test_large_chunks(tmp_path, name, chunk, cupy, caplog):
+    import zarr
+
+    own = zarr_tests.way_of(name)
+    options = zarr_tests.STORED[name].copy()
+    if own == "nvcomp":
+        pytest.importorskip("nvidia.nvcomp")
+        kind = options["compressors"], options["zarr_format"]
+        options["compressors"] = zarr_tests.compressor(*kind)
+    else:
+        options["compressors"] = None
+    y, x, c = np.ogrid[:3000, :2500, :3]
+    pixels = ((y // 3 + x * (c + 1)) % 251).astype(np.uint8)
+    array = zarr.create_array(
+        tmp_path / "a.zarr", shape=pixels.shape, chunks=(chunk, chunk, 3), dtype="u1", **options
+    )
+    array[...] = pixels
+    found = read_zarr_to_gpu(array, np.s_[5:2999], how=own)
+    np.testing.assert_array_equal(found.get(), pixels[5:2999])
