@@ -57,7 +57,8 @@ class Plain:
         for number, start in enumerate(starts):
             room, stream = self._rooms[mine[number % 2]], self._streams[mine[number % 2]]
             stream.synchronize()
-            view = memoryview(room)[: min(self._piece, self._size - start)]
+            memory: Any = room
+            view = memoryview(memory)[: min(self._piece, self._size - start)]
             size, place = len(view), self._offset + start
             while view:
                 count = os.preadv(self._file, [view], place)

@@ -65,7 +65,8 @@ def read(slide, place=(0, 0), size=(WIDTH, HEIGHT), **options):
 def small(monkeypatch):
     """Several batches, of several pieces each."""
     monkeypatch.setattr(raw_reader, "BATCH_BYTES", 30_000)
-    monkeypatch.setattr(gds, "PIECE_BYTES", 5000)
+    monkeypatch.setattr(gds, "LARGEST_PIECE", 5000)
+    monkeypatch.setattr(gds, "SMALLEST_PIECE", 100)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -48,7 +48,8 @@ def way(request, monkeypatch):
 def test_raw_tiles(tmp_path, way, kind, small, monkeypatch, cupy):
     if small:
         monkeypatch.setattr(raw_reader, "BATCH_BYTES", 30_000)
-        monkeypatch.setattr(gds, "PIECE_BYTES", 5000)
+        monkeypatch.setattr(gds, "LARGEST_PIECE", 5000)
+        monkeypatch.setattr(gds, "SMALLEST_PIECE", 100)
     path, _ = test_raw_reader.write(tmp_path / "slide.tif", **KINDS[kind])
     with open_slide(path, device="cpu") as slide:
         expected = [slide.read_region(*window) for window in WINDOWS]

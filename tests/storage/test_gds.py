@@ -99,7 +99,8 @@ class FakeFuture:
 def fresh(monkeypatch):
     """Nothing is known of kvikio, and files are read in small pieces."""
     monkeypatch.setattr(gds, "direct_reads", gds.DirectReads())
-    monkeypatch.setattr(gds, "PIECE_BYTES", 7000)
+    monkeypatch.setattr(gds, "LARGEST_PIECE", 7000)
+    monkeypatch.setattr(gds, "SMALLEST_PIECE", 100)
     for name in (gds.GDS, gds.THREADS, gds.COMPATIBILITY):
         monkeypatch.delenv(name, raising=False)
 
@@ -313,14 +314,15 @@ class TestState:
 
 
 class TestFileSource:
-    def test_read_into(self, source):
+    def test_reading(self, source):
         room = bytearray(500)
-        source.read_into(memoryview(room), 1234)
+        with source.reading() as read:
+            read(memoryview(room), 1234)
         assert bytes(room) == CONTENT[1234:1734]
 
     def test_the_end(self, source):
-        with pytest.raises(SlideChangedError):
-            source.read_into(memoryview(bytearray(500)), END - 100)
+        with source.reading() as read, pytest.raises(SlideChangedError):
+            read(memoryview(bytearray(500)), END - 100)
 
     def test_the_path_of_a_file_that_changed(self, source, path):
         assert source.checked_path() == str(path)

@@ -356,8 +356,7 @@ class DeviceReader:
                 self.device.follow(stream)
                 if reading.blank or not complete:
                     self.device.fill(reading.pixels, self._background, stream)
-                with prompt_switching():
-                    failed = raw.read(image, reading.tile, tiles, reading.pixels, window, stream)
+                failed = raw.read(image, reading.tile, tiles, reading.pixels, window, stream)
                 if reading.colors is not None:
                     self._recolor(reading, stream)
                 if reading.to_host:

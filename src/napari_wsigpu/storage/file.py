@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from contextlib import contextmanager
+from functools import partial
 from io import FileIO
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
@@ -190,11 +191,15 @@ class FileSource:
             self._check_unchanged(file)
         return self._path
 
-    def read_into(self, view: memoryview, offset: int) -> None:
-        """Fill a view with the bytes from a position on, all of which the file has."""
+    @contextmanager
+    def reading(self) -> Iterator[Callable[[memoryview, int], None]]:
+        """Give out what fills a view with the bytes from a position on; all threads may use it.
+
+        The file is checked once.
+        """
         with self._handle() as file:
             self._check_unchanged(file)
-            self._read_into(file, view, offset)
+            yield partial(self._read_into, file)
 
     def release(self) -> None:
         """Close the file, after reads in flight, until the next read opens it again."""

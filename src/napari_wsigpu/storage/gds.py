@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from importlib import import_module
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -20,17 +20,16 @@ import numpy as np
 from napari_wsigpu.errors import SlideChangedError, SlideError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from concurrent.futures import Future
+    from contextlib import AbstractContextManager
     from types import TracebackType
-
-    from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.device import Device, Event, Stream
     from napari_wsigpu.storage.file import Run
 
 PAGE = 4096
-PIECE_BYTES = 4 << 20
+SMALLEST_PIECE, LARGEST_PIECE = 512 << 10, 4 << 20
 MOST_THREADS = 8
 GDS = "WSIGPU_GDS"
 THREADS, COMPATIBILITY = "KVIKIO_NTHREADS", "KVIKIO_COMPAT_MODE"
@@ -45,8 +44,8 @@ class Readable(Protocol):
     def checked_path(self) -> str:
         """Return the path, once it is sure that the file there is the right one."""
 
-    def read_into(self, view: memoryview, offset: int) -> None:
-        """Fill a view with the bytes from a position on."""
+    def reading(self) -> AbstractContextManager[Callable[[memoryview, int], None]]:
+        """Give out what fills a view with the bytes from a position on."""
 
 
 class Batch(NamedTuple):
@@ -139,14 +138,54 @@ def reading_threads() -> int:
     return min(MOST_THREADS, os.cpu_count() or 1)
 
 
+class _Piece(NamedTuple):
+    """A part of a file, and the address in device memory that it goes to."""
+
+    source: Readable
+    offset: int
+    address: int
+    size: int
+
+
 class _Filling(NamedTuple):
-    """A buffer that is being filled."""
+    """A buffer that is being filled: by several threads, or by kvikio."""
 
     batch: Batch
     buffer: Any
-    pieces: list[Future[None]]
+    pieces: deque[_Piece]
+    helpers: list[Future[None]]
     submitted: list[tuple[Any, int, str]]
     files: ExitStack
+
+
+class _Rooms:
+    """Page-locked memory for one thread: one room is filled while the other one is uploaded."""
+
+    def __init__(self, device: Device) -> None:
+        self._memory = [device.staging(1, LARGEST_PIECE)[0] for _ in range(2)]
+        self._uploaded: list[Event | None] = [None, None]
+        self._device = device
+
+    def move(self, read: Callable[[memoryview, int], None], piece: _Piece, stream: Stream) -> None:
+        """Read a piece and upload it."""
+        memory: Any = self._memory[0][: piece.size]
+        self._wait()
+        read(memoryview(memory), piece.offset)
+        self._device.upload(piece.address, memory, stream)
+        self._uploaded[0] = self._device.record(stream)
+        self._memory.reverse()
+        self._uploaded.reverse()
+
+    def close(self) -> None:
+        """Return when nothing is uploaded any more."""
+        for _ in range(2):
+            self._wait()
+            self._uploaded.reverse()
+
+    def _wait(self) -> None:
+        if self._uploaded[0] is not None:
+            self._uploaded[0].synchronize()
+            self._uploaded[0] = None
 
 
 class Transfer:
@@ -163,12 +202,9 @@ class Transfer:
     def __init__(self, device: Device, stream: Stream) -> None:
         self._device = device
         self._stream = stream
-        threads = reading_threads()
-        self._pool = ThreadPoolExecutor(threads, "wsigpu-read")
-        # Page-locked rooms, each with the upload out of it; made when first needed.
-        self._rooms: SimpleQueue[tuple[NDArray[np.uint8], Event | None] | None] = SimpleQueue()
-        for _ in range(2 * threads):
-            self._rooms.put(None)
+        self._threads = reading_threads()
+        self._pool = ThreadPoolExecutor(self._threads, "wsigpu-read")
+        self._rooms: deque[_Rooms] = deque()
 
     def __enter__(self) -> Transfer:
         return self
@@ -180,10 +216,8 @@ class Transfer:
         traceback: TracebackType | None,
     ) -> None:
         self._pool.shutdown(cancel_futures=True)
-        while not self._rooms.empty():
-            room = self._rooms.get()
-            if room is not None and room[1] is not None:
-                room[1].synchronize()
+        for rooms in self._rooms:
+            rooms.close()
 
     def buffers(self, batches: Iterable[Batch]) -> Iterator[Any]:
         """Read batches, each while the one before it is used.
@@ -219,7 +253,7 @@ class Transfer:
     def _begin(self, batch: Batch) -> _Filling:
         with self._stream:
             buffer = self._device.empty((batch.size,), np.uint8)
-        filling = _Filling(batch, buffer, [], [], ExitStack())
+        filling = _Filling(batch, buffer, deque(), [], [], ExitStack())
         module = direct_reads.module()
         if module is None:
             self._by_threads(filling)
@@ -244,28 +278,39 @@ class Transfer:
                 filling.submitted.append((file.pread(part, size, offset), size, path))
 
     def _by_threads(self, filling: _Filling) -> None:
-        first = self._device.address(filling.buffer)
+        """Have helpers begin; who waits for the buffer helps them."""
+        first, total = self._device.address(filling.buffer), filling.batch.size
+        share = -(-total // self._threads // PAGE) * PAGE
+        most = max(SMALLEST_PIECE, min(share, LARGEST_PIECE))
         for source, runs in filling.batch.reads:
             for offset, place, size in runs:
-                for done in range(0, size, PIECE_BYTES):
-                    piece = first + place + done, offset + done, min(PIECE_BYTES, size - done)
-                    filling.pieces.append(self._pool.submit(self._move, source, *piece))
+                for done in range(0, size, most):
+                    target = first + place + done
+                    piece = _Piece(source, offset + done, target, min(most, size - done))
+                    filling.pieces.append(piece)
+        for _ in range(min(self._threads, len(filling.pieces)) - 1):
+            filling.helpers.append(self._pool.submit(self._move, filling.pieces))
 
-    def _move(self, source: Readable, address: int, offset: int, size: int) -> None:
-        """Read a piece of a file and upload it."""
-        room: Any
-        room, uploaded = self._rooms.get() or (None, None)
-        try:
-            with self._device.active():
-                if room is None:
-                    room = self._device.staging(1, PIECE_BYTES)[0]
-                if uploaded is not None:
-                    uploaded.synchronize()
-                source.read_into(memoryview(room)[:size], offset)
-                self._device.upload(address, room[:size], self._stream)
-                uploaded = self._device.record(self._stream)
-        finally:
-            self._rooms.put(None if room is None else (room, uploaded))
+    def _move(self, pieces: deque[_Piece]) -> None:
+        """Read pieces and upload them until none is left."""
+        source: Readable | None = None
+        with self._device.active(), ExitStack() as opened:
+            rooms = self._rooms.pop() if self._rooms else _Rooms(self._device)
+            try:
+                while pieces:
+                    piece = pieces.popleft()
+                    if piece.source is not source:
+                        opened.close()
+                        source = piece.source
+                        read = opened.enter_context(source.reading())
+                    rooms.move(read, piece, self._stream)
+            except IndexError:  # another thread has taken the last one
+                pass
+            except BaseException:
+                pieces.clear()
+                raise
+            finally:
+                self._rooms.append(rooms)
 
     def _finish(self, filling: _Filling) -> Any:
         """Return the buffer, filled for work on the stream."""
@@ -275,8 +320,9 @@ class Transfer:
                 raise error
             if error is not None:
                 self._again(filling, error)
-            for piece in filling.pieces:
-                piece.result()
+            self._move(filling.pieces)
+            for helper in filling.helpers:
+                helper.result()
         except BaseException:
             self._drop(filling)
             raise
@@ -285,9 +331,10 @@ class Transfer:
     def _drop(self, filling: _Filling) -> None:
         """Return when nobody writes to the buffer any more."""
         self._await(filling)
-        for piece in filling.pieces:
-            if not piece.cancel():
-                piece.exception()
+        filling.pieces.clear()
+        for helper in filling.helpers:
+            if not helper.cancel():
+                helper.exception()
 
     def _await(self, filling: _Filling) -> Exception | None:
         """Return when nothing more is written by kvikio, with what went wrong."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from contextlib import contextmanager
 from importlib import import_module
 from itertools import product
 from pathlib import Path
@@ -16,7 +17,7 @@ from napari_wsigpu.storage.file import Run, join_ranges
 from napari_wsigpu.storage.gds import PAGE, Batch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 NUMBERS = "biufc"
 MISSING = 2**64 - 1
@@ -105,15 +106,20 @@ class ChunkFile:
         """Return the path."""
         return self._path
 
-    def read_into(self, view: memoryview, offset: int) -> None:
-        """Fill a view with the bytes from a position on."""
+    @contextmanager
+    def reading(self) -> Iterator[Callable[[memoryview, int], None]]:
+        """Open it, and give out what fills a view with the bytes from a position on."""
         with Path(self._path).open("rb", buffering=0) as file:
-            file.seek(offset)
-            while view:
-                count = file.readinto(view)
-                if not count:
-                    raise EOFError(f"'{self._path}' ends early")
-                view = view[count:]
+
+            def read(view: memoryview, offset: int) -> None:
+                file.seek(offset)
+                while view:
+                    count = file.readinto(view)
+                    if not count:
+                        raise EOFError(f"'{self._path}' ends early")
+                    view = view[count:]
+
+            yield read
 
 
 def axes_of(selection: Any, shape: Sequence[int]) -> tuple[Axis, ...]:
