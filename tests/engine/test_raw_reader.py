@@ -6,11 +6,12 @@ import pytest
 import tifffile
 
 from napari_wsigpu import open_slide
+from napari_wsigpu.codecs.color import ColorProfile
 from napari_wsigpu.engine import raw_reader
 from napari_wsigpu.errors import RegionError, SlideChangedError, TileError
 from napari_wsigpu.storage import gds
 from tests import slides, tiffbytes
-from tests.test_display_color import in_srgb, with_profile
+from tests.test_display_color import PROFILE, in_srgb, with_profile
 
 pytest.importorskip("nvidia.nvimgcodec")
 
@@ -141,6 +142,13 @@ def test_a_tile_that_is_too_long_is_cut(tmp_path, host_gpu):
         np.testing.assert_array_equal(read(slide), pixels)
 
 
+@pytest.fixture
+def table():
+    """Kept, so that it is made once."""
+    return ColorProfile(PROFILE, "slide").table()
+
+
+@pytest.mark.usefixtures("table")
 def test_colours(tmp_path, host_gpu):
     path, pixels = write(tmp_path / "slide.tif")
     with with_profile(path, device="cuda") as slide:
@@ -228,8 +236,8 @@ def test_many_threads(tmp_path, host_gpu):
     assert not wrong
 
 
-@pytest.mark.usefixtures("leaves_nothing")
-def test_nothing_is_left(tmp_path, host_gpu):
+def test_no_handle_is_left(tmp_path, host_gpu, handles_of):
     path, _ = write(tmp_path / "slide.tif")
     with open_slide(path, device="cuda") as slide:
         read(slide)
+    assert handles_of(path) == 0

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from napari_wsigpu.errors import SlideChangedError, SlideClosedError, SlideReadError
 from napari_wsigpu.storage import gds
 from napari_wsigpu.storage.file import FileSource, Run, join_ranges
-from napari_wsigpu.storage.gds import Batch, Transfer
+from napari_wsigpu.storage.gds import Batch, Loader, Transfer
 from tests.host_device import HostDevice
 
 CONTENT = np.random.default_rng(0).bytes(100_000)
@@ -132,13 +132,17 @@ def batches(source, count=4, size=20_000):
 def transferred(source, device=None, **options):
     """Read batches; the bytes of each run that came, and those of the file."""
     device = device or HostDevice()
+    loader = Loader(device)
     found, expected = [], []
     wanted = batches(source, **options)
-    with Transfer(device, device.new_stream()) as transfer:
+    try:
+        transfer = Transfer(loader, device.new_stream())
         for batch, buffer in zip(wanted, transfer.buffers(wanted), strict=True):
             for _, runs in batch.reads:
                 found += [bytes(buffer[place : place + size]) for _, place, size in runs]
                 expected += [CONTENT[offset : offset + size] for offset, _, size in runs]
+    finally:
+        loader.close()
     return found, expected
 
 
@@ -175,9 +179,9 @@ class TestTransfer:
 
     def test_nothing(self, source):
         device = HostDevice()
-        with Transfer(device, device.new_stream()) as transfer:
-            assert list(transfer.buffers([])) == []
-            [empty] = transfer.buffers([Batch(0, [(source, [])])])
+        transfer = Transfer(Loader(device), device.new_stream())
+        assert list(transfer.buffers([])) == []
+        [empty] = transfer.buffers([Batch(0, [(source, [])])])
         assert empty.shape == (0,)
 
     @pytest.mark.parametrize("fails", ["open", "submit", "read"])
@@ -212,10 +216,11 @@ class TestTransfer:
         if by == "kvikio":
             kvikio = request.getfixturevalue("kvikio")
         device = HostDevice()
-        with Transfer(device, device.new_stream()) as transfer:
-            buffers = transfer.buffers(batches(source))
-            next(buffers)
-            buffers.close()
+        loader = Loader(device)
+        buffers = Transfer(loader, device.new_stream()).buffers(batches(source))
+        next(buffers)
+        buffers.close()
+        loader.close()
         source.release()
         if by == "kvikio":
             assert kvikio.open == 0
@@ -255,9 +260,10 @@ class TestTransfer:
         made = []
         empty = device.empty
         device.empty = lambda *arguments: made.append(arguments) or empty(*arguments)
-        with Transfer(device, device.new_stream()) as transfer:
-            for number, _ in enumerate(transfer.buffers(batches(source))):
-                assert len(made) == min(4, number + 2)
+        transfer = Transfer(Loader(device), device.new_stream())
+        made.clear()
+        for number, _ in enumerate(transfer.buffers(batches(source))):
+            assert len(made) == min(4, number + 2)
 
 
 class TestState:

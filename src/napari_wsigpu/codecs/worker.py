@@ -14,6 +14,7 @@ import numpy as np
 from napari_wsigpu.codecs.cpu import decode_tile
 from napari_wsigpu.codecs.workspace import Workspace
 from napari_wsigpu.errors import DeviceError
+from napari_wsigpu.storage.gds import Loader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,6 +44,11 @@ class DecodeWorker:
     ----------
     device : Device
         What it decodes on.
+
+    Attributes
+    ----------
+    loader : Loader
+        Brings to the device what needs no decoding.
     """
 
     def __init__(self, device: Device) -> None:
@@ -56,6 +62,7 @@ class DecodeWorker:
         self._decoders: dict[str, tuple[LibraryDecoder, str] | None] = {}
         self._workspaces: deque[Workspace] = deque(maxlen=MOST_IDLE)
         self._witness: ThreadPoolExecutor | None = None
+        self.loader = Loader(device)
         self._warned: set[str] = set()
 
     def submit(self, job: Job) -> None:
@@ -88,6 +95,7 @@ class DecodeWorker:
             witness, self._witness = self._witness, None
         if witness is not None:
             witness.shutdown()
+        self.loader.close()
         self.trim()
 
     def take_workspace(self) -> Workspace:

@@ -116,7 +116,9 @@ class DeviceReader:
         self._tiles = tiles
         self._log = log
         self._timed = timed
-        self._raw = RawReader(self.device, source, log) if isinstance(source, FileSource) else None
+        self._raw: RawReader | None = None
+        if isinstance(source, FileSource):
+            self._raw = RawReader(decoder.worker.loader, source, log)
         self._lock = threading.Lock()
         self._released = False
         self._doubted = False

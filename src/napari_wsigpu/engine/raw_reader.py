@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from napari_wsigpu.codecs.raw import segments_of
@@ -11,10 +12,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from napari_wsigpu.codecs.device import Device, Stream, TileFormat, Window
+    from napari_wsigpu.codecs.device import Stream, TileFormat, Window
     from napari_wsigpu.engine.log import TileLog
     from napari_wsigpu.formats.layout import LevelLayout
     from napari_wsigpu.storage.file import FileSource, Joined
+    from napari_wsigpu.storage.gds import Loader
 
 BATCH_BYTES = 256 << 20
 
@@ -24,12 +26,13 @@ class RawReader:
 
     Parameters
     ----------
-    device, source, log
-        Where pixels go, where bytes come from, and what counts them.
+    loader, source, log
+        What brings bytes to the device, where they come from, and what counts them.
     """
 
-    def __init__(self, device: Device, source: FileSource, log: TileLog) -> None:
-        self._device = device
+    def __init__(self, loader: Loader, source: FileSource, log: TileLog) -> None:
+        self._loader = loader
+        self._device = loader.device
         self._source = source
         self._log = log
 
@@ -93,8 +96,8 @@ class RawReader:
         batches = [Batch(plan.size, [(self._source, plan.runs)]) for plan in joined]
         failures: dict[int, str] = {}
         level = (image.height, image.width)
-        with Transfer(self._device, stream) as transfer:
-            for number, buffer in enumerate(transfer.buffers(batches)):
+        with closing(Transfer(self._loader, stream).buffers(batches)) as buffers:
+            for number, buffer in enumerate(buffers):
                 part, plan = parts[number], joined[number]
                 present = image.grid.byte_counts[:, part[:, 0], part[:, 1]] > 0
                 starts, lengths = (

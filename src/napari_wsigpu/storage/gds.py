@@ -20,12 +20,11 @@ import numpy as np
 from napari_wsigpu.errors import SlideChangedError, SlideError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Sequence
     from concurrent.futures import Future
     from contextlib import AbstractContextManager
-    from types import TracebackType
 
-    from napari_wsigpu.codecs.device import Device, Event, Stream
+    from napari_wsigpu.codecs.device import Device, Stream
     from napari_wsigpu.storage.file import Run
 
 PAGE = 4096
@@ -162,64 +161,111 @@ class _Rooms:
     """Page-locked memory for one thread: one room is filled while the other one is uploaded."""
 
     def __init__(self, device: Device) -> None:
-        self._memory = [device.staging(1, LARGEST_PIECE)[0] for _ in range(2)]
-        self._uploaded: list[Event | None] = [None, None]
         self._device = device
+        self._rooms: list[tuple[Any, Stream]] = [
+            (device.staging(1, LARGEST_PIECE)[0], device.new_stream()) for _ in range(2)
+        ]
 
-    def move(self, read: Callable[[memoryview, int], None], piece: _Piece, stream: Stream) -> None:
+    def follow(self, stream: Stream) -> None:
+        """Have uploads wait for what a stream holds now."""
+        with stream:
+            for _, own in self._rooms:
+                self._device.follow(own)
+
+    def move(self, read: Callable[[memoryview, int], None], piece: _Piece) -> None:
         """Read a piece and upload it."""
-        memory: Any = self._memory[0][: piece.size]
-        self._wait()
-        read(memoryview(memory), piece.offset)
-        self._device.upload(piece.address, memory, stream)
-        self._uploaded[0] = self._device.record(stream)
-        self._memory.reverse()
-        self._uploaded.reverse()
+        room, stream = self._rooms[0]
+        stream.synchronize()
+        read(memoryview(room)[: piece.size], piece.offset)
+        self._device.upload(piece.address, room[: piece.size], stream)
+        self._rooms.reverse()
 
-    def close(self) -> None:
-        """Return when nothing is uploaded any more."""
-        for _ in range(2):
-            self._wait()
-            self._uploaded.reverse()
-
-    def _wait(self) -> None:
-        if self._uploaded[0] is not None:
-            self._uploaded[0].synchronize()
-            self._uploaded[0] = None
+    def wait(self) -> None:
+        """Return when all is uploaded."""
+        for _, stream in self._rooms:
+            stream.synchronize()
 
 
-class Transfer:
-    """Reads ranges of files into device memory, for one thread; use it in a ``with`` statement.
+class Loader:
+    """Threads and page-locked memory that bring files to a device.
+
+    One a device: threads that are new to CUDA take longer to start than to read a few tiles. They
+    start with the first read.
 
     Parameters
     ----------
     device : Device
-        The device; has to be the thread's current one.
+        The device.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.threads = reading_threads()
+        self._lock = threading.Lock()
+        self._pool: ThreadPoolExecutor | None = None
+        self._idle: deque[_Rooms] = deque(maxlen=self.threads)
+
+    def help(self, pieces: deque[_Piece], stream: Stream) -> Future[None]:
+        """Have a thread move pieces."""
+        with self._lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self.threads, "wsigpu-read")
+            return self._pool.submit(self.move, pieces, stream)
+
+    def move(self, pieces: deque[_Piece], stream: Stream) -> None:
+        """Read pieces and upload them, after what the stream holds now, until none is left."""
+        if not pieces:
+            return
+        source: Readable | None = None
+        with self.device.active(), ExitStack() as opened:
+            try:
+                rooms = self._idle.pop()
+            except IndexError:
+                rooms = _Rooms(self.device)
+            rooms.follow(stream)
+            try:
+                while True:
+                    piece = pieces.popleft()
+                    if piece.source is not source:
+                        opened.close()
+                        source = piece.source
+                        read = opened.enter_context(source.reading())
+                    rooms.move(read, piece)
+            except IndexError:  # none is left
+                pass
+            except BaseException:
+                pieces.clear()
+                raise
+            finally:
+                rooms.wait()
+                self._idle.append(rooms)
+
+    def close(self) -> None:
+        """End the threads, and give the memory back."""
+        with self._lock:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown()
+        self._idle.clear()
+
+
+class Transfer:
+    """Reads ranges of files into device memory, for one thread.
+
+    Parameters
+    ----------
+    loader : Loader
+        Of the device, which has to be the thread's current one.
     stream : Stream
         The order of work in which buffers are filled and used.
     """
 
-    def __init__(self, device: Device, stream: Stream) -> None:
-        self._device = device
+    def __init__(self, loader: Loader, stream: Stream) -> None:
+        self._loader = loader
+        self._device = loader.device
         self._stream = stream
-        self._threads = reading_threads()
-        self._pool = ThreadPoolExecutor(self._threads, "wsigpu-read")
-        self._rooms: deque[_Rooms] = deque()
 
-    def __enter__(self) -> Transfer:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._pool.shutdown(cancel_futures=True)
-        for rooms in self._rooms:
-            rooms.close()
-
-    def buffers(self, batches: Iterable[Batch]) -> Iterator[Any]:
+    def buffers(self, batches: Iterable[Batch]) -> Generator[Any, None, None]:
         """Read batches, each while the one before it is used.
 
         Yields
@@ -280,7 +326,7 @@ class Transfer:
     def _by_threads(self, filling: _Filling) -> None:
         """Have helpers begin; who waits for the buffer helps them."""
         first, total = self._device.address(filling.buffer), filling.batch.size
-        share = -(-total // self._threads // PAGE) * PAGE
+        share = -(-total // self._loader.threads // PAGE) * PAGE
         most = max(SMALLEST_PIECE, min(share, LARGEST_PIECE))
         for source, runs in filling.batch.reads:
             for offset, place, size in runs:
@@ -288,39 +334,18 @@ class Transfer:
                     target = first + place + done
                     piece = _Piece(source, offset + done, target, min(most, size - done))
                     filling.pieces.append(piece)
-        for _ in range(min(self._threads, len(filling.pieces)) - 1):
-            filling.helpers.append(self._pool.submit(self._move, filling.pieces))
-
-    def _move(self, pieces: deque[_Piece]) -> None:
-        """Read pieces and upload them until none is left."""
-        source: Readable | None = None
-        with self._device.active(), ExitStack() as opened:
-            rooms = self._rooms.pop() if self._rooms else _Rooms(self._device)
-            try:
-                while pieces:
-                    piece = pieces.popleft()
-                    if piece.source is not source:
-                        opened.close()
-                        source = piece.source
-                        read = opened.enter_context(source.reading())
-                    rooms.move(read, piece, self._stream)
-            except IndexError:  # another thread has taken the last one
-                pass
-            except BaseException:
-                pieces.clear()
-                raise
-            finally:
-                self._rooms.append(rooms)
+        for _ in range(min(self._loader.threads, len(filling.pieces)) - 1):
+            filling.helpers.append(self._loader.help(filling.pieces, self._stream))
 
     def _finish(self, filling: _Filling) -> Any:
-        """Return the buffer, filled for work on the stream."""
+        """Return the buffer, filled."""
         try:
             error = self._await(filling)
             if isinstance(error, SlideError):
                 raise error
             if error is not None:
                 self._again(filling, error)
-            self._move(filling.pieces)
+            self._loader.move(filling.pieces, self._stream)
             for helper in filling.helpers:
                 helper.result()
         except BaseException:

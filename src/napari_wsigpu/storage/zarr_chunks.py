@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 from contextlib import contextmanager
 from importlib import import_module
+from io import FileIO
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -109,7 +111,7 @@ class ChunkFile:
     @contextmanager
     def reading(self) -> Iterator[Callable[[memoryview, int], None]]:
         """Open it, and give out what fills a view with the bytes from a position on."""
-        with Path(self._path).open("rb", buffering=0) as file:
+        with FileIO(self._path) as file:
 
             def read(view: memoryview, offset: int) -> None:
                 file.seek(offset)
@@ -248,12 +250,12 @@ def find_chunks(array: Any, stored: Encoded, axes: Sequence[Axis]) -> tuple[list
     UnsupportedArrayError
         If a file is not as long as it should be, which zarr has words for.
     """
-    root = Path(array.store.root, array.path)
+    root = os.path.join(array.store.root, array.path)  # noqa: PTH118 - there may be many chunks
     outer = stored.shard or stored.chunk
     chunks: list[Chunk] = []
     complete = True
     pieces = [_pieces(axis, size) for axis, size in zip(axes, stored.chunk, strict=True)]
-    indices: dict[tuple[int, ...], ShardIndex | None] = {}
+    indices: dict[tuple[int, ...], Places | None] = {}
     for parts in product(*pieces):
         place = tuple(part[0] for part in parts)
         file = tuple(
@@ -261,8 +263,8 @@ def find_chunks(array: Any, stored: Encoded, axes: Sequence[Axis]) -> tuple[list
             for number, inner, size in zip(place, stored.chunk, outer, strict=True)
         )
         if file not in indices:
-            path = root / array.metadata.encode_chunk_key(file)
-            indices[file] = _index(path, stored)
+            path = f"{root}/{array.metadata.encode_chunk_key(file)}"
+            indices[file] = _places(path, stored)
         index = indices[file]
         found = None if index is None else index.place(place)
         if index is None or found is None:
@@ -290,50 +292,60 @@ def _pieces(axis: Axis, size: int) -> list[tuple[int, slice, slice]]:
     return pieces
 
 
-class ShardIndex:
-    """Where chunks lie in one file."""
+class Places(NamedTuple):
+    """Where chunks lie in one file.
 
-    def __init__(self, path: str, places: np.ndarray[Any, Any]) -> None:
-        self.path = path
-        self._places = places
+    Attributes
+    ----------
+    path : str
+        The file.
+    size : int
+        Its size, which is that of the only chunk, if there is no table.
+    table : ndarray of uint64, or None
+        Offset and size of the chunks of a shard, by their place in it.
+    """
+
+    path: str
+    size: int
+    table: np.ndarray[Any, Any] | None = None
 
     def place(self, chunk: tuple[int, ...]) -> tuple[int, int] | None:
         """Return offset and size of a chunk, None if it is missing."""
-        inside = tuple(
-            number % count for number, count in zip(chunk, self._places.shape, strict=False)
-        )
-        offset, size = self._places[inside].tolist()
+        if self.table is None:
+            return 0, self.size
+        counts = self.table.shape
+        inside = tuple(number % count for number, count in zip(chunk, counts, strict=False))
+        offset, size = self.table[inside].tolist()
         return None if offset == size == MISSING else (offset, size)
 
 
-def _index(path: Path, stored: Encoded) -> ShardIndex | None:
+def _places(path: str, stored: Encoded) -> Places | None:
     """Return what a file holds, None if there is no file."""
     try:
-        length = path.stat().st_size
+        length = os.stat(path).st_size  # noqa: PTH116 - there may be many
     except FileNotFoundError:
         return None
-    if stored.shard is None:
-        places = np.array([0, length], np.uint64).reshape(*[1] * len(stored.chunk), 2)
-    else:
+    table, used = None, [[0, length]]
+    if stored.shard is not None:
         counts = [n // m for n, m in zip(stored.shard, stored.chunk, strict=True)]
-        places = _read_index(path, length, (*counts, 2), first=stored.index_first)
-    used = places[places[..., 0] != MISSING].astype(object)
+        table = _read_index(path, length, (*counts, 2), first=stored.index_first)
+        used = table[table[..., 0] != MISSING].tolist()
     raw = stored.algorithm is None
     if any(
         offset + size > length or (size != stored.size if raw else not size)
         for offset, size in used
     ):
         raise UnsupportedArrayError(f"'{path}' is not as long as its chunks are")
-    return ShardIndex(str(path), places)
+    return Places(path, length, table)
 
 
 def _read_index(
-    path: Path, length: int, shape: tuple[int, ...], *, first: bool
+    path: str, length: int, shape: tuple[int, ...], *, first: bool
 ) -> np.ndarray[Any, Any]:
     size = math.prod(shape) * np.dtype(np.uint64).itemsize
     if length < size + CHECKSUM:
         raise UnsupportedArrayError(f"'{path}' is shorter than the index of a shard")
-    with path.open("rb") as file:
+    with Path(path).open("rb") as file:
         file.seek(0 if first else length - size - CHECKSUM)
         data = file.read(size + CHECKSUM)
     checksum = import_module("google_crc32c").value(data[:size])
@@ -351,11 +363,18 @@ def plan(chunks: Sequence[Chunk]) -> tuple[Batch, list[int]]:
     starts = [0] * len(chunks)
     place = 0
     for path, members in files.items():
+        source = ChunkFile(path)
+        if len(members) == 1:
+            offset, size = chunks[members[0]][1:3]
+            reads.append((source, [Run(offset, place, size)]))
+            starts[members[0]] = place
+            place += -(-size // PAGE) * PAGE
+            continue
         offsets = np.array([chunks[number].offset for number in members], np.int64)
         sizes = np.array([chunks[number].size for number in members], np.int64)
         joined = join_ranges(offsets, sizes, int((offsets + sizes).max()), PAGE)
         runs = [Run(offset, place + inside, size) for offset, inside, size in joined.runs]
-        reads.append((ChunkFile(path), runs))
+        reads.append((source, runs))
         for number, start in zip(members, joined.starts.tolist(), strict=True):
             starts[number] = place + start
         place += -(-joined.size // PAGE) * PAGE

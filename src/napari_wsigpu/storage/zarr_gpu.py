@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+from contextlib import closing
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from napari_wsigpu.codecs.device import Device, Stream
+    from napari_wsigpu.storage.gds import Loader
     from napari_wsigpu.storage.zarr_chunks import Axis, Chunk, Encoded
 
 WAYS = ("direct", "nvcomp", "host")
@@ -80,7 +82,8 @@ def read_zarr_to_gpu(
         raise RegionError(
             f"There is no way {how!r} to read; use 'auto', 'direct', 'nvcomp' or 'host'."
         )
-    target = gpu_worker(cuda_index(device)).device
+    worker = gpu_worker(cuda_index(device))
+    target = worker.device
     opened = _opened(array)
     axes = axes_of(selection, opened.shape)
     failure: Exception | None = None
@@ -89,7 +92,7 @@ def read_zarr_to_gpu(
             with target.active():
                 if way == "host":
                     return _on_host(opened, axes, target)
-                return _by_chunks(opened, axes, target, compressed=way == "nvcomp")
+                return _by_chunks(opened, axes, worker.loader, compressed=way == "nvcomp")
         except UnsupportedArrayError as error:
             failure = error
         except SlideError:
@@ -143,7 +146,8 @@ def _on_host(array: Any, axes: Sequence[Axis], device: Device) -> Any:
     return found.reshape(_shape(axes))
 
 
-def _by_chunks(array: Any, axes: Sequence[Axis], device: Device, *, compressed: bool) -> Any:
+def _by_chunks(array: Any, axes: Sequence[Axis], loader: Loader, *, compressed: bool) -> Any:
+    device = loader.device
     stored = encoded(array)
     if compressed != (stored.algorithm is not None):
         raise UnsupportedArrayError(
@@ -158,7 +162,7 @@ def _by_chunks(array: Any, axes: Sequence[Axis], device: Device, *, compressed: 
     try:
         if not complete:
             device.fill(pixels, array.fill_value or 0, stream)
-        _fill(pixels, stored, batches, device, stream)
+        _fill(pixels, stored, batches, loader, stream)
     finally:
         stream.synchronize()
     return pixels.reshape(_shape(axes))
@@ -168,14 +172,15 @@ def _fill(
     pixels: Any,
     stored: Encoded,
     batches: Sequence[Sequence[Chunk]],
-    device: Device,
+    loader: Loader,
     stream: Stream,
 ) -> None:
     """Read chunks, and put them where they belong."""
+    device = loader.device
     plans = [plan(chunks) for chunks in batches]
-    with Transfer(device, stream) as transfer:
-        for number, buffer in enumerate(transfer.buffers([batch for batch, _ in plans])):
-            chunks, starts = batches[number], plans[number][1]
+    reads = Transfer(loader, stream).buffers([batch for batch, _ in plans])
+    with closing(reads) as buffers:
+        for (_, starts), chunks, buffer in zip(plans, batches, buffers, strict=True):
             parts = [
                 buffer[start : start + chunk.size]
                 for start, chunk in zip(starts, chunks, strict=True)
