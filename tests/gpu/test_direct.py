@@ -43,13 +43,22 @@ def way(request, monkeypatch):
     assert (gds.direct_reads.module() is not None) == (request.param == "kvikio")
 
 
+@pytest.fixture
+def small_pieces(device, monkeypatch):
+    monkeypatch.setattr(gds, "LARGEST_PIECE", 5000)
+    monkeypatch.setattr(gds, "SMALLEST_PIECE", 100)
+    loader = gds.Loader(device)
+    monkeypatch.setattr(choose.gpu_worker(0), "loader", loader)
+    yield
+    loader.close()
+
+
+@pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("small", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_raw_tiles(tmp_path, way, kind, small, monkeypatch, cupy):
     if small:
         monkeypatch.setattr(raw_reader, "BATCH_BYTES", 30_000)
-        monkeypatch.setattr(gds, "LARGEST_PIECE", 5000)
-        monkeypatch.setattr(gds, "SMALLEST_PIECE", 100)
     path, _ = test_raw_reader.write(tmp_path / "slide.tif", **KINDS[kind])
     with open_slide(path, device="cpu") as slide:
         expected = [slide.read_region(*window) for window in WINDOWS]

@@ -160,10 +160,10 @@ class _Filling(NamedTuple):
 class _Rooms:
     """Page-locked memory for one thread: one room is filled while the other one is uploaded."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, size: int) -> None:
         self._device = device
         self._rooms: list[tuple[Any, Stream]] = [
-            (device.staging(1, LARGEST_PIECE)[0], device.new_stream()) for _ in range(2)
+            (device.staging(1, size)[0], device.new_stream()) for _ in range(2)
         ]
 
     def follow(self, stream: Stream) -> None:
@@ -196,11 +196,21 @@ class Loader:
     ----------
     device : Device
         The device.
+
+    Attributes
+    ----------
+    device : Device
+        The same.
+    threads : int
+        How many there are.
+    largest : int
+        Bytes that are read at once at most.
     """
 
     def __init__(self, device: Device) -> None:
         self.device = device
         self.threads = reading_threads()
+        self.largest = LARGEST_PIECE
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
         self._idle: deque[_Rooms] = deque(maxlen=self.threads)
@@ -221,7 +231,7 @@ class Loader:
             try:
                 rooms = self._idle.pop()
             except IndexError:
-                rooms = _Rooms(self.device)
+                rooms = _Rooms(self.device, self.largest)
             rooms.follow(stream)
             try:
                 while True:
@@ -327,7 +337,7 @@ class Transfer:
         """Have helpers begin; who waits for the buffer helps them."""
         first, total = self._device.address(filling.buffer), filling.batch.size
         share = -(-total // self._loader.threads // PAGE) * PAGE
-        most = max(SMALLEST_PIECE, min(share, LARGEST_PIECE))
+        most = max(SMALLEST_PIECE, min(share, self._loader.largest))
         for source, runs in filling.batch.reads:
             for offset, place, size in runs:
                 for done in range(0, size, most):
