@@ -121,7 +121,13 @@ def measure(path: Path, side: int) -> dict[str, Any]:
 
         ways: dict[str, Callable[[], None]] = {
             f"plain, {threads} x {piece >> 20} MiB": Plain(str(path), first, size, threads, piece)
-            for threads, piece in ((4, 4 << 20), (8, 4 << 20), (8, 16 << 20), (16, 4 << 20))
+            for threads, piece in (
+                (4, 4 << 20),
+                (8, 4 << 20),
+                (8, 8 << 20),
+                (16, 4 << 20),
+                (16, 8 << 20),
+            )
         }
         ways |= {"ours, by threads": by("off"), "ours, by kvikio": by("kvikio")}
         with tifffile.TiffFile(path) as file:

@@ -1,5 +1,6 @@
 import logging
 import sys
+from itertools import chain
 from pathlib import Path
 
 import numcodecs
@@ -17,7 +18,13 @@ from napari_wsigpu.errors import (
     UnsupportedArrayError,
 )
 from napari_wsigpu.storage import zarr_gpu
-from napari_wsigpu.storage.zarr_chunks import axes_of, encoded, find_chunks
+from napari_wsigpu.storage.zarr_chunks import (
+    MOST_CHUNKS,
+    axes_of,
+    batches_of,
+    encoded,
+    find_chunks,
+)
 from napari_wsigpu.storage.zarr_gpu import read_zarr_to_gpu
 
 pytest.importorskip("nvidia.nvimgcodec")
@@ -333,3 +340,16 @@ def test_chunks_are_found_as_zarr_reads_them(tmp_path_factory, data):
         assert part.size == stored.nbytes
         found[part.target] = stored[part.inside]
     np.testing.assert_array_equal(found, (np.arange(size) + 1)[begin:end:step])
+
+
+def test_a_batch_is_of_few_files(tmp_path):
+    array = zarr.create_array(
+        tmp_path / "a.zarr", shape=(300,), chunks=(1,), dtype="u1", compressors=None
+    )
+    array[...] = np.arange(300) % 251
+    axes = axes_of(..., array.shape)
+    chunks, _ = find_chunks(array, encoded(array), axes)
+    batches = list(batches_of(chunks, 1 << 20))
+    assert [len(batch) for batch in batches] == [MOST_CHUNKS, MOST_CHUNKS, 300 - 2 * MOST_CHUNKS]
+    assert list(chain.from_iterable(batches)) == chunks
+    np.testing.assert_array_equal(read_zarr_to_gpu(array, how="direct"), array[...])

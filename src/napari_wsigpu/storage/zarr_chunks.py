@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 NUMBERS = "biufc"
 MISSING = 2**64 - 1
 CHECKSUM = 4
+# A process may open 1024 files; kvikio opens each twice, for one batch and the next.
+MOST_CHUNKS = 128
 SHARDS = "sharding_indexed"
 INDEX_CODECS = ["bytes", "crc32c"]
 # What a chunk is compressed with by its metadata, and what nvCOMP calls it.
@@ -382,11 +384,11 @@ def plan(chunks: Sequence[Chunk]) -> tuple[Batch, list[int]]:
 
 
 def batches_of(chunks: Sequence[Chunk], most: int) -> Iterator[Sequence[Chunk]]:
-    """Cut chunks into batches of at most so many bytes, or one chunk."""
+    """Cut chunks into batches of at most so many bytes, or one chunk, and few files."""
     batch: list[Chunk] = []
     size = 0
     for chunk in chunks:
-        if batch and size + chunk.size > most:
+        if batch and (size + chunk.size > most or len(batch) == MOST_CHUNKS):
             yield batch
             batch, size = [], 0
         batch.append(chunk)
