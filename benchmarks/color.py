@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 import imagecodecs
 import numpy as np
 
-from common import SLIDES, ensure_slide, print_table, verdict, write_json
+from common import SLIDES, ensure_slide, verdict, write_json
+from napari_wsigpu.bench.table import print_table
 from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.slide import Slide
 from viewport import HEIGHT, SIDES, WIDTH
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from make_slide import Codec
+    from napari_wsigpu.bench.synthetic import Codec
 
     Way = Callable[[int, int], float]
 

@@ -31,8 +31,9 @@ import imagecodecs
 import numpy as np
 
 from color import COLORS, open_profiled
-from common import SLIDES, ensure_slide, print_table, write_json
+from common import SLIDES, ensure_slide, write_json
 from napari_wsigpu import open_slide
+from napari_wsigpu.bench.table import print_table
 from napari_wsigpu.codecs import verify
 from napari_wsigpu.codecs.choose import gpu_worker, pace
 from napari_wsigpu.engine.device_cache import device_tiles

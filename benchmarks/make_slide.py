@@ -1,115 +1,15 @@
 """Write a large Aperio SVS in seconds: a few hundred encoded tiles of tissue, shuffled.
 
 Usage: ``python benchmarks/make_slide.py OUT WIDTH HEIGHT [--tile 256 --codec jpeg]``
-
-The tiles are crops of the sample slide that comes with napari-wsigpu, flipped and slightly
-noisy, so that their bitstreams are as long and as hard to decode as those of a scanner.
-Neighbouring tiles don't match, and neither do levels: the slide is for timing only.
 """
 
 from __future__ import annotations
 
 import argparse
-from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
+from typing import cast, get_args
 
-import imagecodecs
-import numpy as np
-import tifffile
-from numpy.typing import NDArray
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-Codec: TypeAlias = Literal["jpeg", "jpeg2000"]
-Image: TypeAlias = NDArray[np.uint8]
-
-UNIQUE_TILES = 256
-CANDIDATES = 8 * UNIQUE_TILES
-GLASS = 215
-DOWNSAMPLE = 4
-SMALLEST_SIDE = 1024
-JPEG_QUALITY = 75
-JPEG2000_PSNR = 34
-TAGS: dict[Codec, dict[str, Any]] = {
-    "jpeg": {"compression": "jpeg", "photometric": "ycbcr", "subsampling": (2, 2)},
-    "jpeg2000": {"compression": "aperio_jp2000_rgb", "photometric": "rgb"},
-}
-
-
-def make_slide(path: Path, width: int, height: int, tile: int = 256, codec: Codec = "jpeg") -> None:
-    """Write a pyramid of random tissue tiles.
-
-    Parameters
-    ----------
-    path : Path
-        Where to write the BigTIFF.
-    width, height : int
-        Size of level 0; each further level is 4 times smaller, down to 1024 a side.
-    tile : int
-        Side of a tile in pixels.
-    codec : {"jpeg", "jpeg2000"}
-        JPEG of quality 75 with 4:2:0 chroma, or JPEG 2000 at 34 dB.
-    """
-    rng = np.random.default_rng(0)
-    tiles = [encode(crop, codec) for crop in tissue(rng, tile)]
-    name = f"Aperio Image Library v12.0.15 \r\n{width}x{height}"
-    description = f"{name} ({tile}x{tile}) {codec}|AppMag = 40|MPP = 0.2520"
-    with tifffile.TiffWriter(path, bigtiff=True) as file:
-        while True:
-            count = -(-width // tile) * -(-height // tile)
-            file.write(
-                shuffled(rng, tiles, count),
-                shape=(height, width, 3),
-                dtype=np.uint8,
-                tile=(tile, tile),
-                description=description,
-                metadata=None,
-                **TAGS[codec],
-            )
-            width, height = width // DOWNSAMPLE, height // DOWNSAMPLE
-            if max(width, height) < SMALLEST_SIDE:
-                break
-            description = f"{name} -> {width}x{height}"
-
-
-def tissue(rng: np.random.Generator, tile: int) -> Iterator[Image]:
-    """Yield crops of the sample slide that hold the most tissue, flipped and noisy."""
-    with (
-        resources.as_file(resources.files("napari_wsigpu") / "resources/he_phantom.svs") as path,
-        tifffile.TiffFile(path) as file,
-    ):
-        slide: Image = file.pages.first.asarray()
-    rows = rng.integers(0, slide.shape[0] - tile, CANDIDATES)
-    columns = rng.integers(0, slide.shape[1] - tile, CANDIDATES)
-    crops = [slide[y : y + tile, x : x + tile] for y, x in zip(rows, columns, strict=True)]
-    shares = [np.mean(crop[::8, ::8, 1] < GLASS) for crop in crops]
-    for index in np.argsort(shares)[-UNIQUE_TILES:]:
-        flipped = crops[index][:: rng.choice((-1, 1)), :: rng.choice((-1, 1))]
-        noisy = flipped + rng.integers(-2, 3, flipped.shape, np.int16)
-        yield noisy.clip(0, 255).astype(np.uint8)
-
-
-def encode(pixels: Image, codec: Codec) -> bytes:
-    """Encode one tile as a scanner would."""
-    if codec == "jpeg2000":
-        return bytes(imagecodecs.jpeg2k_encode(pixels, level=JPEG2000_PSNR, codecformat="j2k"))
-    return bytes(
-        imagecodecs.jpeg8_encode(
-            pixels,
-            level=JPEG_QUALITY,
-            colorspace="rgb",
-            outcolorspace="ycbcr",
-            subsampling="420",
-        )
-    )
-
-
-def shuffled(rng: np.random.Generator, tiles: list[bytes], count: int) -> Iterator[bytes]:
-    """Yield `count` tiles in random order."""
-    for index in rng.integers(0, len(tiles), count):
-        yield tiles[index]
+from napari_wsigpu.bench.synthetic import Codec, make_slide
 
 
 def main() -> None:

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from common import SLIDES, ensure_slide, print_table, verdict, write_json
+from common import SLIDES, ensure_slide, verdict, write_json
 from napari_wsigpu import open_slide
+from napari_wsigpu.bench.table import print_table
 from napari_wsigpu.engine.cache import tile_cache
 
 if TYPE_CHECKING:

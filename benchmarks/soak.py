@@ -18,7 +18,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from common import SLIDES, ensure_slide, print_table, verdict, write_json
+from common import SLIDES, ensure_slide, verdict, write_json
+from napari_wsigpu.bench.table import print_table
 from stage import ensure_display, run_part
 
 SCRIPT = Path(__file__).with_name("soaking.py")

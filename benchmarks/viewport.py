@@ -16,14 +16,15 @@ import numpy as np
 import tifffile
 
 import napari_wsigpu
-from common import SLIDES, ensure_slide, print_table, verdict, write_json
+from common import SLIDES, ensure_slide, verdict, write_json
+from napari_wsigpu.bench.table import print_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from make_slide import Codec
+    from napari_wsigpu.bench.synthetic import Codec
 
     Position = tuple[int, int]
     Read = Callable[[int, int], NDArray[Any]]

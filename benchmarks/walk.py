@@ -22,7 +22,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from common import SLIDES, ensure_slide, print_table, verdict, write_json
+from common import SLIDES, ensure_slide, verdict, write_json
+from napari_wsigpu.bench.table import print_table
 from stage import CANVAS, ensure_display, run_part
 
 if TYPE_CHECKING:

@@ -1,0 +1,68 @@
+"""``wsigpu bench read``: a whole level, to the host and to the device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from napari_wsigpu.bench import reading
+from napari_wsigpu.bench.kvikio_process import KvikioModes
+from napari_wsigpu.bench.readers import as_ways, to_the_device, to_the_host
+from napari_wsigpu.bench.target import Target
+from napari_wsigpu.bench.timing import Case
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from napari_wsigpu.bench.reference import Region
+    from napari_wsigpu.bench.session import Session
+    from napari_wsigpu.bench.timing import Absent, Way
+
+
+def run(session: Session, path: Path, level: int, *, cold: bool) -> None:
+    """Measure a level of a slide.
+
+    Parameters
+    ----------
+    session : Session
+        The run.
+    path : Path
+        The slide.
+    level : int
+        Index of the level.
+    cold : bool
+        Whether the file leaves the page cache before each read.
+    """
+    target = Target(path, level, session.stack, cold=cold)
+    target.check_memory()
+    target.warm()
+    session.describe(target)
+    regions = [target.whole] * (1 + session.rounds)
+    temperature = "cold" if cold else "warm"
+    for where, ways in ways_to_read(session, target).items():
+        session.run(
+            region_case(f"whole level to the {where}, {temperature}", target, regions, ways)
+        )
+
+
+def ways_to_read(session: Session, target: Target) -> dict[str, list[Way | Absent]]:
+    """Return all ways to read regions, to the host and to the device."""
+    modes = KvikioModes(target.no_gpu, session.stack)
+    by_kvikio = modes.ways(
+        reading.read,
+        lambda region: (target.path, target.level, region, target.cold),
+        "" if target.raw else reading.KVIKIO_ONLY_RAW,
+    )
+    first, *others = as_ways(to_the_device(target, session.stack))
+    return {
+        "host": as_ways(to_the_host(target, session.stack)),
+        "device": [first, *by_kvikio, *others],
+    }
+
+
+def region_case(
+    name: str, target: Target, regions: Sequence[Region], ways: Sequence[Way | Absent]
+) -> Case:
+    """Return the case of reading some regions of one size."""
+    size = target.size(regions[0])
+    return Case(name, regions, ways, size, target.difference, target.tolerance)

@@ -1,0 +1,168 @@
+"""Everything that can read a level: ourselves in several ways, tifffile and OpenSlide."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from napari_wsigpu.bench.target import to_host
+from napari_wsigpu.bench.timing import Absent, way
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from contextlib import ExitStack
+
+    from numpy.typing import NDArray
+
+    from napari_wsigpu.bench.reference import Region
+    from napari_wsigpu.bench.target import Target
+    from napari_wsigpu.bench.timing import Way
+    from napari_wsigpu.slide import Slide
+
+OURS = "napari-wsigpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """One way to read regions of a level.
+
+    Attributes
+    ----------
+    name : str
+        Its name.
+    read : callable
+        Returns the pixels of a region.
+    prepare : callable
+        Empties caches.
+    host : callable
+        Copies what was read to the host.
+    peer : bool
+        Whether others wrote it.
+    """
+
+    name: str
+    read: Callable[[Region], Any]
+    prepare: Callable[[], object]
+    host: Callable[[Any], NDArray[Any]] = np.asarray
+    peer: bool = True
+
+    def way(self) -> Way:
+        """Return it as a way to read one region."""
+        return way(self.name, self.read, self.prepare, self.host, peer=self.peer)
+
+
+def as_ways(readers: Sequence[Reader | Absent]) -> list[Way | Absent]:
+    """Return readers as ways to read one region."""
+    return [reader.way() if isinstance(reader, Reader) else reader for reader in readers]
+
+
+def to_the_host(target: Target, stack: ExitStack) -> list[Reader | Absent]:
+    """Return what reads to host memory."""
+    return [
+        own(f"{OURS}, CPU", target, target.slide, "cpu"),
+        by_gpu(target, "cpu"),
+        by_tifffile(target),
+        by_openslide(target, stack),
+    ]
+
+
+def to_the_device(target: Target, stack: ExitStack) -> list[Reader | Absent]:
+    """Return what reads to device memory; peers by a copy from the host."""
+    peers = by_tifffile(target), by_openslide(target, stack)
+    return [
+        by_gpu(target, "cuda"),
+        *(_then_copied(target, peer) for peer in peers),
+    ]
+
+
+def by_gpu(target: Target, device: str) -> Reader | Absent:
+    """Return our reader by the GPU, to the host or to the device."""
+    name = f"{OURS}, GPU"
+    if target.by_gpu is None:
+        return Absent(name, target.no_gpu)
+    return own(name, target, target.by_gpu, device)
+
+
+def own(name: str, target: Target, slide: Slide, device: str) -> Reader:
+    """Return our reader of a slide."""
+
+    def read(region: Region) -> Any:
+        size = region.width, region.height
+        return slide.read_region(target.location(region), size, target.level, device)
+
+    def prepare() -> None:
+        slide.clear_cache()
+        target.forget()
+
+    return Reader(name, read, prepare, np.asarray if device == "cpu" else to_host, peer=False)
+
+
+def by_tifffile(target: Target) -> Reader | Absent:
+    """Return tifffile: it reads a whole page at once, and parts of it as a Zarr array."""
+    name, page = "tifffile", target.page
+    if page is None:
+        return Absent(name, "it has no page of this level's tiles")
+    planar = target.image.grid.planes > 1
+    level: list[Any] = []
+
+    def read(region: Region) -> NDArray[Any]:
+        rows = slice(region.top, region.top + region.height)
+        columns = slice(region.left, region.left + region.width)
+        if region == target.whole:
+            pixels = page.asarray(maxworkers=os.cpu_count())
+        else:
+            if not level:
+                level.append(import_module("zarr").open_array(page.aszarr(), mode="r"))
+            pixels = level[0][:, rows, columns] if planar else level[0][rows, columns]
+            rows, columns = slice(None), slice(None)
+        if planar:
+            pixels = np.moveaxis(pixels, 0, -1)
+        found: NDArray[Any] = pixels[rows, columns]
+        return found if found.ndim == 3 else found[..., None]
+
+    return Reader(name, read, target.forget)
+
+
+def by_openslide(target: Target, stack: ExitStack) -> Reader | Absent:
+    """Return OpenSlide without its cache."""
+    name, image = "OpenSlide", target.image
+    try:
+        openslide = import_module("openslide")
+    except (ImportError, OSError) as error:
+        return Absent(name, f"it can't be imported ({error})")
+    if image.channels != 3 or image.dtype != np.uint8:
+        return Absent(name, f"it reads 8-bit RGB, not {image.channels} x {image.dtype}")
+    try:
+        slide = stack.enter_context(openslide.OpenSlide(target.path))
+    except openslide.OpenSlideError as error:
+        return Absent(name, f"it can't open the slide ({error})")
+    size = image.width, image.height
+    if size not in slide.level_dimensions:
+        return Absent(name, f"it has no level of {size[0]} x {size[1]}")
+    level = slide.level_dimensions.index(size)
+    slide.set_cache(openslide.OpenSlideCache(0))
+
+    def read(region: Region) -> NDArray[Any]:
+        picture = slide.read_region(target.location(region), level, (region.width, region.height))
+        return np.asarray(picture)[..., :3]
+
+    return Reader(name, read, target.forget)
+
+
+def _then_copied(target: Target, reader: Reader | Absent) -> Reader | Absent:
+    name = f"{reader.name}, then copied"
+    if isinstance(reader, Absent) or target.by_gpu is None:
+        reason = reader.reason if isinstance(reader, Absent) else target.no_gpu
+        return Absent(name, reason)
+    cupy = import_module("cupy")
+
+    def read(region: Region) -> Any:
+        pixels = cupy.asarray(reader.read(region))
+        cupy.cuda.get_current_stream().synchronize()
+        return pixels
+
+    return replace(reader, name=name, read=read, host=to_host)

@@ -1,0 +1,136 @@
+"""A level's right pixels: tile by tile by tifffile, or else by our own CPU decoder."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+    from tifffile import TiffFile, TiffPage
+
+    from napari_wsigpu.formats.layout import LevelLayout
+    from napari_wsigpu.slide import Slide
+
+BAND = 1024
+
+
+class Region(NamedTuple):
+    """A rectangle in the pixels of a level."""
+
+    left: int
+    top: int
+    width: int
+    height: int
+
+
+class TiffReference:
+    """A page as tifffile and imagecodecs decode it.
+
+    Parameters
+    ----------
+    file : TiffFile
+        The open file.
+    page : TiffPage
+        The page that holds the level.
+    image : LevelLayout
+        The level.
+    """
+
+    name = "tifffile"
+
+    def __init__(self, file: TiffFile, page: TiffPage, image: LevelLayout) -> None:
+        self._file = file.filehandle
+        self._page = page
+        self._image = image
+        self._index = {offset: index for index, offset in enumerate(page.dataoffsets)}
+        self._lock = threading.Lock()
+
+    def difference(self, region: Region, pixels: NDArray[Any]) -> float:
+        """Return the largest difference of any sample of the tiles that the file holds."""
+        grid = self._image.grid
+        rows = range(
+            region.top // grid.tile_height, -(-(region.top + region.height) // grid.tile_height)
+        )
+        columns = range(
+            region.left // grid.tile_width, -(-(region.left + region.width) // grid.tile_width)
+        )
+        cells = [
+            (plane, row, column)
+            for plane in range(grid.planes)
+            for row in rows
+            for column in columns
+            if grid.byte_counts[plane, row, column]
+        ]
+        with ThreadPoolExecutor() as pool:
+            return max(pool.map(lambda cell: self._apart(region, pixels, *cell), cells), default=0)
+
+    def _apart(
+        self, region: Region, pixels: NDArray[Any], plane: int, row: int, column: int
+    ) -> float:
+        grid = self._image.grid
+        offset = int(grid.offsets[plane, row, column])
+        with self._lock:
+            self._file.seek(offset)
+            data = self._file.read(int(grid.byte_counts[plane, row, column]))
+        tile: Any = self._page.decode(data, self._index[offset], jpegtables=self._page.jpegtables)
+        top, left = row * grid.tile_height, column * grid.tile_width
+        height, width = tile[0].shape[1:3]
+        bottom = min(top + height, region.top + region.height)
+        right = min(left + width, region.left + region.width)
+        y, x = max(top, region.top), max(left, region.left)
+        found = pixels[y - region.top : bottom - region.top, x - region.left : right - region.left]
+        if grid.planes > 1:
+            found = found[..., plane : plane + 1]
+        return largest_difference(
+            found, tile[0][0, y - top : bottom - top, x - left : right - left]
+        )
+
+
+class OwnReference:
+    """A level as our CPU decoder decodes it, where tifffile has no such page."""
+
+    name = "napari-wsigpu, CPU"
+
+    def __init__(self, slide: Slide, level: int) -> None:
+        self._level = slide.levels[level]
+
+    def difference(self, region: Region, pixels: NDArray[Any]) -> float:
+        """Return the largest difference of any sample."""
+        largest = 0.0
+        for top in range(0, region.height, BAND):
+            bottom = min(top + BAND, region.height)
+            expected = self._level[
+                region.top + top : region.top + bottom, region.left : region.left + region.width
+            ]
+            largest = max(largest, largest_difference(pixels[top:bottom], expected))
+        return largest
+
+
+def find_page(file: TiffFile, image: LevelLayout) -> TiffPage | None:
+    """Return the page whose tiles or strips are those of a level."""
+    held = image.grid.offsets[image.grid.byte_counts > 0]
+    if image.computed or image.parts or image.encoding.jpeg_header is not None or not held.size:
+        return None
+    first = int(held[0])
+    return next((page for page in _pages(file.pages) if first in page.dataoffsets), None)
+
+
+def largest_difference(found: NDArray[Any], expected: NDArray[Any]) -> float:
+    """Return the largest difference of any sample; infinite where shapes differ."""
+    if found.shape != expected.shape:
+        return float("inf")
+    if np.array_equal(found, expected):
+        return 0
+    return float(np.abs(found.astype(np.float64) - expected).max())
+
+
+def _pages(pages: Any) -> Iterator[Any]:
+    for page in pages:
+        yield page
+        yield from _pages(page.pages or ())

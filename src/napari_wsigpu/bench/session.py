@@ -1,0 +1,159 @@
+"""One run of a benchmark: where it works, what is measured, and what came of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from napari_wsigpu.bench.machine import environment, summary
+from napari_wsigpu.bench.plot import write_plot
+from napari_wsigpu.bench.readers import OURS
+from napari_wsigpu.bench.synthetic import make_slide
+from napari_wsigpu.bench.table import print_table
+from napari_wsigpu.bench.timing import Row, measure
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from napari_wsigpu.bench.synthetic import Codec
+    from napari_wsigpu.bench.target import Target
+    from napari_wsigpu.bench.timing import Case
+
+HEADS = ("way", "median ms", "best ms", "MB/s", "max diff")
+
+
+@dataclass
+class Session:
+    """One run of a benchmark.
+
+    Attributes
+    ----------
+    name : str
+        The benchmark.
+    rounds : int
+        How often each way is timed.
+    stack : ExitStack
+        Closes what is opened.
+    folder : Path
+        A folder that is removed at the end.
+    notes : list of str
+        What is measured, for people.
+    facts : dict
+        The same for machines; JSON-serialisable.
+    rows : list of Row
+        What was found.
+    """
+
+    name: str
+    rounds: int
+    stack: ExitStack
+    folder: Path
+    notes: list[str] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+
+    def slide(self, given: Path | None, side: int, tile: int, codec: Codec) -> Path:
+        """Return the slide that was given, or else make one."""
+        if given is not None:
+            return given
+        path = self.folder / "synthetic.svs"
+        print(f"Making a slide of {side} x {side} ...", flush=True)
+        make_slide(path, side, side, tile, codec)
+        return path
+
+    def describe(self, target: Target) -> None:
+        """Say which level of which slide is measured, and how warm its file is."""
+        facts = target.facts()
+        size, tile = f"{facts['width']} x {facts['height']}", " x ".join(map(str, facts["tile"]))
+        self.say(
+            f"{facts['slide']}, level {facts['level']}: {size}, {facts['channels']} x "
+            f"{facts['dtype']}, tiles {tile}, {facts['compression']}",
+            f"page cache {facts['page_cache']}; our own caches empty before each read",
+            **facts,
+        )
+
+    def say(self, *notes: str, **facts: Any) -> None:
+        """Note what is measured."""
+        self.notes += notes
+        self.facts |= facts
+
+    def run(self, case: Case) -> None:
+        """Measure a case and print its table."""
+        rows = measure(case)
+        self.rows += rows
+        _print_case(case.name, rows)
+
+    def leave_out(self, case: str, reason: str) -> None:
+        """Note a case that can't be measured."""
+        row = Row(case, "all", missing=f"not here: {reason}")
+        self.rows.append(row)
+        _print_case(case, [row])
+
+    @property
+    def passed(self) -> bool:
+        """Whether no pixels are wrong, and no way of ours failed."""
+        return not any(row.wrong for row in self.rows)
+
+    def finish(self, json_path: Path | None, plot_path: Path | None) -> None:
+        """Say what was measured where, and write it."""
+        machine = environment()
+        in_turn = f"medians of {self.rounds} rounds after a checked one, each way in turn"
+        notes = [*self.notes, in_turn, summary(machine)]
+        print("", *notes, sep="\n")
+        if json_path is not None:
+            record = {
+                "benchmark": self.name,
+                "environment": machine,
+                "rounds": self.rounds,
+                **self.facts,
+                "rows": [asdict(row) for row in self.rows],
+            }
+            json_path.parent.mkdir(parents=True, exist_ok=True)
+            json_path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        if plot_path is not None:
+            write_plot(plot_path, f"wsigpu bench {self.name}", notes, self.rows, OURS)
+
+
+@contextmanager
+def session(name: str, rounds: int, folder: Path | None) -> Iterator[Session]:
+    """Begin a run, and clean up after it.
+
+    Parameters
+    ----------
+    name, rounds
+        As in `Session`.
+    folder : Path, optional
+        Where files are written and read, on the disk that is to be measured; by default the
+        system's folder for temporary files.
+    """
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    place = Path(tempfile.mkdtemp(prefix="wsigpu-bench-", dir=folder))
+    try:
+        with ExitStack() as stack:
+            yield Session(name, rounds, stack, place)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _print_case(name: str, rows: Sequence[Row]) -> None:
+    timed = [row for row in rows if not row.missing]
+    print_table(name, HEADS if timed else (), [_cells(row) for row in timed])
+    for row in rows:
+        if row.missing:
+            print(f"{row.way}: {row.missing}")
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return (
+        row.way,
+        f"{row.median_ms:.2f}",
+        f"{row.best_ms:.2f}",
+        f"{row.megabytes_a_second:.0f}",
+        f"{row.largest_difference:g}" + (" WRONG" if row.wrong else ""),
+    )

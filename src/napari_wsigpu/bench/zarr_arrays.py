@@ -1,0 +1,61 @@
+"""The Zarr arrays that benchmarks write."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal
+
+from napari_wsigpu.errors import MissingPackageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+ZarrCodec = Literal["none", "lz4"]
+
+
+def require_zarr() -> Any:
+    """Return the module zarr.
+
+    Raises
+    ------
+    MissingPackageError
+        If it is not installed.
+    """
+    try:
+        return import_module("zarr")
+    except ImportError as error:
+        raise MissingPackageError(
+            f"Zarr arrays need zarr-python, which can't be imported ({error}); "
+            'run pip install "napari-wsigpu[zarr]" and start again.'
+        ) from error
+
+
+def create(
+    folder: Path, shape: Sequence[int], dtype: Any, tile: tuple[int, int], codec: ZarrCodec
+) -> Any:
+    """Create an empty array of shape (height, width, channels), in place of one that is there.
+
+    It is of Zarr 3, or of Zarr 2 with LZ4, which the third version does not have.
+    """
+    zarr = require_zarr()
+    coded: dict[str, Any] = {"zarr_format": 3, "compressors": None}
+    if codec == "lz4":
+        coded = {"zarr_format": 2, "compressors": import_module("numcodecs").LZ4()}
+    return zarr.create_array(
+        str(folder),
+        shape=tuple(shape),
+        dtype=dtype,
+        chunks=(*tile, shape[2]),
+        filters=None,
+        overwrite=True,
+        **coded,
+    )
+
+
+def stored(folder: Path) -> NDArray[Any]:
+    """Return what zarr-python reads of an array."""
+    pixels: NDArray[Any] = require_zarr().open_array(str(folder), mode="r")[...]
+    return pixels

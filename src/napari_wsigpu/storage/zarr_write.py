@@ -1,0 +1,205 @@
+"""Chunks of a local Zarr array, written by several threads, from the host or from a device."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from concurrent.futures import Future
+    from pathlib import Path
+    from types import TracebackType
+
+    from numpy.typing import NDArray
+
+MOST_THREADS = 16
+MOST_BYTES = 256 << 20
+
+
+class ChunkWriter:
+    """Writes chunks from host memory; leaving its ``with`` statement waits for all of them.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder of the array itself.
+    array : zarr.Array
+        Of shape (height, width, channels); a chunk holds all channels. No filters, no shards.
+    encode : callable, optional
+        Makes of a chunk's samples the bytes that the array's compressor decodes, for example
+        ``numcodecs.LZ4().encode``. By default they are stored as they are.
+
+    Raises
+    ------
+    OSError
+        From `write`, or at the end, if a chunk can't be written.
+    """
+
+    def __init__(
+        self, folder: Path, array: Any, encode: Callable[[NDArray[Any]], Any] | None = None
+    ) -> None:
+        self._folder = folder
+        self._array = array
+        self._encode = encode
+        self._pool = ThreadPoolExecutor(min(os.cpu_count() or 1, MOST_THREADS), "wsigpu-zarr")
+        self._pending: deque[tuple[Future[None], int]] = deque()
+        self._bytes = 0
+
+    def write(self, pixels: NDArray[Any], top: int, left: int) -> None:
+        """Write a region of whole chunks, or one that reaches the array's end.
+
+        Waits while more than 256 MiB are on their way. The pixels may not be changed before the
+        end.
+        """
+        height, width = self._array.chunks[:2]
+        for row, column, path in self._places(pixels.shape, top, left):
+            part = pixels[row : row + height, column : column + width]
+            self._submit(part.nbytes, self._encode_and_put, path, part)
+
+    def close(self) -> None:
+        """Wait for all chunks; raises as `write` does."""
+        try:
+            while self._pending:
+                self._finish_first()
+        finally:
+            self._pool.shutdown()
+
+    def __enter__(self) -> ChunkWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> Literal[False]:
+        if kind is None:
+            self.close()
+        else:
+            self._pool.shutdown(cancel_futures=True)
+        return False
+
+    def _places(self, shape: Sequence[int], top: int, left: int) -> Iterator[tuple[int, int, Path]]:
+        """Yield where each chunk lies in a region, and its file."""
+        height, width = self._array.chunks[:2]
+        for row in range(0, shape[0], height):
+            for column in range(0, shape[1], width):
+                chunk = (top + row) // height, (left + column) // width, 0
+                yield row, column, self._folder / self._array.metadata.encode_chunk_key(chunk)
+
+    def _encode_and_put(self, path: Path, part: NDArray[Any]) -> None:
+        whole = blocks(np, part, self._array.chunks, self._array.fill_value)[0]
+        put(path, whole if self._encode is None else self._encode(whole))
+
+    def _submit(self, size: int, work: Callable[..., None], *given: Any) -> None:
+        self._pending.append((self._pool.submit(work, *given), size))
+        self._bytes += size
+        while self._bytes > MOST_BYTES and len(self._pending) > 1:
+            self._finish_first()
+
+    def _finish_first(self) -> None:
+        future, size = self._pending.popleft()
+        self._bytes -= size
+        future.result()
+
+
+class DeviceChunkWriter(ChunkWriter):
+    """Writes chunks from device memory.
+
+    They are laid out on the device, encoded there, and copied to pinned memory all at once.
+
+    Parameters
+    ----------
+    folder, array
+        As for `ChunkWriter`.
+    encode : callable, optional
+        Makes of chunks, a device array of uint8 and shape (chunks, bytes), their stored bytes one
+        after another, and the length of each.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        array: Any,
+        encode: Callable[[Any], tuple[Any, Sequence[int]]] | None = None,
+    ) -> None:
+        super().__init__(folder, array)
+        self._encode_all = encode or _as_they_are
+
+    def write(self, pixels: Any, top: int, left: int) -> None:
+        """Write a region; see `ChunkWriter.write`. The pixels may be changed afterwards."""
+        paths = [path for _, _, path in self._places(pixels.shape, top, left)]
+        cupy = import_module("cupy")
+        chunks = blocks(cupy, pixels, self._array.chunks, self._array.fill_value)
+        data, lengths = self._encode_all(chunks)
+        bounds = pairwise((0, *accumulate(lengths)))
+        self._put_all(paths, data, [slice(*ends) for ends in bounds])
+
+    def _put_all(self, paths: Sequence[Path], data: Any, places: Sequence[slice]) -> None:
+        host = import_module("cupyx").empty_pinned(data.shape, np.uint8)
+        data.get(out=host)
+        for path, place in zip(paths, places, strict=True):
+            self._submit(place.stop - place.start, put, path, host[place])
+
+
+class KvikioChunkWriter(DeviceChunkWriter):
+    """Writes chunks from device memory by kvikio: by GPUDirect Storage where that works."""
+
+    def _put_all(self, paths: Sequence[Path], data: Any, places: Sequence[slice]) -> None:
+        cu_file = import_module("kvikio").CuFile
+        import_module("cupy").cuda.get_current_stream().synchronize()
+        for path, place in zip(paths, places, strict=True):
+            self._submit(place.stop - place.start, _put_from_device, cu_file, path, data[place])
+
+
+def blocks(module: Any, pixels: Any, chunk: Sequence[int], fill: Any) -> Any:
+    """Lay out a region chunk by chunk, padded to whole ones.
+
+    Parameters
+    ----------
+    module : module
+        NumPy or CuPy, whichever the pixels are of.
+    pixels : array, shape (height, width, channels)
+        The region; its corner is a chunk's.
+    chunk : sequence of int
+        Height and width of a chunk, and more.
+    fill : int or float
+        Value of the padding.
+
+    Returns
+    -------
+    array of uint8, shape (chunks, bytes)
+        Row by row.
+    """
+    height, width, channels = pixels.shape
+    rows, columns = -(-height // chunk[0]), -(-width // chunk[1])
+    if (height, width) != (rows * chunk[0], columns * chunk[1]):
+        shape = rows * chunk[0], columns * chunk[1], channels
+        padded = module.full(shape, fill, pixels.dtype)
+        padded[:height, :width] = pixels
+        pixels = padded
+    apart = pixels.reshape(rows, chunk[0], columns, chunk[1], channels).swapaxes(1, 2)
+    return module.ascontiguousarray(apart).reshape(rows * columns, -1).view(np.uint8)
+
+
+def put(path: Path, data: Any) -> None:
+    """Write a chunk's file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
+def _put_from_device(cu_file: Any, path: Path, data: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with cu_file(str(path), "w") as file:
+        file.write(data)
+
+
+def _as_they_are(chunks: Any) -> tuple[Any, Sequence[int]]:
+    return chunks.ravel(), [chunks.shape[1]] * len(chunks)

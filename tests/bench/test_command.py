@@ -1,0 +1,258 @@
+"""The command `wsigpu bench`, on small slides and without a GPU."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import openslide
+import pytest
+from PIL import Image
+
+from napari_wsigpu.bench import machine, target
+from napari_wsigpu.cli import main
+from tests import slides
+
+pytest.importorskip("zarr")
+
+HEIGHT, WIDTH = 300, 420
+NO_CUDA = "has no NVIDIA driver"
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch):
+    """Have no NVIDIA driver, wherever the tests run."""
+    from napari_wsigpu.codecs import cuda
+    from napari_wsigpu.doctor import Driver
+
+    monkeypatch.setattr(cuda, "driver_is_there", lambda: False)
+    monkeypatch.setattr(machine, "find_driver", lambda: Driver(reason="no NVIDIA driver was found"))
+
+
+@pytest.fixture
+def slide(tmp_path):
+    path = tmp_path / "slide.svs"
+    slides.write_aperio(path, slides.picture(HEIGHT, WIDTH))
+    return path
+
+
+@pytest.fixture
+def bench(tmp_path):
+    """Run a benchmark; return its status and its record."""
+
+    def run(*words):
+        record = tmp_path / "record.json"
+        given = [*map(str, words), "--rounds", "2", "--json", str(record)]
+        status = main(["bench", *given, "--folder", str(tmp_path / "files")])
+        return status, json.loads(record.read_text()) if record.exists() else None
+
+    return run
+
+
+def rows_of(record, case):
+    return {row["way"]: row for row in record["rows"] if row["case"] == case}
+
+
+def assert_right(row):
+    assert (row["missing"], row["wrong"], row["largest_difference"]) == ("", False, 0)
+    assert 0 < row["best_ms"] <= row["median_ms"]
+    assert row["megabytes_a_second"] > 0
+
+
+@pytest.mark.parametrize(("level", "size"), [(0, (WIDTH, HEIGHT)), (1, (WIDTH // 2, HEIGHT // 2))])
+def test_read(bench, slide, level, size):
+    status, record = bench("read", slide, "--level", level)
+    assert status == 0
+    assert (record["width"], record["height"]) == size
+    assert record["right_pixels_by"] == "tifffile"
+    host = rows_of(record, "whole level to the host, warm")
+    for name in ("napari-wsigpu, CPU", "tifffile", "OpenSlide"):
+        assert_right(host[name])
+    assert NO_CUDA in host["napari-wsigpu, GPU"]["missing"]
+    device = rows_of(record, "whole level to the device, warm")
+    assert len(device) == 5
+    for row in device.values():
+        assert row["missing"].startswith("not here: ")
+        assert row["median_ms"] is None
+
+
+def test_it_says_what_it_measured_where(bench, slide, capsys):
+    status, record = bench("read", slide, "--cold")
+    assert status == 0
+    printed = capsys.readouterr().out
+    assert "whole level to the host, cold" in printed
+    assert "slide.svs, level 0: 420 x 300" in printed
+    assert "page cache cold" in printed
+    assert "napari-wsigpu, kvikio, GDS on: not here: 'cuda:0' can't be used" in printed
+    here = record["environment"]
+    assert here["gpudirect_storage"] == "not here, no NVIDIA driver was found"
+    assert here["gpus"] == []
+    assert here["packages"]["tifffile"]
+    assert here["cores"] > 0
+
+
+@pytest.mark.parametrize("codec", ["none", "jpeg", "jpeg2000"])
+def test_a_slide_is_made_and_removed(bench, tmp_path, codec):
+    status, record = bench("read", "--size", 600, "--tile", 128, "--codec", codec)
+    assert status == 0
+    assert (record["width"], record["tile"]) == (600, [128, 128])
+    for name, row in rows_of(record, "whole level to the host, warm").items():
+        if name in ("napari-wsigpu, CPU", "tifffile"):
+            assert_right(row)
+    assert list((tmp_path / "files").iterdir()) == []
+
+
+def test_round_trip(bench, slide):
+    status, record = bench("round-trip", slide)
+    assert status == 0
+    rows = rows_of(record, "read and written to raw Zarr")
+    for name in ("napari-wsigpu, CPU", "tifffile, zarr-python", "OpenSlide, zarr-python"):
+        assert_right(rows[name])
+    assert len(rows) == 6
+
+
+def test_round_trip_of_separate_planes(bench, tmp_path):
+    path = tmp_path / "planes.tif"
+    slides.write_pyramid(
+        path,
+        np.moveaxis(slides.picture(200, 300, 3, "uint16"), -1, 0),
+        (),
+        planarconfig="separate",
+        photometric="rgb",
+        metadata={"axes": "CYX"},
+    )
+    status, record = bench("round-trip", path)
+    assert status == 0
+    rows = rows_of(record, "read and written to raw Zarr")
+    assert_right(rows["napari-wsigpu, CPU"])
+    assert_right(rows["tifffile, zarr-python"])
+    assert "8-bit RGB" in rows["OpenSlide, zarr-python"]["missing"]
+
+
+@pytest.mark.parametrize("name", ["zarr-write", "zarr-write-lz4"])
+def test_zarr_write(bench, name):
+    status, record = bench(name, "--size", 300, "--chunks", 64, 128)
+    assert status == 0
+    for chunk in (64, 128):
+        rows = rows_of(record, f"chunks of {chunk} x {chunk}")
+        assert_right(rows["napari-wsigpu, NumPy"])
+        assert_right(rows["zarr-python, NumPy"])
+        assert NO_CUDA in rows["napari-wsigpu, CuPy"]["missing"]
+        assert bool(rows["tifffile, TIFF"]["missing"]) == (name == "zarr-write-lz4")
+
+
+def test_viewport(bench, slide):
+    status, record = bench("viewport", slide, "--viewports", 128, 1000)
+    assert status == 0
+    rows = rows_of(record, "128 x 128 to the host, warm file")
+    for name in ("napari-wsigpu, CPU", "tifffile", "OpenSlide"):
+        assert_right(rows[name])
+    left_out = rows_of(record, "1000 x 1000")
+    assert left_out["all"]["missing"] == "not here: level 0 is smaller"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("read", "--size", "512", "--tile", "128"),
+        ("zarr-write", "--size", "128", "--chunks", "32", "64"),
+    ],
+)
+def test_a_plot(bench, tmp_path, words):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "plots" / "bench.png"
+    assert bench(*words, "--plot", path)[0] == 0
+    with Image.open(path) as picture:
+        assert picture.format == "PNG"
+        assert picture.width > 1000
+        assert np.asarray(picture.convert("L")).std() > 5
+
+
+def test_wrong_pixels_are_a_failure(bench, slide, monkeypatch, capsys):
+    right = openslide.OpenSlide.read_region
+
+    def read_region(self, *given):
+        picture = right(self, *given)
+        picture.putpixel((5, 7), (1, 2, 3, 255))
+        return picture
+
+    monkeypatch.setattr(openslide.OpenSlide, "read_region", read_region)
+    status, record = bench("read", slide)
+    assert status == 1
+    rows = rows_of(record, "whole level to the host, warm")
+    assert [name for name, row in rows.items() if row["wrong"]] == ["OpenSlide"]
+    assert rows["OpenSlide"]["largest_difference"] > 3
+    assert "WRONG" in capsys.readouterr().out
+
+
+def test_a_peer_that_fails_is_a_row(bench, slide, monkeypatch):
+    def read_region(*given):
+        raise openslide.OpenSlideError("out of order")
+
+    monkeypatch.setattr(openslide.OpenSlide, "read_region", read_region)
+    status, record = bench("read", slide)
+    assert status == 0
+    rows = rows_of(record, "whole level to the host, warm")
+    assert rows["OpenSlide"]["missing"] == "failed: out of order"
+    assert_right(rows["tifffile"])
+
+
+def test_a_peer_that_is_absent_is_a_row(bench, slide, monkeypatch):
+    monkeypatch.setitem(sys.modules, "openslide", None)
+    status, record = bench("read", slide)
+    assert status == 0
+    row = rows_of(record, "whole level to the host, warm")["OpenSlide"]
+    assert row["missing"].startswith("not here: it can't be imported")
+
+
+@pytest.mark.parametrize(
+    ("module", "words", "command"),
+    [
+        ("matplotlib.figure", ["read", "--plot", "bench.png"], "napari-wsigpu[bench]"),
+        ("zarr", ["zarr-write"], "napari-wsigpu[zarr]"),
+        ("zarr", ["round-trip", "--size", "128", "--tile", "64"], "napari-wsigpu[zarr]"),
+    ],
+)
+def test_a_missing_package_is_one_sentence(bench, monkeypatch, capsys, module, words, command):
+    monkeypatch.setitem(sys.modules, module, None)
+    status, record = bench(*words)
+    assert (status, record) == (1, None)
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert f'pip install "{command}"' in said[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["absent.svs"], "There is no file"),
+        (["{slide}", "--level", "9"], "has no level 9; its levels are 0 to"),
+    ],
+)
+def test_what_can_not_be_read_is_one_sentence(bench, slide, capsys, words, said):
+    assert bench("read", *(word.format(slide=slide) for word in words)) == (1, None)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert said in lines[0]
+
+
+def test_a_level_larger_than_memory_is_one_sentence(bench, slide, monkeypatch, capsys):
+    monkeypatch.setattr(target, "memory_bytes", lambda: 100_000)
+    assert bench("read", slide) == (1, None)
+    assert "choose a coarser one, up to --level 2" in capsys.readouterr().err
+
+
+def test_a_folder_that_can_not_be_written_is_one_sentence(tmp_path, capsys):
+    Path(tmp_path, "file").write_text("")
+    words = ["bench", "zarr-write", "--size", "64", "--folder", str(tmp_path / "file")]
+    assert main(words) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert "try --folder" in lines[0]
+
+
+@pytest.mark.parametrize("words", [["--rounds", "0"], ["--tile", "100"], ["--size", "-5"]])
+def test_numbers_that_make_no_sense_are_refused(words, capsys):
+    with pytest.raises(SystemExit):
+        main(["bench", "read", *words])
+    assert "error: argument" in capsys.readouterr().err
