@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from napari_wsigpu.errors import MissingPackageError
@@ -16,6 +17,7 @@ OURS, PEERS, WRONG = "#2a6f97", "#a9b4be", "#c1121f"
 INK, FAINT = "#22272b", "#7d868e"
 WIDTH, BAR, BETWEEN, ABOVE, LINE = 10.0, 0.28, 0.75, 0.4, 0.16
 DOTS_AN_INCH = 150
+LONGEST_REASON = 110
 
 
 def require_matplotlib() -> Any:
@@ -60,7 +62,7 @@ def write_plot(
     height = below + sum(heights) + 0.3 + ABOVE
     figure = require_matplotlib()(figsize=(WIDTH, height), dpi=DOTS_AN_INCH, layout="constrained")
     inside = 0.01, below / height, 0.98, (height - below - ABOVE) / height
-    figure.get_layout_engine().set(rect=inside)
+    figure.get_layout_engine().set(rect=inside, h_pad=0.12)
     figure.text(0.015, 1 - 0.1 / height, title, va="top", weight="bold", color=INK, size=13)
     panels = figure.subplots(len(cases), 1, height_ratios=heights, squeeze=False)[:, 0]
     for panel, (case, found) in zip(panels, cases.items(), strict=True):
@@ -78,9 +80,8 @@ def _draw(panel: Any, case: str, rows: Sequence[Row], ours: str) -> None:
     longest = max(row.median_ms or 0 for row in rows)
     for place, row in enumerate(rows):
         if row.median_ms is None:
-            panel.text(
-                0, place, f" {row.missing}", va="center", color=FAINT, size=8, style="italic"
-            )
+            reason = shorten(row.missing, LONGEST_REASON, placeholder=" …")
+            panel.text(0, place, f" {reason}", va="center", color=FAINT, size=8, style="italic")
             continue
         color = WRONG if row.wrong else OURS if row.way.startswith(ours) else PEERS
         panel.barh(place, row.median_ms, color=color, height=0.7)

@@ -143,7 +143,10 @@ def session(name: str, rounds: int, folder: Path | None) -> Iterator[Session]:
 
 def _print_case(name: str, rows: Sequence[Row]) -> None:
     timed = [row for row in rows if not row.missing]
-    print_table(name, HEADS if timed else (), [_cells(row) for row in timed])
+    if timed:
+        print_table(name, HEADS, [_cells(row) for row in timed])
+    else:
+        print(f"\n{name}")
     for row in rows:
         if row.missing:
             print(f"{row.way}: {row.missing}")
