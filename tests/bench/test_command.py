@@ -70,7 +70,7 @@ def test_read(bench, slide, level, size):
         assert_right(host[name])
     assert NO_CUDA in host["napari-wsigpu, GPU"]["missing"]
     device = rows_of(record, "whole level to the device, warm")
-    assert len(device) == 5
+    assert len(device) == 6
     for row in device.values():
         assert row["missing"].startswith("not here: ")
         assert row["median_ms"] is None

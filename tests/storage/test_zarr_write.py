@@ -1,6 +1,7 @@
 """Chunks that are written are what zarr-python reads."""
 
 import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import imagecodecs
@@ -105,6 +106,18 @@ class DeviceArray(np.ndarray):
         out[...] = self
 
 
+class Stream(nullcontext):
+    """A stream on which all work is done at once."""
+
+    ptr = 5
+
+    def __init__(self, non_blocking=False):
+        super().__init__()
+
+    def synchronize(self):
+        pass
+
+
 @pytest.fixture
 def host_cupy(monkeypatch):
     """CuPy whose device is the host."""
@@ -116,6 +129,7 @@ def host_cupy(monkeypatch):
         asarray=on_device,
         full=lambda *given: on_device(np.full(*given)),
         ascontiguousarray=lambda array: on_device(np.ascontiguousarray(array)),
+        cuda=SimpleNamespace(Stream=Stream, get_current_stream=Stream),
         concatenate=lambda arrays: on_device(np.concatenate(arrays)),
     )
     monkeypatch.setitem(sys.modules, "cupy", cupy)
@@ -127,15 +141,17 @@ def host_nvcomp(monkeypatch, host_cupy):
     """nvCOMP whose LZ4 blocks are imagecodecs'."""
 
     class Codec:
-        def __init__(self, algorithm, bitstream_kind):
-            assert (algorithm, bitstream_kind) == ("LZ4", "raw")
+        def __init__(self, algorithm, bitstream_kind, cuda_stream):
+            assert (algorithm, bitstream_kind, cuda_stream) == ("LZ4", "raw", 5)
 
         def encode(self, arrays):
             encoded = (imagecodecs.lz4_encode(array.tobytes(), header=False) for array in arrays)
             return [np.frombuffer(block, np.int8) for block in encoded]
 
     module = SimpleNamespace(
-        BitstreamKind=SimpleNamespace(RAW="raw"), Codec=Codec, as_arrays=lambda arrays: arrays
+        BitstreamKind=SimpleNamespace(RAW="raw"),
+        Codec=Codec,
+        as_arrays=lambda arrays, cuda_stream: arrays,
     )
     monkeypatch.setitem(sys.modules, "nvidia.nvcomp", module)
 

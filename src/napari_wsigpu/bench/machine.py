@@ -73,7 +73,9 @@ def _gpudirect_storage(driver: Driver) -> str:
     if not driver.devices:
         return f"not here, {driver.reason}"
     kvikio = find_kvikio(driver)
-    return f"not here, {kvikio.reason}" if kvikio.reason else kvikio.note
+    if kvikio.reason:
+        return f"not here, {kvikio.reason}"
+    return kvikio.note.removeprefix("GPUDirect Storage: ")
 
 
 def _cpu_model() -> str:

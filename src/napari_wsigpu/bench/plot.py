@@ -85,7 +85,7 @@ def _draw(panel: Any, case: str, rows: Sequence[Row], ours: str) -> None:
             continue
         color = WRONG if row.wrong else OURS if row.way.startswith(ours) else PEERS
         panel.barh(place, row.median_ms, color=color, height=0.7)
-        text = f" {row.median_ms:,.4g} ms   {row.megabytes_a_second:,.4g} MB/s"
+        text = f" {_short(row.median_ms)} ms   {_short(row.megabytes_a_second or 0)} MB/s"
         panel.text(
             row.median_ms,
             place,
@@ -103,3 +103,7 @@ def _draw(panel: Any, case: str, rows: Sequence[Row], ours: str) -> None:
     panel.tick_params(axis="y", length=0)
     panel.spines[["top", "right", "left"]].set_visible(False)
     panel.spines["bottom"].set(color=FAINT, visible=longest > 0)
+
+
+def _short(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"

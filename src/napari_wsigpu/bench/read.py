@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from napari_wsigpu.bench import reading
 from napari_wsigpu.bench.kvikio_process import KvikioModes
+from napari_wsigpu.bench.plain_copy import plain_copy
 from napari_wsigpu.bench.readers import as_ways, to_the_device, to_the_host
 from napari_wsigpu.bench.target import Target
 from napari_wsigpu.bench.timing import Case
@@ -39,7 +40,9 @@ def run(session: Session, path: Path, level: int, *, cold: bool) -> None:
     session.describe(target)
     regions = [target.whole] * (1 + session.rounds)
     temperature = "cold" if cold else "warm"
-    for where, ways in ways_to_read(session, target).items():
+    found = ways_to_read(session, target)
+    found["device"] += as_ways([plain_copy(target, session.stack)])
+    for where, ways in found.items():
         session.run(
             region_case(f"whole level to the {where}, {temperature}", target, regions, ways)
         )

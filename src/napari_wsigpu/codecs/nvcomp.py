@@ -32,8 +32,12 @@ class Lz4Encoder:
                 f"LZ4 on the GPU needs nvCOMP, which can't be imported ({error}); "
                 "run pip install nvidia-nvcomp-cu12, or -cu13, as your driver's CUDA version is."
             ) from error
-        kind = self._nvcomp.BitstreamKind.RAW
-        self._codec = self._nvcomp.Codec(algorithm="LZ4", bitstream_kind=kind)
+        self._stream = import_module("cupy").cuda.Stream(non_blocking=True)
+        self._codec = self._nvcomp.Codec(
+            algorithm="LZ4",
+            bitstream_kind=self._nvcomp.BitstreamKind.RAW,
+            cuda_stream=self._stream.ptr,
+        )
 
     def __call__(self, chunks: Any) -> tuple[Any, Sequence[int]]:
         """Encode chunks of at most 16 MiB.
@@ -57,10 +61,12 @@ class Lz4Encoder:
                 "choose smaller ones."
             )
         cupy = import_module("cupy")
-        header = cupy.asarray(np.frombuffer(size.to_bytes(4, "little"), np.uint8))
-        encoded = [
-            cupy.asarray(block).view(np.uint8).ravel()
-            for block in self._codec.encode(self._nvcomp.as_arrays(list(chunks)))
-        ]
-        data = cupy.concatenate([part for block in encoded for part in (header, block)])
+        cupy.cuda.get_current_stream().synchronize()
+        with self._stream:
+            header = cupy.asarray(np.frombuffer(size.to_bytes(4, "little"), np.uint8))
+            arrays = self._nvcomp.as_arrays(list(chunks), cuda_stream=self._stream.ptr)
+            found = self._codec.encode(arrays)
+            encoded = [cupy.asarray(block).view(np.uint8).ravel() for block in found]
+            data = cupy.concatenate([part for block in encoded for part in (header, block)])
+        self._stream.synchronize()
         return data, [header.size + block.size for block in encoded]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from importlib import import_module
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Literal
@@ -96,7 +97,7 @@ class ChunkWriter:
 
     def _encode_and_put(self, path: Path, part: NDArray[Any]) -> None:
         whole = blocks(np, part, self._array.chunks, self._array.fill_value)[0]
-        put(path, whole if self._encode is None else self._encode(whole))
+        _put(path, whole if self._encode is None else self._encode(whole))
 
     def _submit(self, size: int, work: Callable[..., None], *given: Any) -> None:
         self._pending.append((self._pool.submit(work, *given), size))
@@ -146,7 +147,7 @@ class DeviceChunkWriter(ChunkWriter):
         host = import_module("cupyx").empty_pinned(data.shape, np.uint8)
         data.get(out=host)
         for path, place in zip(paths, places, strict=True):
-            self._submit(place.stop - place.start, put, path, host[place])
+            self._submit(place.stop - place.start, _put, path, host[place])
 
 
 class KvikioChunkWriter(DeviceChunkWriter):
@@ -189,16 +190,27 @@ def blocks(module: Any, pixels: Any, chunk: Sequence[int], fill: Any) -> Any:
     return module.ascontiguousarray(apart).reshape(rows * columns, -1).view(np.uint8)
 
 
-def put(path: Path, data: Any) -> None:
-    """Write a chunk's file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data)
+def _put(path: Path, data: Any) -> None:
+    with _whole(path) as unfinished:
+        unfinished.write_bytes(data)
 
 
 def _put_from_device(cu_file: Any, path: Path, data: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with cu_file(str(path), "w") as file:
+    with _whole(path) as unfinished, cu_file(str(unfinished), "w") as file:
         file.write(data)
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    """Let a chunk have its name only once it is written."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f"{path.name}.partial")
+    try:
+        yield unfinished
+        unfinished.replace(path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
 
 
 def _as_they_are(chunks: Any) -> tuple[Any, Sequence[int]]:
