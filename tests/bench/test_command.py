@@ -129,9 +129,23 @@ def test_round_trip_of_separate_planes(bench, tmp_path):
     assert "8-bit RGB" in rows["OpenSlide, zarr-python"]["missing"]
 
 
+@pytest.mark.parametrize("words", [("read",), ("round-trip",), ("viewport", "--viewports", 100)])
+def test_channels_on_pages_of_their_own(bench, tmp_path, words):
+    path = tmp_path / "slide.ome.tif"
+    pixels = np.moveaxis(slides.picture(200, 300, 4, "uint16"), -1, 0)
+    slides.write_pyramid(path, pixels, (), metadata={"axes": "CYX"}, photometric="minisblack")
+    status, record = bench(*words, path)
+    assert status == 0
+    assert record["channels"] == 4
+    compared = [row for row in record["rows"] if row["median_ms"] is not None]
+    assert len(compared) == 2
+    for row in compared:
+        assert_right(row)
+
+
 @pytest.mark.parametrize("name", ["zarr-write", "zarr-write-lz4"])
 def test_zarr_write(bench, name):
-    status, record = bench(name, "--size", 300, "--chunks", 64, 128)
+    status, record = bench(name, "--size", 300, "--chunks", "64,128")
     assert status == 0
     for chunk in (64, 128):
         rows = rows_of(record, f"chunks of {chunk} x {chunk}")
@@ -142,7 +156,7 @@ def test_zarr_write(bench, name):
 
 
 def test_viewport(bench, slide):
-    status, record = bench("viewport", slide, "--viewports", 128, 1000)
+    status, record = bench("viewport", slide, "--viewports", "128,1000")
     assert status == 0
     rows = rows_of(record, "128 x 128 to the host, warm file")
     for name in ("napari-wsigpu, CPU", "tifffile", "OpenSlide"):
@@ -155,7 +169,7 @@ def test_viewport(bench, slide):
     "words",
     [
         ("read", "--size", "512", "--tile", "128"),
-        ("zarr-write", "--size", "128", "--chunks", "32", "64"),
+        ("zarr-write", "--size", "128", "--chunks", "32,64"),
     ],
 )
 def test_a_plot(bench, tmp_path, words):
@@ -251,7 +265,7 @@ def test_a_folder_that_can_not_be_written_is_one_sentence(tmp_path, capsys):
     assert "try --folder" in lines[0]
 
 
-@pytest.mark.parametrize("words", [["--rounds", "0"], ["--tile", "100"], ["--size", "-5"]])
+@pytest.mark.parametrize("words", [["--rounds", "0"], ["--tile", "100"], ["--size", "many"]])
 def test_numbers_that_make_no_sense_are_refused(words, capsys):
     with pytest.raises(SystemExit):
         main(["bench", "read", *words])

@@ -7,7 +7,7 @@ import pytest
 import tifffile
 
 from napari_wsigpu import open_slide
-from napari_wsigpu.bench.reference import OwnReference, Region, TiffReference, find_page
+from napari_wsigpu.bench.reference import OwnReference, Region, TiffReference, find_pages
 from napari_wsigpu.bench.target import Target
 from tests import slides
 
@@ -28,12 +28,25 @@ def test_the_page_of_a_level(tmp_path, options, level):
     slides.write_pyramid(path, slides.picture(HEIGHT, WIDTH), (2,), subifds=True, **options)
     with tifffile.TiffFile(path) as file, open_slide(path) as slide:
         image = slide.layout.levels[level]
-        page = find_page(file, image)
+        pages = find_pages(file, image)
         expected = file.series[0].levels[level].asarray()
-        reference = TiffReference(file, page, image)
+        reference = TiffReference(file, pages, image)
         whole = Region(0, 0, image.width, image.height)
         assert reference.difference(whole, expected) == 0
         assert OwnReference(slide, level).difference(whole, expected) == 0
+
+
+def test_a_page_for_each_channel(tmp_path):
+    path = tmp_path / "slide.ome.tif"
+    pixels = np.moveaxis(slides.picture(HEIGHT, WIDTH, 4, "uint16"), -1, 0)
+    slides.write_pyramid(path, pixels, (), metadata={"axes": "CYX"}, photometric="minisblack")
+    with ExitStack() as stack:
+        target = Target(path, 0, stack)
+        assert target.facts()["right_pixels_by"] == "tifffile"
+        found = np.moveaxis(pixels, 0, -1).copy()
+        assert target.difference(target.whole, found) == 0
+        found[149, 7, 3] ^= 8
+        assert target.difference(target.whole, found) == 8
 
 
 @pytest.fixture
@@ -46,7 +59,7 @@ def target(tmp_path):
 
 @pytest.mark.parametrize("place", [(0, 0, 0), (89, 99, 2), (40, 13, 1)])
 def test_a_single_wrong_sample_is_found(target, place):
-    pixels = target.page.asarray()[50:140, 30:130].copy()
+    pixels = tifffile.imread(target.path)[50:140, 30:130].copy()
     assert target.difference(REGION, pixels) == 0
     pixels[place] ^= 4
     assert target.difference(REGION, pixels) == 4
@@ -76,7 +89,7 @@ def test_missing_tiles_have_no_right_pixels(tmp_path):
 def test_where_tifffile_has_no_page_our_cpu_decoder_is_right(tmp_path, monkeypatch):
     path = tmp_path / "slide.tif"
     slides.write_pyramid(path, slides.picture(HEIGHT, WIDTH), ())
-    monkeypatch.setattr("napari_wsigpu.bench.target.find_page", lambda file, image: None)
+    monkeypatch.setattr("napari_wsigpu.bench.target.find_pages", lambda file, image: [])
     with ExitStack() as stack:
         target = Target(path, 0, stack)
         assert target.facts()["right_pixels_by"] == "napari-wsigpu, CPU"

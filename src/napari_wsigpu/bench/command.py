@@ -44,7 +44,7 @@ def add_command(commands: Any) -> None:
         _options_of_slides(cold=True),
     )
     viewport.add_argument(
-        "--viewports", type=_positive, nargs="+", default=VIEWPORTS, help="their sides"
+        "--viewports", type=_numbers, default=VIEWPORTS, metavar="SIDE,...", help="their sides"
     )
 
 
@@ -82,7 +82,7 @@ def _options_of_arrays() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(add_help=False)
     options.add_argument("--size", type=_positive, default=ARRAY_SIDE, help="side in pixels")
     options.add_argument(
-        "--chunks", type=_positive, nargs="+", default=CHUNKS, help="sides of chunks"
+        "--chunks", type=_numbers, default=CHUNKS, metavar="SIDE,...", help="sides of chunks"
     )
     return options
 
@@ -137,10 +137,13 @@ def _slide(session: Session, options: argparse.Namespace) -> Path:
 
 
 def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a whole number above 0")
-    return number
+    return int(text)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(_positive, text.split(",")))
 
 
 def _tile(text: str) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 
 from napari_wsigpu.bench.target import to_host
 from napari_wsigpu.bench.timing import Absent, way
+from napari_wsigpu.bench.zarr_arrays import require_zarr
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -102,29 +103,43 @@ def own(name: str, target: Target, slide: Slide, device: str) -> Reader:
 
 
 def by_tifffile(target: Target) -> Reader | Absent:
-    """Return tifffile: it reads a whole page at once, and parts of it as a Zarr array."""
-    name, page = "tifffile", target.page
-    if page is None:
-        return Absent(name, "it has no page of this level's tiles")
-    planar = target.image.grid.planes > 1
-    level: list[Any] = []
+    """Return tifffile: it reads whole pages at once, and parts of them as Zarr arrays."""
+    name, pages = "tifffile", target.pages
+    if not pages:
+        return Absent(name, "it has no pages of this level's tiles")
+    arrays: list[Any] = []
 
-    def read(region: Region) -> NDArray[Any]:
+    def whole(page: Any, region: Region) -> NDArray[Any]:
+        pixels = _channels_last(page, page.asarray(maxworkers=os.cpu_count()))
+        return pixels[: region.height, : region.width]
+
+    def part(page: Any, region: Region) -> NDArray[Any]:
         rows = slice(region.top, region.top + region.height)
         columns = slice(region.left, region.left + region.width)
-        if region == target.whole:
-            pixels = page.asarray(maxworkers=os.cpu_count())
-        else:
-            if not level:
-                level.append(import_module("zarr").open_array(page.aszarr(), mode="r"))
-            pixels = level[0][:, rows, columns] if planar else level[0][rows, columns]
-            rows, columns = slice(None), slice(None)
-        if planar:
-            pixels = np.moveaxis(pixels, 0, -1)
-        found: NDArray[Any] = pixels[rows, columns]
-        return found if found.ndim == 3 else found[..., None]
+        array = arrays[pages.index(page)]
+        return _channels_last(
+            page, array[:, rows, columns] if _is_planar(page) else array[rows, columns]
+        )
+
+    def read(region: Region) -> NDArray[Any]:
+        is_whole = region == target.whole
+        if not (is_whole or arrays):
+            arrays.extend(require_zarr().open_array(page.aszarr(), mode="r") for page in pages)
+        found = [(whole if is_whole else part)(page, region) for page in pages]
+        return found[0] if len(found) == 1 else np.concatenate(found, -1)
 
     return Reader(name, read, target.forget)
+
+
+def _is_planar(page: Any) -> bool:
+    return str(page.axes).startswith("S")
+
+
+def _channels_last(page: Any, pixels: NDArray[Any]) -> NDArray[Any]:
+    """Give a page the shape (height, width, channels)."""
+    if pixels.ndim == 2:
+        return pixels[..., None]
+    return np.moveaxis(pixels, 0, -1) if _is_planar(page) else pixels
 
 
 def by_openslide(target: Target, stack: ExitStack) -> Reader | Absent:

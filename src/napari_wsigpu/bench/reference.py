@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
     from tifffile import TiffFile, TiffPage
@@ -30,25 +30,26 @@ class Region(NamedTuple):
 
 
 class TiffReference:
-    """A page as tifffile and imagecodecs decode it.
+    """Pages as tifffile and imagecodecs decode it.
 
     Parameters
     ----------
     file : TiffFile
         The open file.
-    page : TiffPage
-        The page that holds the level.
+    pages : sequence of TiffPage
+        The pages that hold the level.
     image : LevelLayout
         The level.
     """
 
     name = "tifffile"
 
-    def __init__(self, file: TiffFile, page: TiffPage, image: LevelLayout) -> None:
+    def __init__(self, file: TiffFile, pages: Sequence[TiffPage], image: LevelLayout) -> None:
         self._file = file.filehandle
-        self._page = page
         self._image = image
-        self._index = {offset: index for index, offset in enumerate(page.dataoffsets)}
+        self._places = {
+            offset: (page, index) for page in pages for index, offset in enumerate(page.dataoffsets)
+        }
         self._lock = threading.Lock()
 
     def difference(self, region: Region, pixels: NDArray[Any]) -> float:
@@ -78,7 +79,8 @@ class TiffReference:
         with self._lock:
             self._file.seek(offset)
             data = self._file.read(int(grid.byte_counts[plane, row, column]))
-        tile: Any = self._page.decode(data, self._index[offset], jpegtables=self._page.jpegtables)
+        page, index = self._places[offset]
+        tile: Any = page.decode(data, index, jpegtables=page.jpegtables)
         top, left = row * grid.tile_height, column * grid.tile_width
         height, width = tile[0].shape[1:3]
         bottom = min(top + height, region.top + region.height)
@@ -112,13 +114,19 @@ class OwnReference:
         return largest
 
 
-def find_page(file: TiffFile, image: LevelLayout) -> TiffPage | None:
-    """Return the page whose tiles or strips are those of a level."""
+def find_pages(file: TiffFile, image: LevelLayout) -> list[TiffPage]:
+    """Return the pages whose tiles or strips are those of a level; none if some are not.
+
+    They are in the order of the channels.
+    """
     held = image.grid.offsets[image.grid.byte_counts > 0]
     if image.computed or image.parts or image.encoding.jpeg_header is not None or not held.size:
-        return None
-    first = int(held[0])
-    return next((page for page in _pages(file.pages) if first in page.dataoffsets), None)
+        return []
+    order = {offset: place for place, offset in enumerate(image.grid.offsets.ravel().tolist())}
+    pages = [page for page in _pages(file.pages) if np.isin(page.dataoffsets, held).any()]
+    pages.sort(key=lambda page: min(order.get(offset, held.size) for offset in page.dataoffsets))
+    offsets = [offset for page in pages for offset in page.dataoffsets]
+    return pages if np.isin(held, offsets).all() else []
 
 
 def largest_difference(found: NDArray[Any], expected: NDArray[Any]) -> float:

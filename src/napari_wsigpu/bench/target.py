@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import tifffile
 
 from napari_wsigpu.bench.machine import memory_bytes
-from napari_wsigpu.bench.reference import OwnReference, Region, TiffReference, find_page
+from napari_wsigpu.bench.reference import OwnReference, Region, TiffReference, find_pages
 from napari_wsigpu.codecs.codestream import JPEG, JPEG2000
 from napari_wsigpu.codecs.verify import TOLERANCES
 from napari_wsigpu.errors import DeviceError, LevelError, RegionError
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
+    from tifffile import TiffPage
 
     from napari_wsigpu.slide import Slide
 
@@ -68,17 +69,15 @@ class Target:
             self.by_gpu = stack.enter_context(open_slide(path, device="cuda"))
         except DeviceError as error:
             self.no_gpu = str(error).partition(";")[0].removesuffix(".")
-        self.page: Any = None
+        self.pages: list[TiffPage] = []
         self._reference: TiffReference | OwnReference = OwnReference(self.slide, level)
         try:
             file = stack.enter_context(tifffile.TiffFile(self.path))
         except tifffile.TiffFileError:
             return
-        self.page = find_page(file, self.image)
-        if self.page is not None:
-            self._reference = TiffReference(file, self.page, self.image)
-            # Otherwise tifffile would read the page's tables in the first timed read.
-            _ = self.page.dataoffsets, self.page.decode
+        self.pages = find_pages(file, self.image)
+        if self.pages:
+            self._reference = TiffReference(file, self.pages, self.image)
 
     def gpu_slide(self) -> Slide:
         """Return the slide that the GPU decodes; raise a DeviceError if there is no GPU."""
