@@ -9,9 +9,12 @@ import openslide
 import pytest
 from PIL import Image
 
-from napari_wsigpu.bench import machine, target
+from napari_wsigpu.bench import kvikio_process, machine, target
 from napari_wsigpu.cli import main
+from napari_wsigpu.codecs import cuda
+from napari_wsigpu.doctor import Driver
 from tests import slides
+from tests.host_cupy import install
 
 pytest.importorskip("zarr")
 
@@ -22,11 +25,15 @@ NO_CUDA = "has no NVIDIA driver"
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch):
     """Have no NVIDIA driver, wherever the tests run."""
-    from napari_wsigpu.codecs import cuda
-    from napari_wsigpu.doctor import Driver
-
     monkeypatch.setattr(cuda, "driver_is_there", lambda: False)
     monkeypatch.setattr(machine, "find_driver", lambda: Driver(reason="no NVIDIA driver was found"))
+
+
+@pytest.fixture
+def gpu(monkeypatch, host_gpu):
+    """A GPU that is the host, without kvikio."""
+    install(monkeypatch)
+    monkeypatch.setattr(kvikio_process, "find_spec", lambda name: None)
 
 
 @pytest.fixture
@@ -270,3 +277,38 @@ def test_numbers_that_make_no_sense_are_refused(words, capsys):
     with pytest.raises(SystemExit):
         main(["bench", "read", *words])
     assert "error: argument" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("codec", ["none", "jpeg"])
+def test_read_with_a_gpu(gpu, bench, codec):
+    status, record = bench("read", "--size", 600, "--tile", 128, "--codec", codec)
+    assert status == 0
+    host = rows_of(record, "whole level to the host, warm")
+    device = rows_of(record, "whole level to the device, warm")
+    assert_right(host["napari-wsigpu, GPU"])
+    for name in ("napari-wsigpu, GPU", "tifffile, then copied"):
+        assert_right(device[name])
+    for name in kvikio_process.MODES:
+        assert "kvikio is not installed" in device[name]["missing"]
+    alone = device["pread, pinned copy: bytes alone"]
+    if codec == "none":
+        assert_right(alone)
+    else:
+        assert alone["missing"] == "not here: the level's tiles are not plain pixels"
+
+
+def test_round_trip_with_a_gpu(gpu, bench, slide):
+    status, record = bench("round-trip", slide)
+    assert status == 0
+    assert_right(rows_of(record, "read and written to raw Zarr")["napari-wsigpu, GPU"])
+
+
+@pytest.mark.parametrize("name", ["zarr-write", "zarr-write-lz4"])
+def test_zarr_write_with_a_gpu(gpu, bench, name):
+    status, record = bench(name, "--size", 300, "--chunks", "64,4096")
+    assert status == 0
+    rows = rows_of(record, "chunks of 64 x 64")
+    assert_right(rows["napari-wsigpu, CuPy"])
+    assert_right(rows["zarr-python, CuPy"])
+    large = rows_of(record, "chunks of 4096 x 4096")["napari-wsigpu, CuPy"]
+    assert ("at most 16 MiB a chunk" in large["missing"]) == (name == "zarr-write-lz4")

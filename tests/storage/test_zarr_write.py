@@ -1,19 +1,22 @@
 """Chunks that are written are what zarr-python reads."""
 
 import sys
-from contextlib import nullcontext
-from types import SimpleNamespace
 
-import imagecodecs
 import numpy as np
 import pytest
 
 from napari_wsigpu.codecs.nvcomp import LARGEST_BLOCK, Lz4Encoder
 from napari_wsigpu.errors import MissingPackageError, UnsupportedSlideError
 from napari_wsigpu.storage import zarr_write
-from napari_wsigpu.storage.zarr_write import ChunkWriter, DeviceChunkWriter, blocks
+from napari_wsigpu.storage.zarr_write import (
+    ChunkWriter,
+    DeviceChunkWriter,
+    KvikioChunkWriter,
+    blocks,
+)
 from tests import slides
 from tests.conftest import decoding_threads
+from tests.host_cupy import DeviceArray, install
 
 zarr = pytest.importorskip("zarr")
 numcodecs = pytest.importorskip("numcodecs")
@@ -99,77 +102,27 @@ def test_blocks_are_chunks_row_by_row():
     assert (found[3, 36:] == 5).all()
 
 
-class DeviceArray(np.ndarray):
-    """Host memory that is copied as device memory is."""
-
-    def get(self, out):
-        out[...] = self
-
-
-class Stream(nullcontext):
-    """A stream on which all work is done at once."""
-
-    ptr = 5
-
-    def __init__(self, non_blocking=False):
-        super().__init__()
-
-    def synchronize(self):
-        pass
-
-
 @pytest.fixture
 def host_cupy(monkeypatch):
-    """CuPy whose device is the host."""
-
-    def on_device(array):
-        return np.asarray(array).view(DeviceArray)
-
-    cupy = SimpleNamespace(
-        asarray=on_device,
-        full=lambda *given: on_device(np.full(*given)),
-        ascontiguousarray=lambda array: on_device(np.ascontiguousarray(array)),
-        cuda=SimpleNamespace(Stream=Stream, get_current_stream=Stream),
-        concatenate=lambda arrays: on_device(np.concatenate(arrays)),
-    )
-    monkeypatch.setitem(sys.modules, "cupy", cupy)
-    monkeypatch.setitem(sys.modules, "cupyx", SimpleNamespace(empty_pinned=np.empty))
-
-
-@pytest.fixture
-def host_nvcomp(monkeypatch, host_cupy):
-    """nvCOMP whose LZ4 blocks are imagecodecs'."""
-
-    class Codec:
-        def __init__(self, algorithm, bitstream_kind, cuda_stream):
-            assert (algorithm, bitstream_kind, cuda_stream) == ("LZ4", "raw", 5)
-
-        def encode(self, arrays):
-            encoded = (imagecodecs.lz4_encode(array.tobytes(), header=False) for array in arrays)
-            return [np.frombuffer(block, np.int8) for block in encoded]
-
-    module = SimpleNamespace(
-        BitstreamKind=SimpleNamespace(RAW="raw"),
-        Codec=Codec,
-        as_arrays=lambda arrays, cuda_stream: arrays,
-    )
-    monkeypatch.setitem(sys.modules, "nvidia.nvcomp", module)
+    install(monkeypatch)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16"])
 @pytest.mark.parametrize("lz4", [False, True])
-def test_chunks_from_a_device(tmp_path, host_nvcomp, dtype, lz4):
+@pytest.mark.parametrize("writer", [DeviceChunkWriter, KvikioChunkWriter])
+def test_chunks_from_a_device(tmp_path, host_cupy, writer, dtype, lz4):
     folder, pixels = tmp_path / "a.zarr", slides.picture(*SHAPE, dtype)
     array = create(folder, dtype, lz4)
-    with DeviceChunkWriter(folder, array, Lz4Encoder() if lz4 else None) as output:
+    with writer(folder, array, Lz4Encoder() if lz4 else None) as output:
         for top in range(0, SHAPE[0], 64):
             part = pixels[top : top + 64].copy().view(DeviceArray)
             output.write(part, top, 0)
             part[...] = 0
     np.testing.assert_array_equal(stored(folder), pixels)
+    assert not list(folder.rglob("*.partial"))
 
 
-def test_too_large_chunks_are_refused(host_nvcomp):
+def test_too_large_chunks_are_refused(host_cupy):
     chunks = np.broadcast_to(np.uint8(0), (1, LARGEST_BLOCK + 1))
     with pytest.raises(UnsupportedSlideError, match="at most 16 MiB"):
         Lz4Encoder()(chunks)

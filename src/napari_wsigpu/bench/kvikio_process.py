@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from importlib.util import find_spec
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
+from napari_wsigpu.bench import reading
 from napari_wsigpu.bench.readers import OURS
 from napari_wsigpu.bench.timing import Absent, Way
 from napari_wsigpu.doctor import probe_kvikio
+from napari_wsigpu.errors import DeviceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -39,11 +43,16 @@ class KvikioProcess:
         self._pool = ProcessPoolExecutor(1, get_context("spawn"), _start, (mode,))
 
     def call(self, function: Callable[..., Any], *given: Any) -> Any:
-        """Run a function of a module there."""
-        return self._pool.submit(function, *given).result()
+        """Run a function of a module there; a DeviceError says that the process is gone."""
+        try:
+            return self._pool.submit(function, *given).result()
+        except BrokenProcessPool as error:
+            raise DeviceError("The process that uses kvikio ended by itself.") from error
 
     def close(self) -> None:
         """End the process."""
+        with suppress(DeviceError):
+            self.call(reading.close)
         self._pool.shutdown()
 
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 KVIKIO_ONLY_RAW = "kvikio reads uncompressed tiles, and these are not"
 
+_stack = ExitStack()
+
 
 def read(
     wants_pixels: bool, path: str, level: int, region: Region, cold: bool
@@ -39,8 +41,14 @@ def read(
 
 @cache
 def opened(path: str, level: int, cold: bool) -> Target:
-    """Open a level once; the process's end closes it."""
-    return Target(Path(path), level, ExitStack(), cold=cold)
+    """Open a level once; `close` closes it."""
+    return Target(Path(path), level, _stack, cold=cold)
+
+
+def close() -> None:
+    """Close all levels."""
+    opened.cache_clear()
+    _stack.close()
 
 
 def check_kvikio() -> None:
