@@ -86,9 +86,9 @@ def test_a_broken_kvikio_is_a_reason(monkeypatch):
 def by_kvikio(monkeypatch, host_gpu):
     """What is read by kvikio: all, or nothing."""
     install(monkeypatch)
-    state = SimpleNamespace(kvikio=SimpleNamespace(module=lambda: "kvikio"))
+    state = SimpleNamespace(direct_reads=SimpleNamespace(module=lambda: "kvikio"))
     monkeypatch.setitem(sys.modules, "napari_wsigpu.storage.gds", state)
-    yield state.kvikio
+    yield state.direct_reads
     reading.close()
 
 

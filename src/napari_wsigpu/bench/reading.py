@@ -53,5 +53,5 @@ def close() -> None:
 
 def check_kvikio() -> None:
     """Raise a DeviceError if files are not read by kvikio any more."""
-    if import_module("napari_wsigpu.storage.gds").kvikio.module() is None:
+    if import_module("napari_wsigpu.storage.gds").direct_reads.module() is None:
         raise DeviceError("kvikio could not read the file, so it was read without it.")

@@ -74,6 +74,7 @@ class Session:
             f"{facts['slide']}, level {facts['level']}: {size}, {facts['channels']} x "
             f"{facts['dtype']}, tiles {tile}, {facts['compression']}",
             f"page cache {facts['page_cache']}; our own caches empty before each read",
+            f"pixels compared with those of {facts['right_pixels_by']}",
             **facts,
         )
 

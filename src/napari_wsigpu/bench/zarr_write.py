@@ -183,7 +183,7 @@ def _unless(against: str, name: str, make: Callable[..., Way], *given: Any) -> W
 def _against(chunk: int, codec: ZarrCodec) -> str:
     size = 3 * chunk * chunk
     if codec == "lz4" and size > LARGEST_BLOCK:
-        return f"nvCOMP's LZ4 takes at most 16 MiB a chunk, not {size >> 20}"
+        return f"nvCOMP's LZ4 takes at most 16 MiB a chunk, not {size / 2**20:.1f}"
     return ""
 
 
