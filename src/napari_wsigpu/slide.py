@@ -28,6 +28,7 @@ from napari_wsigpu.formats.tiff import is_rgb
 from napari_wsigpu.storage.file import FileSource
 from napari_wsigpu.storage.files import FilesSource
 from napari_wsigpu.storage.memory import MemorySource
+from napari_wsigpu.storage.remote import RemoteSource
 
 if TYPE_CHECKING:
     import os
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.storage.source import ByteSource
 
 LARGEST_OVERVIEW = 1024
+REMOTE_BATCH = 64
 
 _slide_numbers = count()
 
@@ -56,7 +58,7 @@ def open_slide(
     ----------
     path : str or PathLike
         A slide of any vendor, a TIFF file, or a file or the folder of a DICOM slide; what it is,
-        is decided by its content.
+        is decided by its content. Or the URL of a file (https, s3, gs, az).
     device : str
         What decodes tiles: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
     threads : int, optional
@@ -155,7 +157,7 @@ class Slide:
 
     @property
     def path(self) -> str:
-        """Absolute path of the file."""
+        """Absolute path of the file, or its URL without user, password and query."""
         return self.layout.path
 
     @property
@@ -488,6 +490,11 @@ class Slide:
         found = self._guarded(partial(self._reader.read_tiles, first.level, tiles, table))
         return {tiles[tile]: found[tile] for tile in tiles}
 
+    @property
+    def least_batch(self) -> int:
+        """How many tiles are worth a read of its own: many where each read is a request."""
+        return 1 if self.layout.remote is None else REMOTE_BATCH
+
     def count_shown(self, asked: int, at_hand: int) -> None:
         """Count the tiles of a display's new view, and those that were at hand for it."""
         self._log.count(tiles_asked=asked, cache_hits=at_hand)
@@ -660,6 +667,8 @@ def _reopened(layout: SlideLayout, device: str, threads: int, color: Color) -> S
 
 
 def _source_of(layout: SlideLayout) -> ByteSource:
+    if layout.remote is not None:
+        return RemoteSource(layout.remote.url, layout.file_size, layout.remote.version)
     if layout.files:
         return FilesSource(layout.files)
     return FileSource(layout.path, layout.file_size, layout.modified_ns)

@@ -16,6 +16,8 @@ TIMEOUT = 20
 class Source:
     """A slide whose reads are recorded, and last as long as is said."""
 
+    least_batch = 1
+
     def __init__(self, number=1, seconds=0.0, journal=None):
         self.number = number
         self.seconds = seconds

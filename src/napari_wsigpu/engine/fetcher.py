@@ -29,6 +29,10 @@ logger = logging.getLogger(__name__)
 class TileSource(Protocol):
     """A slide, as displays see it."""
 
+    @property
+    def least_batch(self) -> int:
+        """How many tiles to decode at a time at least, if so many are wanted."""
+
     def read_tiles(self, keys: Sequence[TileKey]) -> dict[TileKey, NDArray[Any]]:
         """Decode whole tiles of one level."""
 
@@ -179,7 +183,7 @@ class TileFetcher:
     def _take(self, source: TileSource, keys: list[TileKey], *, ahead: bool) -> _Batch:
         """Take the first tiles of one level from a list."""
         first = keys[0]
-        most = self._batch_size(first)
+        most = max(self._batch_size(first), source.least_batch)
         taken = [key for key in keys if key[:2] == first[:2]][:most]
         self._in_flight = frozenset(taken)
         for wanted in self._wanted.values():

@@ -8,7 +8,7 @@ import stat
 import struct
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import IO, TYPE_CHECKING, Protocol, cast
 
 import tifffile
 
@@ -36,6 +36,10 @@ from napari_wsigpu.formats import (
     ventana,
 )
 from napari_wsigpu.formats.fields import iso_date
+from napari_wsigpu.formats.layout import RemoteFile
+from napari_wsigpu.storage.readahead import ReadAheadFile
+from napari_wsigpu.storage.remote import RemoteSource
+from napari_wsigpu.storage.url import file_name, is_url, public_url
 
 if TYPE_CHECKING:
     from tifffile import TiffFile
@@ -79,7 +83,8 @@ def describe(path: str | os.PathLike[str]) -> SlideLayout:
     Parameters
     ----------
     path : str or PathLike
-        A TIFF file, whatever its name; a file of a DICOM slide, or the folder that holds one.
+        A TIFF file, whatever its name, or its URL; a file of a DICOM slide, or the folder that
+        holds one.
 
     Returns
     -------
@@ -93,10 +98,12 @@ def describe(path: str | os.PathLike[str]) -> SlideLayout:
         read, `NotASlideError` if it is no slide at all, `CorruptSlideError` if it is damaged,
         `UnsupportedSlideError` if it holds what can't be shown.
     """
-    layout = _describe(str(Path(path).absolute()))
+    name = os.fspath(path)
+    layout = _describe_url(name) if is_url(name) else _describe(str(Path(name).absolute()))
     # Folders are private, and would hide the whole sentence.
-    folder = Path(layout.files[0].path if layout.files else layout.path).parent
-    problems = [text.replace(f"'{folder}{os.sep}", "'") for text in layout.problems]
+    first = layout.files[0].path if layout.files else layout.path
+    folder = first.removesuffix(Path(first).name)
+    problems = [text.replace(f"'{folder}", "'") for text in layout.problems]
     mpp = layout.mpp
     if mpp is not None and not SMALLEST_MPP <= min(mpp) <= max(mpp) <= LARGEST_MPP:
         problems.append(f"A pixel of {mpp[0]:g} x {mpp[1]:g} µm is not possible; none is given.")
@@ -120,6 +127,39 @@ def _describe(name: str) -> SlideLayout:
         raise
     except OSError as error:
         raise file_error(name, error) from error
+    _check_head(name, head)
+    return _describe_tiff(name, name, status.st_size, status.st_mtime_ns)
+
+
+def _describe_url(url: str) -> SlideLayout:
+    name = public_url(url)
+    if name.rstrip("/").endswith(".zarr"):
+        raise UnsupportedSlideError(
+            f"'{name}' is Zarr, which can only be read from a disk; download it."
+        )
+    source = RemoteSource.connect(url)
+    try:
+        file = ReadAheadFile(source, source.size, name)
+        head = file.read(foreign.HEAD)
+        if head[dicom.PREAMBLE :].startswith(dicom.MAGIC):
+            raise UnsupportedSlideError(
+                f"'{name}' is DICOM, which can only be read from a disk; "
+                "download the slide's whole folder."
+            )
+        _check_head(name, head)
+        file.seek(0)
+        try:
+            layout = _describe_tiff(name, cast("IO[bytes]", file), source.size, 0)
+        finally:
+            if file.failure is not None:  # the parser may have gone on without what it lacked
+                raise file.failure from None
+        return replace(layout, remote=RemoteFile(url, source.version))
+    finally:
+        source.close()
+
+
+def _check_head(name: str, head: bytes) -> None:
+    """Refuse what does not begin as a TIFF file does."""
     if not head.startswith(TIFF_MAGIC):
         if refusal := foreign.refusal(name, head):
             raise UnsupportedSlideError(refusal)
@@ -127,19 +167,18 @@ def _describe(name: str) -> SlideLayout:
             f"'{name}' is not a TIFF-based slide, nor one in DICOM (it does not begin as these "
             "do); choose a slide's file."
         )
-    return _describe_tiff(name, status)
 
 
-def _describe_tiff(name: str, status: os.stat_result) -> SlideLayout:
+def _describe_tiff(name: str, stream: str | IO[bytes], size: int, modified_ns: int) -> SlideLayout:
     try:
-        with tifffile.TiffFile(name) as file:
+        with tifffile.TiffFile(stream, name=file_name(name)) as file:
             if not len(file.pages):
                 raise CorruptSlideError(
                     f"'{name}' is cut off: its list of images lies beyond the end of the file; "
                     "get a fresh copy of it."
                 )
             parse = next((vendor.parse for vendor in VENDORS if vendor.probe(file)), tiff.parse)
-            return parse(file, name, status.st_size, status.st_mtime_ns)
+            return parse(file, name, size, modified_ns)
     except SlideError:
         raise
     except OSError as error:

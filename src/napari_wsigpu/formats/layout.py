@@ -317,6 +317,22 @@ class SlideFile:
     modified_ns: int
 
 
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """Where the file of a slide on a server is.
+
+    Attributes
+    ----------
+    url : str
+        Its URL with all that is needed to read it, which may be secret: for no one's eyes.
+    version : str
+        What the server calls this version of the file; empty if it does not say.
+    """
+
+    url: str = field(repr=False)
+    version: str
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SlideLayout:
     """All that is known of a slide without decoding a pixel.
@@ -324,7 +340,7 @@ class SlideLayout:
     Attributes
     ----------
     path : str
-        Absolute path of the file.
+        Absolute path of the file, or its URL without secrets.
     file_size, modified_ns : int
         Size and modification time when it was described, to notice another file.
     vendor : str
@@ -358,6 +374,8 @@ class SlideLayout:
     files : tuple of SlideFile
         The files of a slide that has several; offsets count from the first one's begin through
         all of them. Empty where `path` is all there is.
+    remote : RemoteFile or None
+        Where a slide lies that is no local file.
     """
 
     path: str
@@ -379,6 +397,7 @@ class SlideLayout:
     icc: tuple[int, int] | bytes | None = None
     problems: tuple[str, ...] = ()
     files: tuple[SlideFile, ...] = ()
+    remote: RemoteFile | None = None
 
     @property
     def downsamples(self) -> tuple[float, ...]:

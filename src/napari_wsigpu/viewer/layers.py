@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from napari_wsigpu.engine.level import LevelArray
 from napari_wsigpu.formats.layout import Channel
 from napari_wsigpu.privacy import masked
 from napari_wsigpu.slide import Slide
+from napari_wsigpu.storage.url import file_name
 
 if TYPE_CHECKING:
     from napari.layers import Layer
@@ -70,7 +70,7 @@ def slide_layers(slide: Slide) -> list[LayerData]:
 
 def slide_name(slide: Slide) -> str:
     """Return the slide's file name without its suffix, as its layers are named."""
-    return re.sub(r"(?i)(\.ome)?\.\w+$", "", Path(slide.path).name)
+    return re.sub(r"(?i)(\.ome)?\.\w+$", "", file_name(slide.path))
 
 
 def slide_of(layer: Layer | None) -> Slide | None:
@@ -129,5 +129,5 @@ def _compute_overview(slide: Slide) -> None:
         for y in range(0, overview.shape[0], rows)
         for x in range(0, overview.shape[1], columns)
     ]
-    for y, x in progress(corners, desc=f"Overview of {Path(slide.path).name}"):
+    for y, x in progress(corners, desc=f"Overview of {file_name(slide.path)}"):
         overview[y : y + rows, x : x + columns]

@@ -62,6 +62,7 @@ def display_progressively(viewer: Viewer) -> None:
     def on_inserted(event: Any) -> None:
         shown = weak()
         if shown is not None:
+            _hide_secrets(event.value)
             _start_display(shown, event.value)
 
     viewer.layers.events.inserted.connect(on_inserted)
@@ -119,6 +120,14 @@ def _start_display(viewer: Viewer, layer: Layer) -> None:
     base = layer.data[0]
     size = height * width * math.prod(base.shape[2:]) * base.dtype.itemsize
     threading.Thread(target=_memory.prepare, args=(size,), name="wsigpu-memory").start()
+
+
+def _hide_secrets(layer: Layer) -> None:
+    """Have a layer name its slide's URL without user, password and query, as the slide does."""
+    slide = slide_of(layer)
+    if slide is not None and slide.layout.remote is not None:
+        with suppress(AttributeError):
+            layer._source = layer.source.model_copy(update={"path": slide.path})
 
 
 def _slice_before_drawing(viewer: Viewer) -> None:

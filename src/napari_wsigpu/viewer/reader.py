@@ -12,6 +12,7 @@ from napari_wsigpu.errors import NotASlideError, SlideError
 from napari_wsigpu.formats import dicom
 from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.slide import Slide, open_slide
+from napari_wsigpu.storage.url import file_name, is_url
 from napari_wsigpu.viewer.dock import open_inspector_with_a_slide
 from napari_wsigpu.viewer.layers import slide_layers
 from napari_wsigpu.viewer.settings import SLIDE_ENDINGS, settings
@@ -33,7 +34,7 @@ def get_reader(
     Parameters
     ----------
     path : str or sequence of str
-        One path, or several that the user opens together.
+        One path or URL, or several that the user opens together.
 
     Returns
     -------
@@ -51,7 +52,7 @@ def read_slides(path: str | Sequence[str]) -> list[LayerData]:
     Parameters
     ----------
     path : str or sequence of str
-        One path or several.
+        One path or URL, or several.
 
     Returns
     -------
@@ -103,11 +104,11 @@ def _as_list(path: str | Sequence[str]) -> list[str]:
 
 def _is_ours(path: str) -> bool:
     try:
-        if Path(path).is_dir() and not dicom.probe(Path(path)):
+        if not is_url(path) and Path(path).is_dir() and not dicom.probe(Path(path)):
             return False
         layout = describe(path)
     except NotASlideError:
-        return Path(path).suffix.lower() in SLIDE_ENDINGS
+        return Path(file_name(path)).suffix.lower() in SLIDE_ENDINGS
     except SlideError:
         return True
     return _is_slide(layout)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from napari_wsigpu.formats.compression import compression_name
 from napari_wsigpu.privacy import masked
+from napari_wsigpu.storage.url import file_name
 
 if TYPE_CHECKING:
     from napari_wsigpu.formats.layout import LevelLayout
@@ -41,7 +41,7 @@ class LevelFacts(NamedTuple):
 
 def title(slide: Slide) -> str:
     """Return the slide's file name."""
-    return Path(slide.path).name
+    return file_name(slide.path)
 
 
 def facts(slide: Slide) -> list[tuple[str, str]]:

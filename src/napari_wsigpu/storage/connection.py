@@ -1,0 +1,209 @@
+"""Ranges of one object on a server, many at the same time: obstore, with retries and deadlines."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from napari_wsigpu.errors import (
+    SlideClosedError,
+    SlideNotFoundError,
+    SlideReadError,
+    UnsupportedSlideError,
+)
+from napari_wsigpu.storage.refusal import BREAKS_OFF, server_error
+from napari_wsigpu.storage.url import is_supported, public_url
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+MOST_AT_ONCE = 16
+ENTITY_TAG = "ETag "
+CONNECT_SECONDS, SILENT_SECONDS, REQUEST_SECONDS = 5, 10, 120
+RETRIES, RETRY_SECONDS = 4, 20
+PAUSES = (0.1, 0.3, 1.0)
+
+_first_process: int | None = None
+
+
+class Answer(NamedTuple):
+    """What a server sent.
+
+    Attributes
+    ----------
+    data : memoryview
+        The bytes of the range, fewer where the object ends before.
+    size : int
+        Size of the whole object.
+    version : str
+        What changes with the object: its entity tag, else when it was modified; may be empty.
+    """
+
+    data: memoryview
+    size: int
+    version: str
+
+
+class Connection:
+    """An object on a server; safe under many threads.
+
+    Credentials are found in the ways of obstore: in the URL, or in environment variables.
+
+    Parameters
+    ----------
+    url : str
+        Of the kinds that `url.SCHEMES` names.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._name = public_url(url)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._running: tuple[asyncio.AbstractEventLoop, threading.Thread] | None = None
+        self._store: Any = None
+        self._slots = asyncio.Semaphore(MOST_AT_ONCE)
+
+    def get(self, offset: int, length: int) -> Future[Answer]:
+        """Ask for a range, in the background.
+
+        Returns
+        -------
+        Future of Answer
+            Raises a `SlideError` if the server doesn't give it. It is cancelled by `release`.
+
+        Raises
+        ------
+        SlideClosedError
+            If the connection was closed.
+        SlideError
+            If the URL is none that can be read from.
+        """
+        with self._lock:
+            if self._closed:
+                raise closed_error(self._name)
+            _check_process(self._name)
+            if self._running is None:
+                self._store = _open_store(self._url, self._name)
+                self._slots = asyncio.Semaphore(MOST_AT_ONCE)
+                loop = asyncio.new_event_loop()
+                thread = threading.Thread(
+                    target=loop.run_forever, name="wsigpu-remote", daemon=True
+                )
+                thread.start()
+                self._running = loop, thread
+            return asyncio.run_coroutine_threadsafe(self._get(offset, length), self._running[0])
+
+    def release(self) -> None:
+        """Let go of thread and sockets, and cancel what is asked for, until the next `get`."""
+        with self._lock:
+            if self._running is not None:
+                loop, thread = self._running
+                self._running = self._store = None
+                asyncio.run_coroutine_threadsafe(_cancel_others(), loop).result()
+                loop.call_soon_threadsafe(loop.stop)
+                thread.join()
+                loop.close()
+
+    def close(self) -> None:
+        """Let go of everything for good."""
+        with self._lock:
+            self._closed = True
+        self.release()
+
+    async def _get(self, offset: int, length: int) -> Answer:
+        async with self._slots:
+            for pause in PAUSES:
+                answer = await self._ask(offset, length)
+                if answer is not None:
+                    return answer
+                await asyncio.sleep(pause)
+        raise SlideReadError(BREAKS_OFF.format(self._name))
+
+    async def _ask(self, offset: int, length: int) -> Answer | None:
+        """Ask once for a range; None if it arrives incomplete."""
+        from obstore import get_async
+        from obstore.exceptions import BaseError
+
+        options = {"range": (offset, offset + length)}
+        try:
+            result = await get_async(self._store, "", options=options)
+        except (BaseError, OSError) as error:
+            raise server_error(self._name, error) from None
+        meta, (begin, _) = result.meta, result.range
+        try:
+            data = memoryview(await result.bytes_async())
+        except (BaseError, OSError):
+            return None
+        size = int(meta["size"])
+        if (begin, begin + len(data)) != (offset, min(offset + length, size)):
+            return None
+        return Answer(data, size, _version(meta))
+
+
+def closed_error(name: str) -> SlideClosedError:
+    """Say that a slide was closed."""
+    return SlideClosedError(f"'{name}' was closed; open the slide again.")
+
+
+def _version(meta: Any) -> str:
+    if meta["e_tag"]:
+        return f"{ENTITY_TAG}{meta['e_tag']}"
+    modified = meta["last_modified"]
+    return str(modified.isoformat()) if modified.timestamp() else ""
+
+
+def _check_process(name: str) -> None:
+    """Refuse to read in a copy of a process that has read: obstore would wait for ever there."""
+    global _first_process
+    if _first_process is None:
+        _first_process = os.getpid()
+    if _first_process != os.getpid():
+        raise SlideReadError(
+            f"'{name}' can't be read in a process that was forked from one which has read remote "
+            "slides; start processes by 'spawn' or 'forkserver'."
+        )
+
+
+def _open_store(url: str, name: str) -> Any:
+    if not is_supported(url):
+        raise UnsupportedSlideError(
+            f"'{name}' lies where slides can't be read from; "
+            "use https, s3, gs or az, or the path of a file."
+        )
+    try:
+        from obstore.exceptions import BaseError
+        from obstore.store import from_url
+    except ImportError:
+        raise UnsupportedSlideError(
+            f"'{name}' lies on a server, which needs a further package; "
+            'run pip install "napari-wsigpu[remote]" and start again.'
+        ) from None
+    try:
+        return from_url(
+            url,
+            client_options={
+                "allow_http": not url.lower().startswith("https:"),
+                "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
+                "read_timeout": timedelta(seconds=SILENT_SECONDS),
+                "timeout": timedelta(seconds=REQUEST_SECONDS),
+            },
+            retry_config={
+                "max_retries": RETRIES,
+                "retry_timeout": timedelta(seconds=RETRY_SECONDS),
+            },
+        )
+    except (BaseError, ValueError):
+        raise SlideNotFoundError(f"'{name}' is no URL of an object; check it.") from None
+
+
+async def _cancel_others() -> None:
+    others: list[asyncio.Task[Any]] = [
+        task for task in asyncio.all_tasks() if task is not asyncio.current_task()
+    ]
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)

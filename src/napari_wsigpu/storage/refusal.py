@@ -1,0 +1,102 @@
+"""Why a server does not give a file, in one sentence each.
+
+What obstore says itself holds the URL with its secrets, so it is read but not passed on.
+"""
+
+from __future__ import annotations
+
+import re
+
+from napari_wsigpu.errors import (
+    NotASlideError,
+    SlideError,
+    SlideNotFoundError,
+    SlidePermissionError,
+    SlideReadError,
+    UnsupportedSlideError,
+)
+
+BREAKS_OFF = "The connection to the server of '{}' breaks off again and again; try again later."
+FORBIDDEN = (
+    "You have no permission to read '{}', or its link has expired; check your credentials, or ask "
+    "its owner for access."
+)
+MISSING = "There is no file at '{}'; check the URL."
+BUSY = "The server of '{}' is too busy; try again later."
+FAILS = "The server of '{}' fails; try again later."
+EMPTY = "'{}' is empty, or shorter than its server says; choose a slide's file."
+UNREADABLE = "'{}' can't be read from its server; check the URL and the network, and try again."
+
+STATUS = re.compile(r"\bstatus: (\d{3}),")
+BY_STATUS: dict[int, tuple[type[SlideError], str]] = {
+    401: (SlidePermissionError, FORBIDDEN),
+    403: (SlidePermissionError, FORBIDDEN),
+    404: (SlideNotFoundError, MISSING),
+    410: (SlideNotFoundError, MISSING),
+    416: (NotASlideError, EMPTY),
+    429: (SlideReadError, BUSY),
+    500: (SlideReadError, FAILS),
+    502: (SlideReadError, FAILS),
+    503: (SlideReadError, BUSY),
+    504: (SlideReadError, FAILS),
+}
+WITHOUT_RANGES = (
+    UnsupportedSlideError,
+    "The server of '{}' can't send parts of a file (range requests); download the whole slide and "
+    "open that.",
+)
+BY_MARK: tuple[tuple[str, tuple[type[SlideError], str]], ...] = (
+    ("RangeNotSupported", WITHOUT_RANGES),
+    ("NotPartial", WITHOUT_RANGES),
+    (
+        "dns error",
+        (
+            SlideReadError,
+            "There is no server of the name in '{}', or no network; check both.",
+        ),
+    ),
+    (
+        "InvalidCertificate",
+        (
+            SlideReadError,
+            "The server of '{}' can't prove that it is the right one (its certificate is not "
+            "valid); ask whoever runs it.",
+        ),
+    ),
+    (
+        "ConnectionRefused",
+        (SlideReadError, "The server of '{}' refuses connections; check the URL."),
+    ),
+    (
+        "TimedOut",
+        (SlideReadError, "The server of '{}' does not answer in time; try again later."),
+    ),
+    ("IncompleteMessage", (SlideReadError, BREAKS_OFF)),
+    (
+        "BareRedirect",
+        (
+            SlideReadError,
+            "'{}' lies in another region than is set; set AWS_REGION, or what its server uses.",
+        ),
+    ),
+)
+
+
+def server_error(name: str, error: Exception) -> SlideError:
+    """Say why obstore could not read an object.
+
+    Parameters
+    ----------
+    name : str
+        Its URL without secrets.
+    error : Exception
+        What obstore raised.
+    """
+    text = str(error)
+    status = STATUS.search(text)
+    if status is not None:
+        kind, sentence = BY_STATUS.get(int(status[1]), (SlideReadError, UNREADABLE))
+    else:
+        known = (what for mark, what in BY_MARK if mark in text)
+        kind, sentence = next(known, (SlideReadError, UNREADABLE))
+    return kind(sentence.format(name))

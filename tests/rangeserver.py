@@ -1,0 +1,182 @@
+"""A server of one folder that counts requests, takes its time, and can misbehave."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+class Request(NamedTuple):
+    """What was asked for."""
+
+    path: str
+    begin: int
+    end: int
+    headers: dict[str, str]
+
+    @property
+    def length(self) -> int:
+        return self.end - self.begin
+
+
+class RangeServer(ThreadingHTTPServer):
+    """Serves the files of a folder by HTTP, with range requests.
+
+    Attributes
+    ----------
+    latency : float
+        Seconds before each answer.
+    requests : list of Request
+        All that was asked for.
+    etag, modified : str or None
+        What it says of the version of its files.
+    troubles : list of callables
+        Each is called once with the handler instead of a proper answer, then dropped.
+    ranges : bool
+        Whether it knows range requests.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, folder: Path, latency: float = 0.0) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.folder = folder
+        self.latency = latency
+        self.requests: list[Request] = []
+        self.etag: str | None = '"one"'
+        self.modified: str | None = None
+        self.troubles: list[Callable[[Handler], None]] = []
+        self.always: Callable[[Handler], None] | None = None
+        self.ranges = True
+        self.sockets = 0
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True)
+
+    def __enter__(self) -> RangeServer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+        self._thread.join()
+        self.server_close()
+
+    def url(self, name: str) -> str:
+        return f"http://127.0.0.1:{self.server_port}/{name}"
+
+    def note(self, request: Request) -> Callable[[Handler], None] | None:
+        with self._lock:
+            self.requests.append(request)
+            return self.troubles.pop(0) if self.troubles else self.always
+
+    def count_socket(self, step: int) -> None:
+        with self._lock:
+            self.sockets += step
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of connections that a client breaks off."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: RangeServer
+    part: tuple[int, int, int]
+
+    def setup(self) -> None:
+        super().setup()
+        self.server.count_socket(1)
+
+    def finish(self) -> None:
+        with suppress(OSError):
+            super().finish()
+        self.server.count_socket(-1)
+
+    def do_GET(self) -> None:
+        path = unquote(urlsplit(self.path).path).lstrip("/")
+        place = self.server.folder / path
+        given = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        size = place.stat().st_size if place.is_file() else 0
+        begin, end = (int(given[1]), min(int(given[2]) + 1, size)) if given else (0, size)
+        self.part = begin, end, size
+        trouble = self.server.note(Request(self.path, begin, end, dict(self.headers.items())))
+        time.sleep(self.server.latency)
+        if trouble is not None:
+            trouble(self)
+        elif not place.is_file():
+            self.answer(404)
+        elif not self.server.ranges or not given:
+            self.send(200, place, 0, size, size)
+        elif begin >= size:
+            self.answer(416)
+        else:
+            self.send(206, place, begin, end, size)
+
+    def send(self, status: int, place: Path, begin: int, end: int, size: int) -> None:
+        self.begin_answer(status, end - begin, partial=status == 206)
+        with place.open("rb") as file:
+            file.seek(begin)
+            while begin < end:
+                part = file.read(min(1 << 20, end - begin))
+                self.wfile.write(part)
+                begin += len(part)
+
+    def begin_answer(self, status: int, length: int, *, partial: bool = False) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(length))
+        if partial:
+            begin, end, size = self.part
+            self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{size}")
+        if self.server.etag is not None:
+            self.send_header("ETag", self.server.etag)
+        if self.server.modified is not None:
+            self.send_header("Last-Modified", self.server.modified)
+        self.end_headers()
+
+    def answer(self, status: int) -> None:
+        """Answer with a status and no content."""
+        self.begin_answer(status, 0)
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing."""
+
+
+def status(code: int) -> Callable[[Handler], None]:
+    """Answer with a status."""
+    return lambda handler: handler.answer(code)
+
+
+def break_off(sent: int = 1000) -> Callable[[Handler], None]:
+    """Close the connection in the middle of the content."""
+
+    def trouble(handler: Handler) -> None:
+        begin, end, _ = handler.part
+        handler.begin_answer(206, end - begin, partial=True)
+        handler.wfile.write(bytes(sent))
+        handler.wfile.flush()
+        handler.close_connection = True
+
+    return trouble
+
+
+def hang_up(handler: Handler) -> None:
+    """Close the connection without an answer."""
+    handler.close_connection = True
+
+
+def stall(seconds: float) -> Callable[[Handler], None]:
+    """Answer nothing for some time."""
+
+    def trouble(handler: Handler) -> None:
+        time.sleep(seconds)
+        handler.close_connection = True
+
+    return trouble
