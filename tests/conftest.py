@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 from napari_wsigpu.codecs import choose
 from napari_wsigpu.engine import device_cache, in_use, reader
 from napari_wsigpu.errors import DeviceError
+from napari_wsigpu.storage.disk_cache import FOLDER
 from tests.host_device import HostDevice
 
 if TYPE_CHECKING:
@@ -100,3 +101,11 @@ def host_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostDevice]:
     yield device
     for worker in workers.values():
         worker.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_disk_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep what is read of remote slides away from the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(FOLDER, str(tmp_path_factory.mktemp("blocks")))
+        yield

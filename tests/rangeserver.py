@@ -89,6 +89,7 @@ class RangeServer(ThreadingHTTPServer):
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: RangeServer
+    place: Path
     part: tuple[int, int, int]
 
     def setup(self) -> None:
@@ -102,7 +103,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path).lstrip("/")
-        place = self.server.folder / path
+        self.place = place = self.server.folder / path
         given = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         size = place.stat().st_size if place.is_file() else 0
         begin, end = (int(given[1]), min(int(given[2]) + 1, size)) if given else (0, size)
@@ -160,7 +161,9 @@ def break_off(sent: int = 1000) -> Callable[[Handler], None]:
     def trouble(handler: Handler) -> None:
         begin, end, _ = handler.part
         handler.begin_answer(206, end - begin, partial=True)
-        handler.wfile.write(bytes(sent))
+        with handler.place.open("rb") as file:
+            file.seek(begin)
+            handler.wfile.write(file.read(sent))
         handler.wfile.flush()
         handler.close_connection = True
 

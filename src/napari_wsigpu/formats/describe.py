@@ -141,7 +141,7 @@ def _describe_url(url: str) -> SlideLayout:
     try:
         file = ReadAheadFile(source, source.size, name)
         head = file.read(foreign.HEAD)
-        if head[dicom.PREAMBLE :].startswith(dicom.MAGIC):
+        if head[dicom.PREAMBLE :].startswith(dicom.MAGIC) and not head.startswith(TIFF_MAGIC):
             raise UnsupportedSlideError(
                 f"'{name}' is DICOM, which can only be read from a disk; "
                 "download the slide's whole folder."

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from base64 import b64encode
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote, urlsplit
 
 from napari_wsigpu.errors import (
     SlideClosedError,
@@ -190,6 +192,7 @@ def _open_store(url: str, name: str) -> Any:
                 "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
                 "read_timeout": timedelta(seconds=SILENT_SECONDS),
                 "timeout": timedelta(seconds=REQUEST_SECONDS),
+                "default_headers": _login(url),
             },
             retry_config={
                 "max_retries": RETRIES,
@@ -198,6 +201,15 @@ def _open_store(url: str, name: str) -> Any:
         )
     except (BaseError, ValueError):
         raise SlideNotFoundError(f"'{name}' is no URL of an object; check it.") from None
+
+
+def _login(url: str) -> dict[str, str]:
+    """Return the header that sends a URL's user and password, which obstore leaves out."""
+    parts = urlsplit(url)
+    if not parts.scheme.startswith("http") or parts.username is None:
+        return {}
+    login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+    return {"Authorization": f"Basic {b64encode(login.encode()).decode()}"}
 
 
 async def _cancel_others() -> None:

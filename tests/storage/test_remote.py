@@ -1,0 +1,417 @@
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from base64 import b64encode
+
+import numpy as np
+import psutil
+import pytest
+
+from napari_wsigpu.errors import (
+    NotASlideError,
+    SlideChangedError,
+    SlideClosedError,
+    SlideNotFoundError,
+    SlidePermissionError,
+    SlideReadError,
+    UnsupportedSlideError,
+)
+from napari_wsigpu.storage import connection
+from napari_wsigpu.storage.disk_cache import disk_cache
+from napari_wsigpu.storage.remote import BLOCK, HEAD, LONGEST_REQUEST, MERGED_GAP, RemoteSource
+from tests.conftest import decoding_threads
+from tests.rangeserver import RangeServer, break_off, hang_up, stall, status
+
+CONTENT = np.random.default_rng(0).bytes(150 * BLOCK + 1234)
+SECRETS = "?X-Amz-Signature=SECRET&other=SECRET"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("served")
+    (folder / "slide x.bin").write_bytes(CONTENT)
+    (folder / "empty.bin").write_bytes(b"")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def empty_cache():
+    yield
+    disk_cache().clear()
+
+
+@pytest.fixture
+def leaves_no_thread():
+    yield
+    assert decoding_threads() == []
+
+
+@pytest.fixture
+def server(folder):
+    with RangeServer(folder) as server:
+        yield server
+
+
+@pytest.fixture
+def url(server):
+    return server.url("slide%20x.bin")
+
+
+@pytest.fixture
+def source(url, leaves_no_thread):
+    source = RemoteSource.connect(url)
+    yield source
+    source.close()
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Give up soon."""
+    monkeypatch.setattr(connection, "RETRIES", 1)
+    monkeypatch.setattr(connection, "PAUSES", (0.01, 0.01))
+    monkeypatch.setattr(connection, "SILENT_SECONDS", 0.3)
+    monkeypatch.setattr(connection, "RETRY_SECONDS", 1)
+
+
+def at(*ranges):
+    return [CONTENT[offset : offset + length] for offset, length in ranges]
+
+
+def asked(server):
+    """Return what was asked for since the last time, as (first block, blocks)."""
+    found = sorted(
+        (r.begin // BLOCK, -(-r.end // BLOCK) - r.begin // BLOCK) for r in server.requests
+    )
+    server.requests.clear()
+    return found
+
+
+def test_reads_what_is_there(source):
+    size = len(CONTENT)
+    ranges = [
+        (0, 10),
+        (BLOCK - 5, 10),
+        (7 * BLOCK, 3 * BLOCK + 1),
+        (size - 3, 3),
+        (100, 0),
+    ]
+    assert [bytes(view) for view in source.read(ranges)] == at(*ranges)
+    assert (source.size, source.version) == (size, 'ETag "one"')
+
+
+def test_a_range_ends_with_the_file(source):
+    size = len(CONTENT)
+    ranges = [(size - 3, 10), (size, 10), (size + BLOCK, 1), (-5, 10), (5, -1), (1 << 62, 1 << 62)]
+    assert [bytes(view) for view in source.read(ranges)] == [CONTENT[-3:], *[b""] * 5]
+
+
+def test_joins_ranges(source):
+    rng = np.random.default_rng(1)
+    offsets = rng.integers(0, len(CONTENT) + 1000, 60)
+    lengths = rng.integers(0, 2 * BLOCK, 60)
+    room = bytearray(8 << 20)
+    buffer, starts, found = source.read_joined(offsets, lengths, lambda size: room)
+    assert buffer is room
+    for offset, length, start, count in zip(offsets, lengths, starts, found, strict=True):
+        assert buffer[start : start + count] == CONTENT[offset : offset + length]
+
+
+def test_asks_once_for_neighbours(source, server):
+    assert asked(server) == [(0, HEAD // BLOCK)]
+    source.read([(0, HEAD)])
+    assert asked(server) == []
+    near, far = 10, 10 + 3 * MERGED_GAP
+    source.read([(near * BLOCK, 5), (far * BLOCK, 5), ((near + MERGED_GAP) * BLOCK, 5)])
+    assert asked(server) == [(near, MERGED_GAP + 1), (far, 1)]
+    source.read([((near + 1) * BLOCK, BLOCK)])
+    assert asked(server) == []
+
+
+def test_asks_for_long_ranges_in_parts(source, server):
+    asked(server)
+    source.read([(10 * BLOCK, 100 * BLOCK)])
+    assert asked(server) == [(10, LONGEST_REQUEST), (10 + LONGEST_REQUEST, 100 - LONGEST_REQUEST)]
+
+
+def test_asks_side_by_side(source, server):
+    server.latency = 0.2
+    places = [(block * BLOCK, 10) for block in range(10, 140, 10)]
+    begin = time.perf_counter()
+    assert [bytes(view) for view in source.read(places)] == at(*places)
+    assert time.perf_counter() - begin < 5 * server.latency
+    assert len(asked(server)) == 1 + len(places)
+
+
+def test_threads_share_what_was_asked_for(source, server):
+    asked(server)
+    server.latency = 0.3
+    threads = [threading.Thread(target=source.read, args=([(20 * BLOCK, 5)],)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert asked(server) == [(20, 1)]
+
+
+def test_what_was_read_is_on_disk(source, url, server):
+    source.read([(20 * BLOCK, 5 * BLOCK)])
+    asked(server)
+    with_disk = RemoteSource(url, source.size, source.version)
+    assert bytes(with_disk.read([(20 * BLOCK, 5 * BLOCK)])[0]) == at((20 * BLOCK, 5 * BLOCK))[0]
+    assert asked(server) == []
+    disk_cache().clear()
+    without = RemoteSource(url, source.size, source.version)
+    without.read([(20 * BLOCK, 5)])
+    assert asked(server) == [(20, 1)]
+    for other in (with_disk, without):
+        other.close()
+
+
+def test_another_version_is_not_taken_from_disk(source, url, server):
+    source.read([(20 * BLOCK, 5)])
+    server.etag = '"two"'
+    asked(server)
+    changed = RemoteSource.connect(url)
+    changed.read([(20 * BLOCK, 5)])
+    assert asked(server) == [(0, 2), (20, 1)]
+    changed.close()
+
+
+@pytest.mark.parametrize("modified", [None, "Wed, 21 Oct 2015 07:28:00 GMT"])
+def test_what_could_be_another_file_is_not_kept_on_disk(url, server, modified):
+    """Without an entity tag, only the query may tell files apart."""
+    server.etag, server.modified = None, modified
+    for _ in range(2):
+        source = RemoteSource.connect(url + "?id=7")
+        source.read([(20 * BLOCK, 5)])
+        assert asked(server) == [(0, 2), (20, 1)]
+        source.read([(20 * BLOCK, 5)])
+        assert asked(server) == []
+        source.close()
+
+
+def test_the_cache_names_no_secret(url, server):
+    source = RemoteSource.connect(url.replace("//", "//user:SECRET@") + SECRETS)
+    source.read([(0, 10)])
+    names = [str(path) for path in disk_cache().folder.rglob("*")]
+    source.close()
+    assert len(names) > 2
+    assert not any("SECRET" in name or "slide" in name for name in names)
+    assert {request.headers["authorization"] for request in server.requests} == {
+        f"Basic {b64encode(b'user:SECRET').decode()}"
+    }
+
+
+@pytest.mark.parametrize("change", ["etag", "size", "gone"])
+def test_a_file_that_changes_is_noticed(source, server, change, folder, tmp_path):
+    if change == "etag":
+        server.etag = '"two"'
+    elif change == "size":
+        (tmp_path / "slide x.bin").write_bytes(CONTENT + b"x")
+        server.folder = tmp_path
+    else:
+        server.etag = None
+    for _ in range(2):
+        with pytest.raises(SlideChangedError, match="has changed since it was opened"):
+            source.read([(20 * BLOCK, 5)])
+    assert bytes(source.read([(0, 5)])[0]) == CONTENT[:5]
+
+
+def test_a_change_of_date_is_noticed(url, server):
+    server.etag, server.modified = None, "Wed, 21 Oct 2015 07:28:00 GMT"
+    source = RemoteSource.connect(url)
+    server.modified = "Wed, 21 Oct 2015 07:28:01 GMT"
+    with pytest.raises(SlideChangedError):
+        source.read([(20 * BLOCK, 5)])
+    source.close()
+
+
+class TestTroubles:
+    @pytest.mark.parametrize("etag", ['"one"', None])
+    @pytest.mark.parametrize(
+        "trouble", [break_off(1000), break_off(0), hang_up, status(503), status(500), status(429)]
+    )
+    def test_are_survived(self, server, source, url, trouble, etag):
+        server.etag = etag
+        source = RemoteSource.connect(url)
+        server.troubles = [trouble] * 2
+        wanted = (30 * BLOCK, 20 * BLOCK)
+        assert bytes(source.read([wanted])[0]) == at(wanted)[0]
+        assert server.troubles == []
+        source.close()
+
+    def test_a_silent_server_is_asked_again(self, quick, server, source):
+        server.troubles = [stall(2)]
+        assert bytes(source.read([(30 * BLOCK, 5)])[0]) == at((30 * BLOCK, 5))[0]
+
+    @pytest.mark.parametrize(
+        ("trouble", "kind", "words"),
+        [
+            (break_off(), SlideReadError, "breaks off again and again"),
+            (hang_up, SlideReadError, "breaks off again and again"),
+            (stall(1), SlideReadError, "does not answer in time"),
+            (status(503), SlideReadError, "is too busy"),
+            (status(429), SlideReadError, "is too busy"),
+            (status(500), SlideReadError, "fails"),
+            (status(418), SlideReadError, "can't be read from its server"),
+            (status(404), SlideNotFoundError, "There is no file at"),
+            (status(403), SlidePermissionError, "no permission"),
+            (status(401), SlidePermissionError, "no permission"),
+            (status(301), SlideReadError, "another region"),
+        ],
+    )
+    def test_that_last_are_one_sentence(self, quick, server, url, trouble, kind, words):
+        server.always = trouble
+        server.etag = None
+        url = url.replace("//", "//user:SECRET@") + SECRETS
+        begin = time.monotonic()
+        with pytest.raises(kind, match=words) as caught:
+            RemoteSource.connect(url)
+        assert time.monotonic() - begin < 5
+        check_sentence(caught.value, f"http://127.0.0.1:{server.server_port}/slide%20x.bin")
+
+    def test_of_a_server_without_ranges(self, server, url):
+        server.ranges = False
+        with pytest.raises(UnsupportedSlideError, match="can't send parts of a file") as caught:
+            RemoteSource.connect(url + SECRETS)
+        check_sentence(caught.value, url)
+        assert len(server.requests) == 1
+
+    def test_of_an_empty_file(self, server):
+        with pytest.raises(NotASlideError, match="is empty"):
+            RemoteSource.connect(server.url("empty.bin"))
+
+    def test_of_no_server(self, quick):
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            url = f"http://127.0.0.1:{taken.getsockname()[1]}/x.svs"
+            with pytest.raises(SlideReadError, match="refuses connections") as caught:
+                RemoteSource.connect(url + SECRETS)
+        check_sentence(caught.value, url)
+
+    def test_of_an_unknown_host(self, quick):
+        url = "https://no-such-host.invalid/certificate/x.svs"
+        with pytest.raises(SlideReadError, match="no server of the name") as caught:
+            RemoteSource.connect(url + SECRETS)
+        check_sentence(caught.value, url)
+
+    @pytest.mark.parametrize(
+        "url",
+        ["http://", "https://user:SE/CRET@h/x", "http://[::1/x", "s3://", "s3:///SECRET?SECRET"],
+    )
+    def test_of_an_invalid_url(self, url):
+        with pytest.raises(SlideNotFoundError, match="is no URL of an object"):
+            RemoteSource.connect(url)
+
+    @pytest.mark.parametrize("url", ["ftp://user:SECRET@h/x.svs", "file:///x.svs", "memory://x"])
+    def test_of_an_unknown_kind_of_url(self, url):
+        with pytest.raises(UnsupportedSlideError, match="use https, s3") as caught:
+            RemoteSource.connect(url)
+        assert "SECRET" not in str(caught.value)
+
+    def test_of_a_missing_package(self, monkeypatch, url):
+        monkeypatch.setitem(sys.modules, "obstore.store", None)
+        with pytest.raises(UnsupportedSlideError, match=r'pip install "napari-wsigpu\[remote\]"'):
+            RemoteSource.connect(url)
+
+    def test_of_a_bad_certificate(self, quick, folder, tmp_path):
+        key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+        command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key,
+                   "-out", certificate, "-days", "1", "-subj", "/CN=localhost"]  # fmt: skip
+        try:
+            subprocess.run(command, check=True, capture_output=True)
+        except FileNotFoundError:
+            pytest.skip("openssl is not installed")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, key)
+        server = RangeServer(folder)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        with server, pytest.raises(SlideReadError, match="certificate is not valid") as caught:
+            RemoteSource.connect(f"https://localhost:{server.server_port}/x.svs{SECRETS}")
+        check_sentence(caught.value, f"https://localhost:{server.server_port}/x.svs")
+
+
+def check_sentence(error, shown):
+    """One sentence that names the file and holds no secret, nor does what led to it."""
+    text = str(error)
+    assert f"'{shown}'" in text
+    assert text.endswith(".")
+    assert "\n" not in text
+    while error is not None:
+        assert "SECRET" not in f"{error} {error!r}" or error.__suppress_context__
+        assert error.__cause__ is None
+        error = None if error.__suppress_context__ else error.__context__
+
+
+class TestLifetime:
+    def test_nothing_is_open_after_close(self, url, server, leaves_no_thread):
+        before = len(psutil.Process().net_connections())
+        source = RemoteSource.connect(url)
+        source.read([(block * BLOCK, 5) for block in range(10, 140, 10)])
+        assert server.sockets > 0
+        source.close()
+        source.close()
+        wait_for(lambda: server.sockets == 0)
+        assert len(psutil.Process().net_connections()) <= before
+        with pytest.raises(SlideClosedError, match="was closed"):
+            source.read([(0, 5)])
+
+    def test_release_ends_with_the_next_read(self, url, server, leaves_no_thread):
+        source = RemoteSource.connect(url)
+        source.release()
+        wait_for(lambda: server.sockets == 0)
+        assert bytes(source.read([(30 * BLOCK, 5)])[0]) == at((30 * BLOCK, 5))[0]
+        source.close()
+
+    def test_close_breaks_off_reads(self, url, server, leaves_no_thread):
+        source = RemoteSource.connect(url)
+        server.latency = 3
+        errors = []
+
+        def read():
+            try:
+                source.read([(block * BLOCK, 5) for block in range(10, 140, 10)])
+            except SlideClosedError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=read)
+        thread.start()
+        wait_for(lambda: len(server.requests) > 5)
+        begin = time.monotonic()
+        source.close()
+        thread.join()
+        assert time.monotonic() - begin < 1
+        assert len(errors) == 1
+
+    def test_a_failed_connect_leaves_no_thread(self, server, leaves_no_thread):
+        with pytest.raises(SlideNotFoundError):
+            RemoteSource.connect(server.url("missing.bin"))
+        wait_for(lambda: server.sockets == 0)
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="this system does not fork")
+    def test_a_forked_process_is_told(self, source, url):
+        code = f"""
+import os, sys
+from napari_wsigpu.errors import SlideReadError
+from napari_wsigpu.storage.remote import RemoteSource
+source = RemoteSource.connect({url!r})
+if os.fork() == 0:
+    try:
+        source.read([({40 * BLOCK}, 5)])
+    except SlideReadError as error:
+        os._exit(7 if "forked" in str(error) else 8)
+    os._exit(9)
+sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+        done = subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
+        assert done.returncode == 7
+
+
+def wait_for(condition, seconds=5):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
