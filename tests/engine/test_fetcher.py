@@ -95,6 +95,18 @@ def test_a_batch_is_of_one_level_and_takes_about_50_ms(fetcher):
     assert 15 <= max(sizes) <= 50
 
 
+def test_a_source_that_answers_late_is_asked_for_many_tiles_at_a_time(fetcher):
+    source = Source(seconds=0.01)
+    source.least_batch = 4 * threads_at_work()
+    screen = Screen(source)
+    fetcher.want(screen, source.keys(6 * threads_at_work()))
+    until(lambda: len(screen.landed) == 6 * threads_at_work())
+    assert [len(batch) for batch in source.batches] == [
+        4 * threads_at_work(),
+        2 * threads_at_work(),
+    ]
+
+
 def test_a_new_view_drops_what_the_old_one_wanted(fetcher):
     source = Source()
     screen = Screen(source)
