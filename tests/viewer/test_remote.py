@@ -1,0 +1,59 @@
+"""A slide on a server in a viewer: few requests, no wait, no secret on screen."""
+
+import time
+
+import numpy as np
+import pytest
+from qtpy.QtWidgets import QApplication
+
+import napari_wsigpu
+from napari_wsigpu.errors import SlideNotFoundError
+from napari_wsigpu.storage.disk_cache import disk_cache
+from napari_wsigpu.viewer.layers import slide_of
+from napari_wsigpu.viewer.reader import get_reader, read_slides
+from tests import sparse
+from tests.rangeserver import RangeServer
+
+SECRETS = "?X-Amz-Signature=" + 50 * "SECRET"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("served")
+    sparse.write(folder / "a slide.svs")
+    (folder / "x.txt").write_text("no slide")
+    return folder
+
+
+@pytest.fixture
+def server(folder):
+    with RangeServer(folder) as server:
+        server.latency = 0.05
+        yield server
+    disk_cache().clear()
+
+
+def test_takes_urls_of_slides(server):
+    for name in ("a%20slide.svs", "missing.svs", "missing.txt"):
+        assert get_reader(server.url(name) + SECRETS) is read_slides
+    assert get_reader(server.url("x.txt") + SECRETS) is None
+    with pytest.raises(SlideNotFoundError, match="There is no file"):
+        read_slides(server.url("missing.svs") + SECRETS)
+
+
+def test_the_first_view_takes_few_requests(viewer, server):
+    viewer.window.resize(1200, 950)
+    QApplication.processEvents()
+    begin = time.perf_counter()
+    [layer] = viewer.open(server.url("a%20slide.svs") + SECRETS, plugin="napari-wsigpu")
+    napari_wsigpu.wait(layer)
+    seconds = time.perf_counter() - begin
+    assert len(server.requests) <= 15
+    assert seconds < 10  # about 1 unless the machine does other things as well
+    slide = slide_of(layer)
+    assert layer.name == "a slide"
+    assert layer.source.path == slide.path == server.url("a%20slide.svs")
+    assert layer.source.reader_plugin == "napari-wsigpu"
+    assert "SECRET" not in f"{layer} {layer.metadata} {layer.get_source_str()}"
+    with napari_wsigpu.open_slide(server.folder / "a slide.svs", device="cpu") as local:
+        np.testing.assert_array_equal(np.asarray(layer.data[-1]), local.levels[-1][...])
