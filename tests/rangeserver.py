@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 import time
@@ -43,6 +44,10 @@ class RangeServer(ThreadingHTTPServer):
         Each is called once with the handler instead of a proper answer, then dropped.
     ranges : bool
         Whether it knows range requests.
+    sent : int
+        How many bytes of its files it sent.
+    bandwidth : float
+        Bytes a second that all answers together may take.
     """
 
     daemon_threads = True
@@ -57,7 +62,10 @@ class RangeServer(ThreadingHTTPServer):
         self.troubles: list[Callable[[Handler], None]] = []
         self.always: Callable[[Handler], None] | None = None
         self.ranges = True
+        self.bandwidth = math.inf
+        self.sent = 0
         self.sockets = 0
+        self.wire = threading.Lock()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True)
 
@@ -121,18 +129,29 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.send(206, place, begin, end, size)
 
+    def do_HEAD(self) -> None:
+        place = self.server.folder / unquote(urlsplit(self.path).path).lstrip("/")
+        self.server.note(Request(self.path, 0, 0, dict(self.headers.items())))
+        time.sleep(self.server.latency)
+        self.begin_answer(200, place.stat().st_size)
+
     def send(self, status: int, place: Path, begin: int, end: int, size: int) -> None:
         self.begin_answer(status, end - begin, partial=status == 206)
         with place.open("rb") as file:
             file.seek(begin)
             while begin < end:
-                part = file.read(min(1 << 20, end - begin))
+                part = file.read(min(1 << 16, end - begin))
+                with self.server.wire:
+                    time.sleep(len(part) / self.server.bandwidth)
+                    self.server.sent += len(part)
                 self.wfile.write(part)
                 begin += len(part)
 
     def begin_answer(self, status: int, length: int, *, partial: bool = False) -> None:
         self.send_response(status)
         self.send_header("Content-Length", str(length))
+        if self.server.ranges:
+            self.send_header("Accept-Ranges", "bytes")
         if partial:
             begin, end, size = self.part
             self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{size}")

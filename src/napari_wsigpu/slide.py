@@ -551,6 +551,7 @@ class Slide:
 
     def release(self) -> None:
         """Let go of file handle, threads and tiles; the next read takes them again."""
+        self._source.release()  # a server's answers could be long in coming
         tile_fetcher.forget_slide(self._number)
         self._source.release()
         self.clear_cache()

@@ -4,14 +4,17 @@ import time
 
 import numpy as np
 import pytest
+from napari.utils.notifications import notification_manager
 from qtpy.QtWidgets import QApplication
 
 import napari_wsigpu
 from napari_wsigpu.errors import SlideNotFoundError
 from napari_wsigpu.storage.disk_cache import disk_cache
 from napari_wsigpu.viewer.layers import slide_of
+from napari_wsigpu.viewer.progressive import display_of
 from napari_wsigpu.viewer.reader import get_reader, read_slides
 from tests import sparse
+from tests.conftest import decoding_threads
 from tests.rangeserver import RangeServer
 
 SECRETS = "?X-Amz-Signature=" + 50 * "SECRET"
@@ -57,3 +60,21 @@ def test_the_first_view_takes_few_requests(viewer, server):
     assert "SECRET" not in f"{layer} {layer.metadata} {layer.get_source_str()}"
     with napari_wsigpu.open_slide(server.folder / "a slide.svs", device="cpu") as local:
         np.testing.assert_array_equal(np.asarray(layer.data[-1]), local.levels[-1][...])
+
+
+def test_a_slow_server_is_not_waited_for(viewer, server):
+    [layer] = viewer.open(server.url("a%20slide.svs"), plugin="napari-wsigpu")
+    napari_wsigpu.wait(layer)
+    server.latency = 8
+    asked = len(server.requests)
+    begin = time.perf_counter()
+    viewer.scene.camera.zoom = 1.0
+    end = begin + 5
+    while len(server.requests) == asked:
+        assert time.perf_counter() < end
+        QApplication.processEvents()
+    assert not display_of(layer).exact
+    viewer.layers.clear()
+    assert time.perf_counter() < end
+    assert decoding_threads() == []
+    assert not notification_manager.records

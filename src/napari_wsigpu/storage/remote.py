@@ -127,14 +127,14 @@ class RemoteSource:
         return buffer, starts, found
 
     def release(self) -> None:
-        """Let go of connection and memory, after reads in flight, until the next read."""
+        """Let go of connection and memory until the next read; reads in flight fail."""
+        self._connection.release()
         with self._state:
             self._state.wait_for(lambda: self._readers == 0)
             self._memory.clear()
-        self._connection.release()
 
     def close(self) -> None:
-        """Let go of everything for good; reads in flight end at once, with an error."""
+        """Let go of everything for good; reads in flight fail."""
         with self._state:
             self._closed = True
         self._connection.close()
