@@ -189,6 +189,19 @@ def break_off(sent: int = 1000) -> Callable[[Handler], None]:
     return trouble
 
 
+def send_half(handler: Handler) -> None:
+    """Send less than was asked for, and say so."""
+    begin, end, size = handler.part
+    handler.part = begin, (begin + end) // 2, size
+    handler.send(206, handler.place, *handler.part)
+
+
+def send_nonsense(handler: Handler) -> None:
+    """Speak something else than HTTP."""
+    handler.wfile.write(b"no HTTP at all\r\n\r\n")
+    handler.close_connection = True
+
+
 def hang_up(handler: Handler) -> None:
     """Close the connection without an answer."""
     handler.close_connection = True

@@ -287,9 +287,9 @@ def test_a_damaged_tile(server, folder, tmp_path):
         slide.read_region((0, 0), (10, 10))
 
 
-@pytest.fixture
-def bucket(monkeypatch, folder):
-    """The name of a bucket on a server that speaks S3, with a slide in it."""
+@pytest.fixture(scope="module")
+def bucket(folder):
+    """A client of a server that speaks S3, with a slide in a bucket."""
     boto3 = pytest.importorskip("boto3")
     moto = pytest.importorskip("moto.server")
     server = moto.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
@@ -303,13 +303,14 @@ def bucket(monkeypatch, folder):
         "AWS_REGION": "us-east-1",
         "AWS_DEFAULT_REGION": "us-east-1",
     }
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    client = boto3.client("s3")
-    client.create_bucket(Bucket="slides")
-    client.upload_file(str(folder / "a slide.svs"), "slides", "some folder/a slide.svs")
-    yield client
-    client.close()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        client = boto3.client("s3")
+        client.create_bucket(Bucket="slides")
+        client.upload_file(str(folder / "a slide.svs"), "slides", "some folder/a slide.svs")
+        yield client
+        client.close()
     server.stop()
 
 

@@ -352,6 +352,8 @@ def test_files_that_can_not_be_opened(tmp_path):
     with pytest.raises(ValueError, match=r"Cannot open .*none.tif! There is no file") as caught:
         CuImage(tmp_path / "none.tif")
     assert isinstance(caught.value, SlideError)
+    with pytest.raises(ValueError, match=r"open http://host/x.tif! It is no file; use open_slide"):
+        CuImage("http://host/x.tif?secret")
     with pytest.raises(ValueError, match=r"Cannot open .* is a folder"):
         CuImage(str(tmp_path))
     (tmp_path / "text.tif").write_text("text")

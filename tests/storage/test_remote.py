@@ -23,7 +23,15 @@ from napari_wsigpu.storage import connection
 from napari_wsigpu.storage.disk_cache import disk_cache
 from napari_wsigpu.storage.remote import BLOCK, HEAD, LONGEST_REQUEST, MERGED_GAP, RemoteSource
 from tests.conftest import decoding_threads
-from tests.rangeserver import RangeServer, break_off, hang_up, stall, status
+from tests.rangeserver import (
+    RangeServer,
+    break_off,
+    hang_up,
+    send_half,
+    send_nonsense,
+    stall,
+    status,
+)
 
 CONTENT = np.random.default_rng(0).bytes(150 * BLOCK + 1234)
 SECRETS = "?X-Amz-Signature=SECRET&other=SECRET"
@@ -252,6 +260,8 @@ class TestTroubles:
         [
             (break_off(), SlideReadError, "breaks off again and again"),
             (hang_up, SlideReadError, "breaks off again and again"),
+            (send_half, SlideReadError, "can't be read|breaks off"),
+            (send_nonsense, SlideReadError, "can't be read|breaks off"),
             (stall(1), SlideReadError, "does not answer in time"),
             (status(503), SlideReadError, "is too busy"),
             (status(429), SlideReadError, "is too busy"),
@@ -272,6 +282,15 @@ class TestTroubles:
             RemoteSource.connect(url)
         assert time.monotonic() - begin < 5
         check_sentence(caught.value, f"http://127.0.0.1:{server.server_port}/slide%20x.bin")
+
+    def test_do_not_outlast_themselves(self, quick, server, source):
+        server.always = status(500)
+        wanted = [(20 * BLOCK, 5), (60 * BLOCK, 5), (100 * BLOCK, 5)]
+        with pytest.raises(SlideReadError, match="fails"):
+            source.read(wanted)
+        server.always = None
+        for place in wanted:
+            assert bytes(source.read([place])[0]) == at(place)[0]
 
     def test_of_a_server_without_ranges(self, server, url):
         server.ranges = False

@@ -28,6 +28,7 @@ from napari_wsigpu.codecs.cuda import import_cuda
 from napari_wsigpu.engine.cache import tile_cache
 from napari_wsigpu.errors import RegionError, SlideError, SlideReadError, file_error
 from napari_wsigpu.slide import open_slide
+from napari_wsigpu.storage.url import is_url, public_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -471,6 +472,10 @@ class _File:
     def __init__(self, path: str) -> None:
         self.path = path
         self.closed = False
+        if is_url(path):
+            raise CuImageOpenError(
+                f"Cannot open {public_url(path)}! It is no file; use open_slide."
+            )
         try:
             self.slide = open_slide(path)
         except OSError as error:

@@ -143,8 +143,12 @@ class RemoteSource:
     def _blocks(self, wanted: Collection[int]) -> dict[int, memoryview]:
         with self._reading():
             found = self._at_hand(wanted)
-            for request in self._ask(sorted(set(wanted) - found.keys())):
-                found |= self._received(request)
+            requests = self._ask(sorted(set(wanted) - found.keys()))
+            try:
+                for request in requests:
+                    found |= self._received(request)
+            finally:
+                self._forget(requests)
         return found
 
     @contextmanager
@@ -190,15 +194,18 @@ class RemoteSource:
         """Wait for an answer, and keep it."""
         try:
             data, size, version = request.answer.result()
-            if (size, version) != (self.size, self.version):
-                raise SlideChangedError(
-                    f"'{self._name}' has changed since it was opened; open the slide again."
-                )
-            return self._keep(request.blocks.start, data)
         except CancelledError:
             raise closed_error(self._name) from None
-        finally:
-            with self._state:
+        if (size, version) != (self.size, self.version):
+            raise SlideChangedError(
+                f"'{self._name}' has changed since it was opened; open the slide again."
+            )
+        return self._keep(request.blocks.start, data)
+
+    def _forget(self, requests: Sequence[_Request]) -> None:
+        """Ask again for what these asked for, if it is wanted again."""
+        with self._state:
+            for request in requests:
                 for block in request.blocks:
                     if self._asked.get(block) is request:
                         del self._asked[block]
