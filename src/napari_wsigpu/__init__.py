@@ -1,6 +1,6 @@
 """Whole-slide images in napari and in scripts.
 
-Public face: `open_slide`, `Slide`, `read_zarr_to_gpu`, `wait`, and the errors in
+Public face: `open_slide`, `Slide`, `convert`, `read_zarr_to_gpu`, `wait`, and the errors in
 `napari_wsigpu.errors`.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+from napari_wsigpu.convert import Conversion, convert
 from napari_wsigpu.errors import SlideError
 from napari_wsigpu.slide import Slide, open_slide
 from napari_wsigpu.storage.zarr_gpu import read_zarr_to_gpu
@@ -16,7 +17,16 @@ from napari_wsigpu.storage.zarr_gpu import read_zarr_to_gpu
 if TYPE_CHECKING:
     from napari.layers import Layer
 
-__all__ = ["Slide", "SlideError", "__version__", "open_slide", "read_zarr_to_gpu", "wait"]
+__all__ = [
+    "Conversion",
+    "Slide",
+    "SlideError",
+    "__version__",
+    "convert",
+    "open_slide",
+    "read_zarr_to_gpu",
+    "wait",
+]
 __version__ = version("napari-wsigpu")
 
 

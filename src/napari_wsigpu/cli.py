@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from napari_wsigpu import __version__
 from napari_wsigpu.bench.command import add_command as add_bench
+from napari_wsigpu.convert.command import add_command as add_convert
 from napari_wsigpu.doctor import report
 from napari_wsigpu.errors import SlideError
 from napari_wsigpu.formats.compression import compression_name
@@ -49,6 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     doctor.add_argument("--json", action="store_true", help="all that was found, as JSON")
     doctor.set_defaults(run=_doctor)
     add_bench(commands)
+    add_convert(commands)
     options = parser.parse_args(arguments)
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal may know no micro sign

@@ -76,6 +76,26 @@ class DisplayTimeoutError(SlideError, TimeoutError):
     """What is on screen was not exact in time."""
 
 
+class ConversionError(SlideError, ValueError):
+    """A conversion was asked for that can't be."""
+
+
+class ConversionCancelledError(SlideError, RuntimeError):
+    """A conversion was ended by who asked for it."""
+
+
+class TargetExistsError(SlideError, FileExistsError):
+    """What shall be written exists already."""
+
+
+class TargetWriteError(SlideError, OSError):
+    """The operating system refuses to write a result."""
+
+
+class MissingPackageError(SlideError, ImportError):
+    """A package is needed that is optional, and not installed."""
+
+
 class TileError(SlideError, ValueError):
     """A tile that was asked for exactly could not be decoded.
 

@@ -383,6 +383,19 @@ class Slide:
             drop_last=drop_last,
         )
 
+    def read_bytes(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """Return the file's own bytes at each (offset, length), as the layout's grids say them.
+
+        Fewer are returned where the file ends before.
+
+        Raises
+        ------
+        SlideError
+            If the file can't be read.
+        """
+        views: list[memoryview] = self._guarded(lambda: self._source.read(ranges))
+        return views
+
     def level_array(
         self, index: int, channel: int | None = None, *, tolerant: bool = False
     ) -> LevelArray:

@@ -34,6 +34,7 @@ from napari_wsigpu.formats import (
     tiff,
     trestle,
     ventana,
+    wsigpu,
 )
 from napari_wsigpu.formats.fields import iso_date
 from napari_wsigpu.formats.layout import RemoteFile
@@ -71,6 +72,7 @@ VENDORS: tuple[Vendor, ...] = (
     hamamatsu,
     huron,
     perkinelmer,
+    wsigpu,
     ome,
 )
 SMALLEST_MPP, LARGEST_MPP = 1e-4, 1e5

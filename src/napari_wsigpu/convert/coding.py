@@ -1,0 +1,250 @@
+"""How the tiles of a TIFF are encoded: as they are in the source, or anew."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import imagecodecs
+import numpy as np
+
+from napari_wsigpu.codecs.cpu import decode_tile
+from napari_wsigpu.codecs.decoder import EncodedTile
+from napari_wsigpu.codecs.jpeg import FRAMES, segments
+from napari_wsigpu.convert.options import DEFAULT_QUALITY, TILE_UNIT
+from napari_wsigpu.errors import ConversionError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from napari_wsigpu.convert.options import Options
+    from napari_wsigpu.formats.layout import LevelLayout, SlideLayout
+    from napari_wsigpu.slide import Slide
+
+    Encode = Callable[[NDArray[Any]], bytes]
+
+RAW, LZW, JPEG, DEFLATE, PACKBITS, LZMA = 1, 5, 7, 8, 32773, 34925
+JPEG2000 = frozenset({33003, 33004, 33005, 34712})
+ZSTD, WEBP, JPEG_XL = 50000, 50001, 50002
+# What is copied, by the number that it gets: some have old numbers too.
+COPIED = {code: code for code in (RAW, LZW, JPEG, DEFLATE, PACKBITS, LZMA, *JPEG2000)} | {
+    32946: DEFLATE, 34926: ZSTD, ZSTD: ZSTD, 34927: WEBP, WEBP: WEBP, JPEG_XL: JPEG_XL,
+}  # fmt: skip
+NAMED = {"raw": RAW, "jpeg": JPEG, "deflate": DEFLATE, "zstd": ZSTD}
+BYTE_CODECS = frozenset({RAW, LZW, DEFLATE, PACKBITS, LZMA, ZSTD})
+NO_PREDICTOR, HORIZONTAL, FLOATING_POINT = 1, 2, 3
+MIN_IS_WHITE, MIN_IS_BLACK, RGB, SEPARATED, YCBCR = 0, 1, 2, 5, 6
+SUBSAMPLINGS = frozenset({(1, 1), (2, 1), (2, 2), (4, 1)})
+LONGEST_JPEG_HEADER = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Coding:
+    """How a TIFF page stores its tiles.
+
+    Attributes
+    ----------
+    compression, photometric, predictor : int
+        Values of the tags of those names.
+    planes : int
+        How many segments a tile has: one for each channel, or one.
+    copied : bool
+        Whether the tiles are the source's.
+    jpeg_tables : bytes or None
+        What all JPEG tiles share.
+    subsampling : tuple of int
+        Of the chroma of JPEG tiles, (across, down).
+    quality : int
+        Of JPEG tiles that are encoded anew.
+    """
+
+    compression: int
+    photometric: int
+    predictor: int
+    planes: int
+    copied: bool = False
+    jpeg_tables: bytes | None = None
+    subsampling: tuple[int, int] = (1, 1)
+    quality: int = DEFAULT_QUALITY
+
+
+def new_coding(layout: SlideLayout, options: Options) -> Coding:
+    """Return how tiles are encoded anew: without loss, unless JPEG is asked for.
+
+    Raises
+    ------
+    ConversionError
+        If JPEG can't hold the samples.
+    """
+    first = layout.levels[0]
+    compression = NAMED[options.compression or "deflate"]
+    planes = 1 if layout.rgb else first.channels
+    own = first.encoding.photometric
+    photometric = own if own == MIN_IS_WHITE and first.channels == 1 else MIN_IS_BLACK
+    if compression == JPEG:
+        if first.dtype != np.uint8 or (layout.rgb and first.channels != 3):
+            raise ConversionError(
+                f"JPEG can't hold the {first.channels} x {first.dtype} samples of "
+                f"'{layout.path}'; use deflate, zstd or raw."
+            )
+        return Coding(
+            JPEG,
+            YCBCR if layout.rgb else photometric,
+            NO_PREDICTOR,
+            planes,
+            subsampling=(2, 2) if layout.rgb else (1, 1),
+            quality=options.quality or DEFAULT_QUALITY,
+        )
+    predictor = NO_PREDICTOR if compression == RAW else _predictor(first.dtype)
+    return Coding(compression, RGB if layout.rgb else photometric, predictor, planes)
+
+
+def copied_coding(slide: Slide, level: LevelLayout, options: Options) -> Coding | None:
+    """Return how a level's tiles are encoded if a TIFF can hold them as they are, else None."""
+    encoding, grid = level.encoding, level.grid
+    compression = COPIED.get(encoding.compression)
+    wanted = options.compression and NAMED[options.compression]
+    if compression is None or wanted not in (None, compression):
+        return None
+    if compression == JPEG and options.quality is not None:
+        return None
+    usual = (
+        not (level.parts or level.computed or encoding.jpeg_header or encoding.jpeg_scale != 1)
+        and encoding.fill_order == 1
+        and grid.tile_height % TILE_UNIT == grid.tile_width % TILE_UNIT == 0
+        and (level.missing == "background" or bool(grid.byte_counts.all()))
+    )
+    if not usual:
+        return None
+    turned = encoding.byte_order == ">" and level.dtype.itemsize > 1
+    if compression in BYTE_CODECS and turned and encoding.predictor != FLOATING_POINT:
+        return None
+    if options.kind == "ome-tiff" and (grid.planes > 1) != (level.channels > 1 and not slide.layout.rgb):
+        return None
+    if not _edges_are_whole(slide, level):
+        return None
+    coding = Coding(
+        compression,
+        encoding.photometric,
+        encoding.predictor if compression in BYTE_CODECS - {RAW} else NO_PREDICTOR,
+        grid.planes,
+        copied=True,
+    )
+    return _with_jpeg(slide, level, coding) if compression == JPEG else coding
+
+
+def encoder(coding: Coding, dtype: np.dtype[Any]) -> Encode:
+    """Return what encodes a segment, shape (height, width, samples) in native byte order."""
+    if coding.compression == JPEG:
+        return partial(_jpeg, coding)
+    stored = dtype.newbyteorder("<")
+    compress: Callable[[bytes], bytes] = {
+        RAW: bytes,
+        DEFLATE: imagecodecs.zlib_encode,
+        ZSTD: imagecodecs.zstd_encode,
+    }[coding.compression]
+
+    def encode(pixels: NDArray[Any]) -> bytes:
+        if coding.predictor == HORIZONTAL:
+            pixels = imagecodecs.delta_encode(pixels, axis=-2)
+        elif coding.predictor == FLOATING_POINT:
+            # It orders bytes itself.
+            return bytes(compress(imagecodecs.floatpred_encode(pixels, axis=-2).tobytes()))
+        return bytes(compress(pixels.astype(stored, copy=False).tobytes()))
+
+    return encode
+
+
+def _jpeg(coding: Coding, pixels: NDArray[Any]) -> bytes:
+    if pixels.shape[2] == 1:
+        return bytes(imagecodecs.jpeg8_encode(pixels[..., 0], level=coding.quality))
+    return bytes(
+        imagecodecs.jpeg8_encode(
+            pixels,
+            level=coding.quality,
+            colorspace="RGB",
+            outcolorspace="YCBCR",
+            subsampling="420",
+        )
+    )
+
+
+def _predictor(dtype: np.dtype[Any]) -> int:
+    if dtype.kind == "f":
+        return FLOATING_POINT if dtype.itemsize in (4, 8) else NO_PREDICTOR
+    return HORIZONTAL if dtype.itemsize <= 4 else NO_PREDICTOR
+
+
+def _with_jpeg(slide: Slide, level: LevelLayout, coding: Coding) -> Coding | None:
+    """Add what a TIFF says of JPEG tiles, if it can say it."""
+    tables = set(level.encoding.jpeg_tables)
+    kinds = {(1, MIN_IS_WHITE), (1, MIN_IS_BLACK), (3, RGB), (3, YCBCR), (4, SEPARATED)}
+    kind = level.encoding.samples, coding.photometric
+    planar = coding.planes > 1 and level.encoding.samples == 1
+    if len(tables) > 1 or level.dtype != np.uint8 or not (planar or kind in kinds):
+        return None
+    subsampling: tuple[int, int] | None = (1, 1)
+    if level.encoding.samples == 3:
+        place = np.argmax(level.grid.byte_counts > 0)
+        offset = int(level.grid.offsets.flat[place])
+        count = min(int(level.grid.byte_counts.flat[place]), LONGEST_JPEG_HEADER)
+        [head] = slide.read_bytes([(offset, count)])
+        subsampling = _subsampling(bytes(head))
+    if subsampling not in SUBSAMPLINGS:
+        return None
+    unit = 8 * max(subsampling)
+    if level.grid.tile_height % unit or level.grid.tile_width % unit:
+        return None
+    [shared] = tables
+    return Coding(
+        coding.compression,
+        coding.photometric,
+        coding.predictor,
+        coding.planes,
+        copied=True,
+        jpeg_tables=shared,
+        subsampling=subsampling,
+    )
+
+
+def _subsampling(data: bytes) -> tuple[int, int] | None:
+    """Return how many pixels share a chroma sample in a JPEG, (across, down)."""
+    for marker, start, end in segments(data):
+        frame = data[start + 4 : end]
+        if marker in FRAMES and len(frame) >= 15:
+            luma, chroma = frame[7], frame[10]
+            if min(chroma >> 4, chroma & 15) > 0:
+                return (luma >> 4) // (chroma >> 4), (luma & 15) // (chroma & 15)
+    return None
+
+
+def _edges_are_whole(slide: Slide, level: LevelLayout) -> bool:
+    """Whether tiles at the lower and right edge are as large as others.
+
+    Some writers cut them; other readers than ours would not read these in a TIFF. It is asked of
+    the last tile of the last row and column that are stored, as a writer cuts all or none.
+    """
+    grid = level.grid
+    stored = (grid.byte_counts > 0).all(axis=0)
+    for row, column in ((grid.rows - 1, None), (None, grid.columns - 1)):
+        line = stored[row] if row is not None else stored[:, column]
+        found = np.flatnonzero(line)
+        if not len(found):
+            continue
+        last = int(found[-1])
+        place = (row, last) if row is not None else (last, column)
+        assert place[0] is not None
+        assert place[1] is not None
+        [places] = grid.segments([place[0]], [place[1]])
+        parts = tuple(slide.read_bytes(places))
+        memory = np.empty(level.tile_bytes, np.uint8)
+        try:
+            pixels = decode_tile(EncodedTile(level, place[0], place[1], parts, 0), memory)
+        except (RuntimeError, ValueError):
+            return False
+        if pixels.shape[:2] != (grid.tile_height, grid.tile_width):
+            return False
+    return True

@@ -1,0 +1,135 @@
+"""`wsigpu convert`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from napari_wsigpu.convert.conversion import convert
+from napari_wsigpu.errors import SlideError
+
+if TYPE_CHECKING:
+    from napari_wsigpu.convert.options import Region
+
+BAR = 30
+REFRESH_SECONDS = 0.2
+INTERRUPTED = 130
+
+EPILOG = """\
+What is written is told by the end of TARGET: .tif or .tiff is a tiled BigTIFF pyramid, .ome.tif an
+OME-TIFF, .zarr an OME-Zarr. An interrupted conversion goes on when it is started again.
+"""
+
+
+def add_command(commands: Any) -> None:
+    """Add the command to those of `wsigpu`."""
+    parser = commands.add_parser(
+        "convert",
+        help="write a slide as TIFF, OME-TIFF or OME-Zarr",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("source", help="path of a slide")
+    parser.add_argument("target", help="path of the result")
+    parser.add_argument(
+        "--compression",
+        choices=("raw", "jpeg", "deflate", "zstd", "lz4"),
+        help="by default tiles are copied where that is possible, others compressed without loss",
+    )
+    parser.add_argument("--tile-size", type=int, metavar="N", help="width and height of tiles")
+    parser.add_argument("--levels", type=int, metavar="N", help="write so many levels at most")
+    parser.add_argument(
+        "--region", type=_region, metavar="X,Y,W,H", help="a part, in pixels of level 0"
+    )
+    parser.add_argument(
+        "--level", type=int, default=0, metavar="N", help="the level that becomes level 0"
+    )
+    parser.add_argument("--workers", type=int, metavar="N", help="threads that encode")
+    parser.add_argument("--quality", type=int, metavar="Q", help="of JPEG, 1 to 100 (90)")
+    parser.add_argument(
+        "--shard", type=int, metavar="N", help="OME-Zarr: keep N x N tiles in one file"
+    )
+    parser.add_argument(
+        "--private",
+        action="store_true",
+        help="keep also what can name a patient: private fields, dates, label and macro",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace what exists")
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    bar = _Bar() if sys.stderr.isatty() else None
+    given = vars(options)
+    names = (
+        "compression", "tile_size", "levels", "region", "level", "workers", "quality", "shard",
+        "private", "overwrite",
+    )  # fmt: skip
+    try:
+        done = convert(
+            options.source,
+            options.target,
+            progress=bar,
+            **{name: given[name] for name in names},
+        )
+    except SlideError as error:
+        _say(bar, str(error))
+        return 1
+    except KeyboardInterrupt:
+        _say(bar, "Interrupted; the same command goes on where this one ended.")
+        return INTERRUPTED
+    found = f", {done.tiles_found} found" if done.tiles_found else ""
+    _say(
+        bar,
+        f"{done.tiles_copied} tiles copied, {done.tiles_encoded} encoded{found} "
+        f"in {done.seconds:.1f} s",
+    )
+    for note in done.notes:
+        print(note, file=sys.stderr)
+    print(f"{done.checksum}  {options.target}")
+    return 0
+
+
+def _region(text: str) -> Region:
+    try:
+        x, y, width, height = (int(value) for value in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not X,Y,W,H in whole pixels") from None
+    return x, y, width, height
+
+
+def _say(bar: _Bar | None, text: str) -> None:
+    if bar is not None:
+        bar.clear()
+    print(text, file=sys.stderr)
+
+
+class _Bar:
+    """A line on a terminal that says how far a conversion is."""
+
+    def __init__(self) -> None:
+        self._begin = time.monotonic()
+        self._drawn = 0.0
+        self._first: int | None = None
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if self._first is None:
+            self._first = done
+        if now - self._drawn < REFRESH_SECONDS and done < total:
+            return
+        self._drawn = now
+        share = done / max(1, total)
+        made = done - self._first
+        left = (now - self._begin) / made * (total - done) if made else 0
+        filled = round(BAR * share)
+        bar = "#" * filled + "." * (BAR - filled)
+        line = f"\r{bar} {share:4.0%}  {done} of {total} tiles, {left:.0f} s left"
+        sys.stderr.write(f"{line:<79}")
+        sys.stderr.flush()
+
+    def clear(self) -> None:
+        """Take the line away."""
+        sys.stderr.write(f"\r{'':79}\r")

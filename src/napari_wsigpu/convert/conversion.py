@@ -1,0 +1,403 @@
+"""`convert`: a slide into another file, tile by tile, and never half a file under its name."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import shutil
+import time
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from napari_wsigpu.convert.checksum import checksum
+from napari_wsigpu.convert.journal import Journal
+from napari_wsigpu.convert.options import Options, kind_of
+from napari_wsigpu.convert.pixels import copied_segments, read_blocks
+from napari_wsigpu.convert.plan import make_plan, segments_of
+from napari_wsigpu.convert.record import make_record, pictures
+from napari_wsigpu.convert.tiff import TiffTarget
+from napari_wsigpu.convert.zarr import ZarrTarget
+from napari_wsigpu.errors import (
+    ConversionCancelledError,
+    ConversionError,
+    SlideError,
+    TargetExistsError,
+    TargetWriteError,
+)
+from napari_wsigpu.slide import Slide, open_slide
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Sequence
+
+    from napari_wsigpu.convert.options import Compression, Region
+    from napari_wsigpu.convert.pixels import Segment
+    from napari_wsigpu.convert.plan import Plan
+    from napari_wsigpu.convert.target import Job, Target
+
+COMMIT_SECONDS = 1.0
+# How much less room encoded pixels take, at least as far as slides go.
+EXPECTED_RATIO = {"raw": 1, "deflate": 4, "zstd": 4, "lz4": 2, "jpeg": 30}
+SPARE_BYTES = 16 << 20
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """What `convert` has done.
+
+    Attributes
+    ----------
+    path : str
+        Absolute path of the result.
+    checksum : str
+        Its SHA-256; see `napari_wsigpu.convert.checksum` for that of a folder.
+    tiles_copied, tiles_encoded : int
+        How many tiles were copied as they are encoded, and how many were encoded anew, by this
+        call.
+    tiles_found : int
+        How many tiles an earlier call had written that was interrupted.
+    seconds : float
+        How long it took.
+    notes : tuple of str
+        What did not travel or had to be done again, one sentence each.
+    """
+
+    path: str
+    checksum: str
+    tiles_copied: int
+    tiles_encoded: int
+    tiles_found: int
+    seconds: float
+    notes: tuple[str, ...] = ()
+
+
+def convert(
+    source: str | os.PathLike[str] | Slide,
+    target: str | os.PathLike[str],
+    *,
+    compression: Compression | None = None,
+    tile_size: int | None = None,
+    levels: int | None = None,
+    region: Region | None = None,
+    level: int = 0,
+    workers: int | None = None,
+    quality: int | None = None,
+    private: bool = False,
+    shard: int | None = None,
+    overwrite: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+    cancelled: threading.Event | None = None,
+) -> Conversion:
+    """Write a slide, or a part of it, as another file.
+
+    Until it is whole, the result lies in a folder beside the target (``TARGET.part``). If the
+    conversion is interrupted, even killed, the same call goes on where it ended; it begins anew
+    if the source or the options are others.
+
+    Parameters
+    ----------
+    source : str, PathLike or Slide
+        A path, as `open_slide` takes it, or an open slide, which stays open.
+    target : str or PathLike
+        What to write, told by the end of its name: ``.tif`` or ``.tiff`` for a tiled BigTIFF
+        pyramid that OpenSlide reads too, ``.ome.tif`` or ``.ome.tiff`` for OME-TIFF, ``.zarr``
+        for OME-Zarr 0.5.
+    compression : {"raw", "jpeg", "deflate", "zstd", "lz4"}, optional
+        How tiles are encoded: raw, JPEG, deflate or zstd in TIFF; raw, zstd or LZ4 (as nvCOMP
+        reads it) in OME-Zarr. TIFF tiles that are encoded so already are copied, if their size is
+        kept. By default all tiles are copied that can be, and others are compressed without
+        loss: by deflate in TIFF, by zstd in OME-Zarr.
+    tile_size : int, optional
+        Width and height of tiles, a multiple of 16; by default the source's, or 512.
+    levels : int, optional
+        Write so many levels at most. Levels that the slide lacks are averaged, as
+        `Slide.pyramid` defines them.
+    region : tuple of int, optional
+        (x, y, width, height) in pixels of the slide's level 0. Coarser levels are the slide's
+        own where the region's edges do not lie within their pixels, and averages otherwise.
+    level : int
+        Number of the level of `Slide.pyramid` that becomes level 0 of the result.
+    workers : int, optional
+        How many threads encode tiles; by default one a core.
+    quality : int, optional
+        Of JPEG tiles, 1 to 100; 90 by default. If it is given, JPEG tiles are not copied.
+    private : bool
+        Whether fields that can name a patient, dates, the barcode, and the label and macro images
+        travel too.
+    shard : int, optional
+        In OME-Zarr, keep the chunks of a square of so many by so many tiles in one file.
+    overwrite : bool
+        Replace the target if it exists, once the result is whole.
+    progress : callable, optional
+        Told how many tiles are done, and of how many; from the thread that called.
+    cancelled : threading.Event, optional
+        Set it to end the conversion; what was written is removed then.
+
+    Returns
+    -------
+    Conversion
+
+    Raises
+    ------
+    ConversionError
+        If what is asked for can't be, or another conversion is writing to the target.
+    TargetExistsError
+        If the target exists, and `overwrite` is false.
+    TargetWriteError
+        If the target can't be written, or there is no room for it.
+    ConversionCancelledError
+        If `cancelled` was set.
+    SlideError
+        If the slide can't be read: the error names the tile.
+
+    Examples
+    --------
+    >>> convert("slide.svs", "slide.zarr", compression="zstd")  # doctest: +SKIP
+    """
+    begin = time.perf_counter()
+    path = Path(target).absolute()
+    options = Options(
+        kind_of(path), compression, tile_size, levels, region, level, quality, private, shard
+    )
+    threads = workers if workers is not None else os.cpu_count() or 1
+    if threads < 1:
+        raise ConversionError(f"workers is {workers!r}; it has to be a whole number from 1 on.")
+    with ExitStack() as stack:
+        slide = source if isinstance(source, Slide) else stack.enter_context(open_slide(source, "cpu"))
+        _check_target(slide, path, overwrite=overwrite)
+        plan = make_plan(slide, options)
+        work = path.with_name(f"{path.name}.part")
+        try:
+            work.mkdir(exist_ok=True)
+            journal = stack.enter_context(
+                closing(Journal(work / "journal", _identity(slide, options), plan.shapes))
+            )
+            notes = []
+            if journal.changed:
+                notes.append(f"What '{work}' held was begun anew, as {journal.changed}.")
+                logger.warning(notes[0])
+            job = _Conversion(slide, plan, options, work / "data", journal)
+            notes += job.notes
+            stack.enter_context(closing(job))
+            job.run(threads, progress, cancelled)
+            digest = checksum(work / "data")
+            _put_in_place(work / "data", path)
+            journal.close()
+            shutil.rmtree(work)
+        except ConversionCancelledError:
+            stack.close()
+            shutil.rmtree(work, ignore_errors=True)
+            raise
+        except SlideError:
+            raise
+        except OSError as error:
+            raise _write_error(path, error) from error
+    return Conversion(
+        str(path),
+        digest,
+        job.copied,
+        job.encoded,
+        job.found,
+        time.perf_counter() - begin,
+        tuple(notes),
+    )
+
+
+class _Conversion:
+    """A conversion that runs: a reading thread ahead, encoding threads, one that writes."""
+
+    def __init__(
+        self, slide: Slide, plan: Plan, options: Options, data: Path, journal: Journal
+    ) -> None:
+        self._slide = slide
+        self._plan = plan
+        self._journal = journal
+        record = make_record(slide, plan, private=options.private)
+        images, self.notes = pictures(slide, private=options.private)
+        icc = slide.icc_profile
+        self._target: Target
+        if options.kind == "ome-zarr":
+            self._target = ZarrTarget(data, plan, journal, record, images, icc, options)
+        else:
+            ome = options.kind == "ome-tiff"
+            self._target = TiffTarget(data, plan, journal, record, images, icc, ome=ome)
+        self.found = sum(int(journal.is_done(index).sum()) for index in range(len(plan.levels)))
+        _check_room(data.parent, plan, options, journal)
+        if journal.found:
+            self._target.resume()
+        else:
+            _remove(data)
+            self._target.create()
+            journal.begin()
+        self.copied = self.encoded = 0
+        self._blank = [plan.blank_tiles(index) for index in range(len(plan.levels))]
+        self._committed = time.monotonic()
+
+    def run(
+        self,
+        threads: int,
+        progress: Callable[[int, int], None] | None,
+        cancelled: threading.Event | None,
+    ) -> None:
+        """Write all tiles that are missing, and make the result whole."""
+        done = [self._journal.is_done(index) | blank for index, blank in enumerate(self._blank)]
+        total = sum(level.tiles for level in self._plan.levels)
+        self._count = sum(int(tiles.sum()) for tiles in done)
+
+        def advance(tiles: int = 0) -> None:
+            if cancelled is not None and cancelled.is_set():
+                raise ConversionCancelledError("The conversion was cancelled.")
+            self._count += tiles
+            if progress is not None:
+                progress(self._count, total)
+            if time.monotonic() - self._committed > COMMIT_SECONDS:
+                self._commit()
+
+        advance()
+        try:
+            for index, level in enumerate(self._plan.levels):
+                if level.copied:
+                    self._copy(index, done[index], advance)
+            self._encode(done, threads, advance)
+        finally:
+            self._commit()
+        for counts, blank in zip(self._journal.counts, self._blank, strict=True):
+            counts[:, blank] = 0
+        self._target.finish()
+
+    def close(self) -> None:
+        """Let go of the target's handles."""
+        self._target.close()
+
+    def _copy(self, index: int, done: Any, advance: Callable[[int], None]) -> None:
+        batches = copied_segments(self._slide, self._plan, index, done)
+        with closing(batches):  # type: ignore[type-var]
+            for batch in batches:
+                self._target.write(batch)
+                tiles = len(batch) // self._plan.levels[index].planes
+                self.copied += tiles
+                advance(tiles)
+
+    def _encode(self, done: list[Any], threads: int, advance: Callable[[int], None]) -> None:
+        waiting: deque[Future[Sequence[Segment]]] = deque()
+
+        def write() -> None:
+            segments = waiting.popleft().result()
+            self._target.write(segments)
+            tiles = len(segments) // self._plan.levels[segments[0].level].planes
+            self.encoded += tiles
+            advance(tiles)
+
+        with ThreadPoolExecutor(threads, "wsigpu-encode") as pool:
+            try:
+                for group in self._plan.groups:
+                    blocks = read_blocks(self._slide, self._plan, group, done)
+                    with closing(blocks):  # type: ignore[type-var]
+                        for block in blocks:
+                            for job in self._target.jobs(block):
+                                waiting.append(pool.submit(job))
+                                if len(waiting) > 2 * threads:
+                                    write()
+                while waiting:
+                    write()
+            finally:
+                for future in waiting:
+                    future.cancel()
+
+    def _commit(self) -> None:
+        self._target.secure()
+        self._journal.commit()
+        self._committed = time.monotonic()
+
+
+def _identity(slide: Slide, options: Options) -> dict[str, Any]:
+    """Say what a journal is about: the source as it is now, and all that decides what is written."""
+    layout = slide.layout
+    files = layout.files or (layout,)
+    sizes = [
+        [file.path, file.file_size if file is layout else file.size, file.modified_ns]
+        for file in files
+    ]
+    return {
+        "source": sizes,
+        "options": asdict(options),
+        "version": version("napari-wsigpu"),
+    }
+
+
+def _check_target(slide: Slide, path: Path, *, overwrite: bool) -> None:
+    files = [slide.path, *(file.path for file in slide.layout.files)]
+    for file in map(Path, files):
+        if path == file or (path.exists() and file.exists() and path.samefile(file)):
+            raise ConversionError(f"'{path}' is the slide itself; choose another target.")
+        if path in file.parents:
+            raise ConversionError(f"'{path}' holds the slide itself; choose another target.")
+    if not path.parent.is_dir():
+        raise TargetWriteError(f"There is no folder '{path.parent}'; make it first.")
+    if path.exists() and not overwrite:
+        raise TargetExistsError(
+            f"'{path}' exists already; choose another name, or allow to overwrite it."
+        )
+
+
+def _check_room(folder: Path, plan: Plan, options: Options, journal: Journal) -> None:
+    """Refuse a conversion for which the disk has clearly no room."""
+    default = "zstd" if options.kind == "ome-zarr" else "deflate"
+    needed = 0
+    for level in plan.levels:
+        raw = level.width * level.height * plan.channels * plan.dtype.itemsize
+        if level.copied:
+            tiles = [(row, column) for row in range(level.rows) for column in range(level.columns)]
+            needed += int(segments_of(level, tiles)[1].sum())
+        else:
+            needed += raw // EXPECTED_RATIO[options.compression or default]
+    needed = max(0, needed + SPARE_BYTES - journal.end)
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise TargetWriteError(
+            f"The disk of '{folder.parent}' has {free / 1e9:.1f} GB left, but about "
+            f"{needed / 1e9:.1f} GB are needed; free some, or choose another disk."
+        )
+
+
+def _put_in_place(data: Path, path: Path) -> None:
+    """Give the whole result its name, in one step if it is a file or nothing has that name."""
+    if path.is_dir() or (path.exists() and data.is_dir()):
+        old = data.with_name("old")
+        _remove(old)
+        path.replace(old)
+    data.replace(path)
+    if hasattr(os, "O_DIRECTORY"):
+        folder = os.open(path.parent, os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _write_error(path: Path, error: OSError) -> SlideError:
+    """Say in one sentence why the operating system refuses a target."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return TargetWriteError(
+            f"There is no room left for '{path}'; free some and convert again, which goes on there."
+        )
+    if isinstance(error, PermissionError):
+        return TargetWriteError(
+            f"You have no permission to write '{path}'; choose another folder."
+        )
+    return TargetWriteError(f"'{path}' can't be written ({error.strerror or error}); try again.")

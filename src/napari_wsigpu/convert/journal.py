@@ -1,0 +1,155 @@
+"""Which tiles of a conversion are written, kept in a file so that a killed one goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from napari_wsigpu.errors import ConversionError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+RECORD = np.dtype(
+    [
+        ("level", "<u4"),
+        ("plane", "<u4"),
+        ("row", "<u4"),
+        ("column", "<u4"),
+        ("offset", "<i8"),
+        ("count", "<i8"),
+    ]
+)
+
+
+class Journal:
+    """The places of written tiles, in memory and, a batch at a time, in a file.
+
+    The file is locked as long as the journal is open, so that two conversions never write to
+    one target.
+
+    Parameters
+    ----------
+    path : Path
+        The file; a new one is begun if it holds another identity.
+    identity : Mapping
+        What is converted, and how; JSON-serialisable.
+    shapes : sequence of tuple of int
+        (planes, rows, columns) of each level's tiles.
+
+    Attributes
+    ----------
+    offsets, counts : list of ndarray of int64, shape (planes, rows, columns)
+        Where each level's tiles lie in the data, and their lengths: -1 where they are not
+        written.
+    found : bool
+        Whether the file is one of the same identity.
+    changed : str or None
+        Why the file is begun anew although there is one.
+
+    Raises
+    ------
+    ConversionError
+        If another conversion has it open.
+    OSError
+        If it can't be read or written.
+    """
+
+    def __init__(
+        self, path: Path, identity: Mapping[str, Any], shapes: Sequence[tuple[int, int, int]]
+    ) -> None:
+        self.offsets = [np.zeros(shape, np.int64) for shape in shapes]
+        self.counts = [np.full(shape, -1, np.int64) for shape in shapes]
+        self.changed: str | None = None
+        self._pending: list[tuple[int, int, int, int, int, int]] = []
+        self._file = path.open("a+b")
+        try:
+            _lock(self._file.fileno(), path)
+            self._file.seek(0)
+            old, end, records = self._file.readline(), self._file.tell(), self._file.read()
+            head = json.dumps(identity, sort_keys=True).encode() + b"\n"
+            self.found = old == head
+            if self.found:
+                whole = len(records) // RECORD.itemsize * RECORD.itemsize
+                self._load(np.frombuffer(records[:whole], RECORD))
+                self._file.truncate(end + whole)
+            else:
+                self.changed = _difference(old, identity) if old else None
+                self._file.truncate(0)
+                self._head: bytes | None = head
+        except BaseException:
+            self._file.close()
+            raise
+
+    def begin(self) -> None:
+        """Write down the identity, once what the records are about is there."""
+        if not self.found:
+            assert self._head is not None
+            self._file.write(self._head)
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+    def note(self, level: int, plane: int, row: int, column: int, offset: int, count: int) -> None:
+        """Remember that a tile is written; `commit` keeps it for good."""
+        self.offsets[level][plane, row, column] = offset
+        self.counts[level][plane, row, column] = count
+        self._pending.append((level, plane, row, column, offset, count))
+
+    def commit(self) -> None:
+        """Keep what was noted. The data have to be safe by then."""
+        self._file.write(np.array(self._pending, RECORD).tobytes())
+        self._file.flush()
+        self._pending = []
+
+    def is_done(self, level: int) -> NDArray[np.bool_]:
+        """Return which tiles of a level are whole, by row and column."""
+        done: NDArray[np.bool_] = (self.counts[level] >= 0).all(axis=0)
+        return done
+
+    @property
+    def end(self) -> int:
+        """Where the data of all tiles end."""
+        pairs = zip(self.offsets, self.counts, strict=True)
+        return max((int((o + np.maximum(c, 0)).max(initial=0)) for o, c in pairs), default=0)
+
+    def close(self) -> None:
+        """Let go of the file and its lock."""
+        self._file.close()
+
+    def _load(self, records: NDArray[Any]) -> None:
+        for level, (offsets, counts) in enumerate(zip(self.offsets, self.counts, strict=True)):
+            own = records[records["level"] == level]
+            place = own["plane"], own["row"], own["column"]
+            offsets[place] = own["offset"]
+            counts[place] = own["count"]
+
+
+def _difference(old: bytes, identity: Mapping[str, Any]) -> str:
+    try:
+        found = json.loads(old)
+        same_source = found["source"] == identity["source"]
+    except (ValueError, KeyError, TypeError):
+        return "the record of what was written is damaged"
+    return "other options were given" if same_source else "the source is another one now"
+
+
+def _lock(handle: int, path: Path) -> None:
+    """Lock a file until it is closed, or its process ends."""
+    if sys.platform == "win32":  # an open file can't be replaced there
+        return
+    import fcntl
+
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ConversionError(
+            f"Another conversion is writing to '{path.parent}'; "
+            "wait for its end, or choose another target."
+        ) from None

@@ -1,0 +1,83 @@
+"""OME-XML of an OME-TIFF: what tifffile writes of an image, and the instrument that it does not."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+from defusedxml import ElementTree as DefusedTree
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from napari_wsigpu.convert.plan import Plan
+
+NAMESPACE = "http://www.openmicroscopy.org/Schemas/OME/2016-06"
+RECORD_NAMESPACE = "napari-wsigpu"
+DATE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?([+-]\d\d:\d\d|Z)?")
+OPAQUE = 0xFF
+
+
+def image_metadata(plan: Plan, record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what tifffile shall say of the slide."""
+    channels = record["channels"]
+    if plan.rgb:
+        axes = "YXS"
+    else:
+        axes = "CYX" if plan.channels > 1 else "YX"
+    metadata: dict[str, Any] = {
+        "axes": axes,
+        "Name": "slide",
+        "CommentAnnotation": {"Namespace": RECORD_NAMESPACE, "Value": json.dumps(record)},
+    }
+    if plan.mpp is not None:
+        for axis, size in zip("XY", plan.mpp, strict=True):
+            metadata |= {f"PhysicalSize{axis}": size, f"PhysicalSize{axis}Unit": "µm"}
+    if channels:
+        metadata["Channel"] = {
+            "Name": [channel["name"] for channel in channels],
+            "Color": [_ome_color(channel["color"]) for channel in channels],
+        }
+    if DATE.fullmatch(record.get("scan_date") or ""):
+        metadata["AcquisitionDate"] = record["scan_date"]
+    return metadata
+
+
+def described(xml: str, record: Mapping[str, Any]) -> bytes:
+    """Add the microscope and its objective to OME-XML."""
+    root = DefusedTree.fromstring(xml)
+    image = root.find(_name("Image"))
+    scanner, objective = record.get("scanner"), record.get("objective")
+    if scanner or objective:
+        instrument = ElementTree.Element(_name("Instrument"), ID="Instrument:0")
+        if scanner:
+            ElementTree.SubElement(instrument, _name("Microscope"), Model=scanner)
+        if objective:
+            ElementTree.SubElement(
+                instrument,
+                _name("Objective"),
+                ID="Objective:0:0",
+                NominalMagnification=f"{objective:g}",
+            )
+        root.insert(list(root).index(image), instrument)
+        pixels = list(image).index(image.find(_name("Pixels")))
+        if objective:
+            settings = ElementTree.Element(_name("ObjectiveSettings"), ID="Objective:0:0")
+            image.insert(pixels, settings)
+        image.insert(pixels, ElementTree.Element(_name("InstrumentRef"), ID="Instrument:0"))
+    text: bytes = ElementTree.tostring(
+        root, encoding="utf-8", xml_declaration=True, default_namespace=NAMESPACE
+    )
+    return text
+
+
+def _name(tag: str) -> str:
+    return f"{{{NAMESPACE}}}{tag}"
+
+
+def _ome_color(color: str | None) -> int:
+    """Return OME's signed RGBA integer, white where there is no colour."""
+    value = int((color or "#ffffff")[1:], 16) << 8 | OPAQUE
+    return value - (1 << 32) if value >> 31 else value

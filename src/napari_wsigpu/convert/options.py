@@ -1,0 +1,109 @@
+"""What somebody asks of a conversion, checked."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from napari_wsigpu.errors import ConversionError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Kind = Literal["tiff", "ome-tiff", "ome-zarr"]
+Compression = Literal["raw", "jpeg", "deflate", "zstd", "lz4"]
+Region = tuple[int, int, int, int]
+
+COMPRESSIONS: dict[Kind, tuple[str, ...]] = {
+    "tiff": ("raw", "jpeg", "deflate", "zstd"),
+    "ome-tiff": ("raw", "jpeg", "deflate", "zstd"),
+    "ome-zarr": ("raw", "zstd", "lz4"),
+}
+DEFAULT_QUALITY = 90
+TILE_UNIT, LARGEST_TILE = 16, 4096
+MOST_SHARDED = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options of `convert` that decide what is written; see there."""
+
+    kind: Kind
+    compression: Compression | None = None
+    tile_size: int | None = None
+    levels: int | None = None
+    region: Region | None = None
+    level: int = 0
+    quality: int | None = None
+    private: bool = False
+    shard: int | None = None
+
+    def __post_init__(self) -> None:
+        allowed = COMPRESSIONS[self.kind]
+        if self.compression is not None and self.compression not in allowed:
+            name = {"tiff": "TIFF", "ome-tiff": "OME-TIFF", "ome-zarr": "OME-Zarr"}[self.kind]
+            raise ConversionError(
+                f"{name} is not written with the compression {self.compression!r}; "
+                f"use {', '.join(allowed[:-1])} or {allowed[-1]}."
+            )
+        _check("quality", self.quality, 1, 100)
+        _check("levels", self.levels, 1, 64)
+        _check("level", self.level, 0, 1 << 16)
+        _check("tile_size", self.tile_size, TILE_UNIT, LARGEST_TILE)
+        _check("shard", self.shard, 1, MOST_SHARDED)
+        if self.tile_size is not None and self.tile_size % TILE_UNIT:
+            raise ConversionError(
+                f"tile_size is {self.tile_size}; it has to be a multiple of {TILE_UNIT}."
+            )
+        if self.shard is not None and self.kind != "ome-zarr":
+            raise ConversionError("Shards are for OME-Zarr; give the target a name in '.zarr'.")
+        if self.region is not None:
+            _check_region(self.region)
+
+
+def kind_of(target: Path) -> Kind:
+    """Tell by its name what a target shall be.
+
+    Raises
+    ------
+    ConversionError
+        If the name ends in none of those that are known.
+    """
+    name = target.name.lower()
+    if name.endswith((".ome.tif", ".ome.tiff")):
+        return "ome-tiff"
+    if name.endswith((".tif", ".tiff")):
+        return "tiff"
+    if name.endswith(".zarr"):
+        return "ome-zarr"
+    raise ConversionError(
+        f"What '{target.name}' shall be can't be told from its name; "
+        "end it in .tif, .tiff, .ome.tif or .zarr."
+    )
+
+
+def _check(name: str, value: int | None, least: int, most: int) -> None:
+    try:
+        if value is None or (
+            not isinstance(value, bool) and least <= operator.index(value) <= most
+        ):
+            return
+    except TypeError:
+        pass
+    raise ConversionError(
+        f"{name} is {value!r}; it has to be a whole number from {least} to {most}."
+    )
+
+
+def _check_region(region: Region) -> None:
+    try:
+        _, _, width, height = (operator.index(value) for value in region)
+    except (TypeError, ValueError):
+        raise ConversionError(
+            f"The region {region!r} is not four whole numbers; give x, y, width and height."
+        ) from None
+    if min(width, height) < 1:
+        raise ConversionError(
+            f"A region of {width} x {height} pixels holds nothing; give a larger one."
+        )

@@ -1,0 +1,278 @@
+"""A TIFF that grows tile by tile: tifffile writes its pages, tiles follow, places come last."""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tifffile
+
+from napari_wsigpu.convert.coding import DEFLATE, HORIZONTAL, JPEG, MIN_IS_BLACK, RAW, RGB, encoder
+from napari_wsigpu.convert.ome import described, image_metadata
+from napari_wsigpu.convert.pixels import Segment
+from napari_wsigpu.formats.wsigpu import VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from napari_wsigpu.convert.coding import Coding
+    from napari_wsigpu.convert.journal import Journal
+    from napari_wsigpu.convert.pixels import Block
+    from napari_wsigpu.convert.plan import Plan, PlannedLevel
+    from napari_wsigpu.convert.record import Picture
+    from napari_wsigpu.convert.target import Job
+
+RAW_ALIGNMENT = 4096
+TILE_OFFSETS, TILE_BYTE_COUNTS, DESCRIPTION, NO_DATA = 324, 325, 270, 42113
+REDUCED = 1
+STRIP_BYTES = 1 << 18
+CENTIMETRE = 10_000.0
+
+
+class TiffTarget:
+    """A tiled BigTIFF pyramid, or an OME-TIFF.
+
+    Levels of a TIFF are pages of the main chain; those of an OME-TIFF are SubIFDs, and channels
+    that are not RGB are pages. Associated images are further pages, in strips.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    plan : Plan
+        What to write.
+    journal : Journal
+        Which tiles are there.
+    record : Mapping
+        What is said of the slide.
+    pictures : sequence of Picture
+        Its associated images.
+    icc : bytes or None
+        Its ICC profile.
+    ome : bool
+        Whether to write an OME-TIFF.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        plan: Plan,
+        journal: Journal,
+        record: Mapping[str, Any],
+        pictures: Sequence[Picture],
+        icc: bytes | None,
+        *,
+        ome: bool,
+    ) -> None:
+        self._path = path
+        self._plan = plan
+        self._journal = journal
+        self._record = record
+        self._pictures = pictures
+        self._icc = icc
+        self._ome = ome
+        self._encoders = [
+            None if level.copied else encoder(_coding(level), plan.dtype) for level in plan.levels
+        ]
+        self._handle = -1
+        self._end = 0
+
+    def create(self) -> None:
+        """Write all but tiles."""
+        levels = self._plan.levels
+        with tifffile.TiffWriter(self._path, bigtiff=True, byteorder="<", ome=self._ome) as file:
+            for index, level in enumerate(levels):
+                self._write_level(file, index, level)
+            for picture in self._pictures:
+                self._write_picture(file, picture)
+        self._open()
+        self._end = os.fstat(self._handle).st_size
+
+    def resume(self) -> None:
+        """Drop what was written after the last tile that the journal knows."""
+        self._open()
+        with tifffile.TiffFile(self._path) as file:
+            levels = [page for pages in self._pages(file) for page in pages]
+            pages = [*levels, *(page.aspage() for page in file.pages)]
+            self._end = max(self._journal.end, *map(_end_of_page, pages))
+
+    def jobs(self, block: Block) -> Iterator[Job]:
+        """Yield what encodes the tiles of a block that are not there yet."""
+        level = self._plan.levels[block.level]
+        done = self._journal.is_done(block.level)
+        height, width = level.tile_height, level.tile_width
+        for y in range(0, block.pixels.shape[0], height):
+            for x in range(0, block.pixels.shape[1], width):
+                row, column = block.row + y // height, block.column + x // width
+                if not done[row, column]:
+                    pixels = block.pixels[y : y + height, x : x + width]
+                    yield partial(self._encoded, block.level, row, column, pixels)
+
+    def write(self, segments: Sequence[Segment]) -> None:
+        """Append encoded tiles."""
+        for level, plane, row, column, data in segments:
+            if not len(data):
+                self._journal.note(level, plane, row, column, 0, 0)
+                continue
+            if _coding(self._plan.levels[level]).compression == RAW:
+                self._end += -self._end % RAW_ALIGNMENT
+            _write_at(self._handle, data, self._end)
+            self._journal.note(level, plane, row, column, self._end, len(data))
+            self._end += len(data)
+
+    def secure(self) -> None:
+        """Return when what was written outlasts a failure of power."""
+        os.fsync(self._handle)
+
+    def finish(self) -> None:
+        """Write where tiles lie, and what OME-XML says beyond tifffile's."""
+        os.ftruncate(self._handle, self._end)
+        with tifffile.TiffFile(self._path, mode="r+b") as file:
+            if self._ome:
+                xml = described(file.pages.first.description, self._record)
+                file.pages.first.tags[DESCRIPTION].overwrite(xml)
+            for index, pages in enumerate(self._pages(file)):
+                offsets, counts = self._journal.offsets[index], self._journal.counts[index]
+                parts = len(pages)
+                for page, places, lengths in zip(
+                    pages, np.split(offsets, parts), np.split(counts, parts), strict=True
+                ):
+                    self._place(page, TILE_OFFSETS, places)
+                    self._place(page, TILE_BYTE_COUNTS, lengths)
+        self.secure()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
+    def _encoded(
+        self, index: int, row: int, column: int, pixels: NDArray[Any]
+    ) -> list[Segment]:
+        """Encode a tile."""
+        level = self._plan.levels[index]
+        missing = level.tile_height - pixels.shape[0], level.tile_width - pixels.shape[1]
+        if any(missing):
+            pixels = np.pad(pixels, ((0, missing[0]), (0, missing[1]), (0, 0)), mode="edge")
+        encode = self._encoders[index]
+        assert encode is not None
+        planes = np.split(pixels, level.planes, axis=2) if level.planes > 1 else [pixels]
+        return [
+            Segment(index, plane, row, column, encode(np.ascontiguousarray(part)))
+            for plane, part in enumerate(planes)
+        ]
+
+    def _open(self) -> None:
+        self._handle = os.open(self._path, os.O_RDWR | getattr(os, "O_BINARY", 0))
+
+    def _pages(self, file: tifffile.TiffFile) -> Iterator[list[tifffile.TiffPage]]:
+        """Yield the pages of each level: one, or one a channel."""
+        levels = self._plan.levels
+        if not self._ome:
+            yield from ([file.pages[index].aspage()] for index in range(len(levels)))
+            return
+        mains = [file.pages[index].aspage() for index in range(levels[0].planes)]
+        yield mains
+        for index in range(len(levels) - 1):
+            found = []
+            for main in mains:
+                assert main.pages is not None
+                found.append(main.pages[index].aspage())
+            yield found
+
+    def _place(self, page: tifffile.TiffPage, code: int, values: NDArray[np.int64]) -> None:
+        tag = page.tags[code]
+        kind = {3: "<u2", 4: "<u4", 16: "<u8"}[int(tag.dtype)]
+        tag.overwrite(values.astype(kind).tobytes())
+
+    def _write_level(self, file: tifffile.TiffWriter, index: int, level: PlannedLevel) -> None:
+        coding = _coding(level)
+        channels, size = self._plan.channels, (level.height, level.width)
+        planar = coding.planes > 1
+        options: dict[str, Any] = {}
+        if planar:
+            shape: tuple[int, ...] = (channels, *size)
+        else:
+            shape = (*size, channels) if channels > 1 else size
+        if channels > 1 and not (planar and self._ome):
+            options["planarconfig"] = "separate" if planar else "contig"
+        if coding.compression == JPEG:
+            options["jpegtables"] = coding.jpeg_tables
+            options["subsampling"] = coding.subsampling
+            options["compressionargs"] = {"outcolorspace": coding.photometric}
+        if self._plan.background and self._plan.blank_tiles(index).any():
+            text = f"{self._plan.background:.17g}"
+            options["extratags"] = [(NO_DATA, 2, 0, text, False)]
+        first = index == 0
+        if self._plan.mpp is not None:
+            options["resolution"] = tuple(
+                CENTIMETRE / (size * level.downsample) for size in self._plan.mpp
+            )
+            options["resolutionunit"] = "centimeter"
+        if self._ome:
+            options["subifds"] = len(self._plan.levels) - 1 if first else 0
+            options["metadata"] = image_metadata(self._plan, self._record) if first else None
+        else:
+            options["metadata"] = None
+            options["description"] = json.dumps(self._record) if first else None
+        file.write(
+            iter([(b"", 0)] * (level.tiles * level.planes)),
+            shape=shape,
+            dtype=self._plan.dtype,
+            tile=(level.tile_height, level.tile_width),
+            photometric=coding.photometric,
+            compression=coding.compression,
+            predictor=coding.predictor,
+            subfiletype=0 if first else REDUCED,
+            software="napari-wsigpu",
+            iccprofile=self._icc if first else None,
+            **options,
+        )
+
+    def _write_picture(self, file: tifffile.TiffWriter, picture: Picture) -> None:
+        pixels = picture.pixels
+        several = pixels.shape[2] > 1
+        integers = pixels.dtype.kind in "iu" and pixels.dtype.itemsize <= 4
+        name: dict[str, Any] = {"Name": picture.name}
+        if not self._ome:
+            text = json.dumps({"wsigpu": VERSION, "associated": picture.name})
+            options: dict[str, Any] = {"metadata": None, "description": text}
+        else:
+            options = {"metadata": name | {"axes": "YXS" if several else "YX"}}
+        file.write(
+            pixels if several else pixels[..., 0],
+            photometric=RGB if picture.rgb else MIN_IS_BLACK,
+            planarconfig="contig" if several else None,
+            compression=DEFLATE,
+            predictor=HORIZONTAL if integers else None,
+            rowsperstrip=max(1, STRIP_BYTES // (pixels[0].nbytes or 1)),
+            software="napari-wsigpu",
+            iccprofile=picture.icc,
+            **options,
+        )
+
+
+def _end_of_page(page: tifffile.TiffPage) -> int:
+    """Return where a page's tags and pixels end."""
+    ends = [tag.valueoffset + tag.valuebytecount for tag in page.tags]
+    ends += [sum(place) for place in zip(page.dataoffsets, page.databytecounts, strict=True)]
+    return max(ends)
+
+
+def _coding(level: PlannedLevel) -> Coding:
+    assert level.coding is not None
+    return level.coding
+
+
+def _write_at(handle: int, data: bytes | memoryview, offset: int) -> None:
+    os.lseek(handle, offset, os.SEEK_SET)
+    view = memoryview(data)
+    while view:
+        view = view[os.write(handle, view) :]

@@ -1,0 +1,271 @@
+"""OME-Zarr 0.5: a Zarr v3 group, an array a level, chunks as tiles."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from napari_wsigpu.convert.pixels import Segment
+from napari_wsigpu.errors import MissingPackageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from napari_wsigpu.convert.journal import Journal
+    from napari_wsigpu.convert.options import Options
+    from napari_wsigpu.convert.pixels import Block
+    from napari_wsigpu.convert.plan import Plan
+    from napari_wsigpu.convert.record import Picture
+    from napari_wsigpu.convert.target import Job
+
+AXES = ("c", "y", "x")
+RGB_CHANNELS = (("red", "FF0000"), ("green", "00FF00"), ("blue", "0000FF"), ("alpha", "FFFFFF"))
+SHOWN = (0.1, 99.9)
+PICTURE_CHUNK = 1024
+
+
+class ZarrTarget:
+    """An OME-Zarr image.
+
+    Levels are the arrays ``0``, ``1``, ... with the axes c, y, x; chunks that hold nothing but the
+    background are not written. Beside them lie the arrays of associated images
+    (``associated/NAME/0``, OME-Zarr images too), the ICC profile's bytes as the array
+    ``icc_profile``, and the record of the slide as the group's attribute ``wsigpu``, whose
+    fields are those of `formats.wsigpu`.
+
+    Parameters
+    ----------
+    path : Path
+        The folder.
+    plan : Plan
+        What to write.
+    journal : Journal
+        Which chunks are there.
+    record : Mapping
+        What is said of the slide.
+    pictures : sequence of Picture
+        Its associated images.
+    icc : bytes or None
+        Its ICC profile.
+    options : Options
+        Compression and shards.
+
+    Raises
+    ------
+    MissingPackageError
+        If zarr is not installed.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        plan: Plan,
+        journal: Journal,
+        record: Mapping[str, Any],
+        pictures: Sequence[Picture],
+        icc: bytes | None,
+        options: Options,
+    ) -> None:
+        try:
+            import zarr
+        except ImportError:
+            raise MissingPackageError(
+                "OME-Zarr needs zarr, which is not installed; pip install napari-wsigpu[zarr]."
+            ) from None
+        self._zarr = zarr
+        self._path = path
+        self._plan = plan
+        self._journal = journal
+        self._record = record
+        self._pictures = pictures
+        self._icc = icc
+        self._compression = options.compression or "zstd"
+        self._arrays: list[Any] = []
+
+    def create(self) -> None:
+        """Write all but chunks of levels."""
+        plan = self._plan
+        group = self._zarr.create_group(self._path, zarr_format=3, overwrite=True)
+        together = plan.channels if plan.rgb else 1
+        for index, level in enumerate(plan.levels):
+            side = level.tile_height, level.tile_width
+            shards = None
+            if level.shard > 1:
+                shards = (together, *(level.shard * length for length in side))
+            self._create_array(
+                group,
+                str(index),
+                (plan.channels, level.height, level.width),
+                (together, *side),
+                plan.dtype,
+                shards=shards,
+                fill_value=plan.dtype.type(plan.background),
+            )
+        for picture in self._pictures:
+            self._write_picture(group, picture)
+        if self._icc is not None:
+            profile = np.frombuffer(self._icc, np.uint8)
+            array = group.create_array("icc_profile", shape=profile.shape, dtype=profile.dtype)
+            array[...] = profile
+        self._open()
+
+    def resume(self) -> None:
+        """Open what is there; a chunk that was not noted is written again."""
+        self._open()
+
+    def jobs(self, block: Block) -> Iterator[Job]:
+        """Yield what writes a block's chunks."""
+        yield partial(self._write_block, block)
+
+    def write(self, segments: Sequence[Segment]) -> None:
+        """Note written chunks in the journal."""
+        for level, plane, row, column, _ in segments:
+            self._journal.note(level, plane, row, column, 0, 0)
+
+    def secure(self) -> None:
+        """Leave that to the file system; `finish` waits for it."""
+
+    def finish(self) -> None:
+        """Write what OME-Zarr says of the image."""
+        plan = self._plan
+        scales = [
+            [level.downsample * size for size in reversed(plan.mpp or (1.0, 1.0))]
+            for level in plan.levels
+        ]
+        attributes = {
+            "ome": _image("slide", scales, physical=plan.mpp is not None) | {"omero": self._omero()},
+            "wsigpu": dict(self._record),
+        }
+        self._zarr.open_group(self._path, mode="r+").update_attributes(attributes)
+        if hasattr(os, "sync"):
+            os.sync()
+
+    def close(self) -> None:
+        """Hold no handles."""
+
+    def _open(self) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that LZ4 is no part of Zarr itself
+            group = self._zarr.open_group(self._path, mode="r+")
+            self._arrays = [group[str(index)] for index in range(len(self._plan.levels))]
+
+    def _write_block(self, block: Block) -> list[Segment]:
+        level = self._plan.levels[block.level]
+        top, left = block.row * level.tile_height, block.column * level.tile_width
+        height, width, _ = block.pixels.shape
+        pixels = np.moveaxis(block.pixels, -1, 0)
+        self._arrays[block.level][:, top : top + height, left : left + width] = pixels
+        rows, columns = -(-height // level.tile_height), -(-width // level.tile_width)
+        return [
+            Segment(block.level, 0, block.row + row, block.column + column, b"")
+            for row in range(rows)
+            for column in range(columns)
+        ]
+
+    def _write_picture(self, group: Any, picture: Picture) -> None:
+        pixels = np.moveaxis(picture.pixels, -1, 0)
+        own = group.create_group(f"associated/{picture.name}")
+        chunks = (len(pixels), *(min(PICTURE_CHUNK, side) for side in pixels.shape[1:]))
+        array = self._create_array(own, "0", pixels.shape, chunks, pixels.dtype)
+        array[...] = pixels
+        own.update_attributes({"ome": _image(picture.name, [[1.0, 1.0]], physical=False)})
+
+    def _create_array(
+        self,
+        group: Any,
+        name: str,
+        shape: tuple[int, ...],
+        chunks: tuple[int, ...],
+        dtype: np.dtype[Any],
+        **options: Any,
+    ) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            return group.create_array(
+                name,
+                shape=shape,
+                chunks=chunks,
+                dtype=dtype,
+                compressors=_compressors(self._compression),
+                dimension_names=AXES,
+                **options,
+            )
+
+    def _omero(self) -> dict[str, Any]:
+        """Return names, colours and windows of channels; windows by the coarsest level."""
+        plan = self._plan
+        if plan.rgb:
+            named = list(RGB_CHANNELS[: plan.channels])
+        else:
+            named = [
+                (channel["name"], (channel["color"] or "#ffffff")[1:].upper())
+                for channel in self._record["channels"]
+            ]
+        whole = _range(plan.dtype)
+        channels = []
+        for (name, color), pixels in zip(named, self._arrays[-1][...], strict=True):
+            start, end = whole if plan.rgb and whole else _shown(pixels)
+            least, most = whole or (start, end)
+            window = {"min": least, "max": most, "start": start, "end": end}
+            channels.append({"label": name, "color": color, "active": True, "window": window})
+        return {"channels": channels, "rdefs": {"model": "color"}}
+
+
+def _image(name: str, scales: list[list[float]], *, physical: bool) -> dict[str, Any]:
+    """Return the OME attributes of an image; `scales` are (y, x) of each level."""
+    unit = {"unit": "micrometer"} if physical else {}
+    return {
+        "version": "0.5",
+        "multiscales": [
+            {
+                "name": name,
+                "axes": [
+                    {"name": "c", "type": "channel"},
+                    {"name": "y", "type": "space", **unit},
+                    {"name": "x", "type": "space", **unit},
+                ],
+                "datasets": [
+                    {
+                        "path": str(index),
+                        "coordinateTransformations": [{"type": "scale", "scale": [1.0, *scale]}],
+                    }
+                    for index, scale in enumerate(scales)
+                ],
+            }
+        ],
+    }
+
+
+def _compressors(name: str) -> Any:
+    """Return Zarr's codecs of a compression; nvCOMP reads numcodecs' LZ4."""
+    if name == "raw":
+        return None
+    if name == "zstd":
+        from zarr.codecs import ZstdCodec
+
+        return ZstdCodec(level=1)
+    from zarr.codecs.numcodecs import LZ4
+
+    return LZ4()
+
+
+def _range(dtype: np.dtype[Any]) -> tuple[int, int] | None:
+    if dtype.kind not in "iu":
+        return None
+    info = np.iinfo(dtype)
+    return int(info.min), int(info.max)
+
+
+def _shown(pixels: NDArray[Any]) -> tuple[float, float]:
+    finite = pixels[np.isfinite(pixels)]
+    if not finite.size:
+        return 0.0, 1.0
+    start, end = (float(value) for value in np.percentile(finite, SHOWN))
+    return start, end if end > start else start + 1

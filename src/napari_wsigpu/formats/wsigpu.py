@@ -1,0 +1,193 @@
+"""TIFF files that this package writes.
+
+Tiled pages are levels, finest first, as generic readers expect them; others are associated images.
+The ImageDescription of the first page is a record in JSON of what the tags can't say:
+
+``wsigpu``
+    Version of the record, 1.
+``vendor``, ``scanner``, ``scan_date``, ``barcode``, ``objective``, ``mpp``
+    As `Slide.metadata` says them of the source; those of the result's own level 0 for the last
+    two. Absent or null where they are unknown, or private and not asked for.
+``background``
+    Value of pixels that the file does not hold.
+``channels``
+    Name and colour of each channel of a slide that is not RGB.
+``downsamples``
+    How many pixels of level 0 one pixel of each level spans.
+``metadata``
+    The source's fields under its vendor's name.
+
+That of an associated image is ``{"wsigpu": 1, "associated": name}``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from napari_wsigpu.formats import tiff
+from napari_wsigpu.formats.fields import LONGEST_TEXT, positive_number
+from napari_wsigpu.formats.layout import AssociatedLayout, Channel, LevelLayout, SlideLayout
+
+if TYPE_CHECKING:
+    from tifffile import TiffFile, TiffPage
+
+VERSION = 1
+START = '{"wsigpu":'
+LONGEST_RECORD = 16 << 20
+DEEPEST = 64
+
+
+def probe(file: TiffFile) -> bool:
+    """Whether this package wrote the file, by how its first description begins."""
+    first = file.pages.first
+    return first.description.startswith(START) and first.is_tiled
+
+
+def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideLayout:
+    """Describe a slide that was converted.
+
+    Parameters
+    ----------
+    file : TiffFile
+        The open file.
+    path : str
+        Its absolute path.
+    file_size, modified_ns : int
+        Its size in bytes and its modification time.
+
+    Raises
+    ------
+    CorruptSlideError, UnsupportedSlideError
+        If the structure is damaged, or can't be shown as a slide.
+    """
+    pages: list[TiffPage] = [page.aspage() for page in file.pages]
+    problems: list[str] = []
+    levels: list[LevelLayout] = []
+    associated: dict[str, AssociatedLayout] = {}
+    for page in pages:
+        if page.is_tiled:
+            levels.append(tiff.page_level(page, path))
+            continue
+        name = read_record(page.description).get("associated")
+        if isinstance(name, str) and name:
+            tiff.add_associated(associated, name[:LONGEST_TEXT], page, path, problems)
+    tiff.check_alike(levels, path)
+    tiff.check_tiles_present(levels, path, file_size)
+    first = pages[0]
+    record = read_record(first.description)
+    if not record:
+        problems.append("The record of the slide can't be read, so that only its pixels are known.")
+    base = levels[0]
+    rgb = tiff.is_rgb(base)
+    metadata = tiff.tiff_metadata(first)
+    metadata.pop("ImageDescription", None)
+    layout = SlideLayout(
+        path=path,
+        file_size=file_size,
+        modified_ns=modified_ns,
+        vendor="wsigpu",
+        levels=tuple(levels),
+        associated=tuple(associated.values()),
+        rgb=rgb,
+        channels=() if rgb else tiff.channel_names(base.channels),
+        background=first.nodata,
+        mpp=tiff.resolution_mpp(first),
+        metadata={"tiff": metadata},
+        icc=tiff.icc_place(first),
+        problems=tuple(problems),
+    )
+    return with_record(layout, record)
+
+
+def read_record(text: str) -> dict[str, Any]:
+    """Read a record; an empty one if it is damaged or too large."""
+    if len(text) > LONGEST_RECORD or _depth(text) > DEEPEST:
+        return {}
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def with_record(layout: SlideLayout, record: Mapping[str, Any]) -> SlideLayout:
+    """Add what a record says to a slide; each of its values is checked, and left out if wrong."""
+    mpp = _numbers(record.get("mpp"))
+    scales = _numbers(record.get("downsamples"))
+    levels = layout.levels
+    if len(scales) == len(levels):
+        levels = tuple(
+            replace(level, reduction=scale) for level, scale in zip(levels, scales, strict=True)
+        )
+    background = record.get("background")
+    sections = record.get("metadata")
+    kept = dict(sections) if isinstance(sections, Mapping) else {}
+    count = layout.levels[0].channels
+    channels = _channels(record.get("channels"))
+    return replace(
+        layout,
+        levels=levels,
+        background=background if _fits(background, levels[0]) else layout.background,
+        mpp=(mpp[0], mpp[1]) if len(mpp) == 2 else layout.mpp,
+        objective=positive_number(record.get("objective")),
+        scanner=_text(record, "scanner") or layout.scanner,
+        scan_date=_text(record, "scan_date"),
+        barcode=_text(record, "barcode"),
+        channels=layout.channels if layout.rgb else tiff.channel_names(count, channels),
+        metadata={
+            "wsigpu": {"vendor": _text(record, "vendor")},
+            **{key: value for key, value in kept.items() if isinstance(value, Mapping)},
+            **layout.metadata,
+        },
+    )
+
+
+def _numbers(values: Any) -> list[float]:
+    """Return positive numbers; none if any is not."""
+    found = [positive_number(value) for value in values] if isinstance(values, list) else []
+    numbers = [value for value in found if value is not None]
+    return numbers if len(numbers) == len(found) else []
+
+
+def _channels(values: Any) -> list[Channel]:
+    items = values if isinstance(values, list) else []
+    found = []
+    for item in items[: tiff.MOST_CHANNELS]:
+        if isinstance(item, Mapping) and (name := _text(item, "name")):
+            found.append(Channel(name, _color(item.get("color"))))
+    return found
+
+
+def _color(value: Any) -> str | None:
+    if not isinstance(value, str) or len(value) != 7 or value[0] != "#":
+        return None
+    return value if all(digit in "0123456789abcdefABCDEF" for digit in value[1:]) else None
+
+
+def _text(record: Mapping[str, Any], key: str) -> str | None:
+    value = record.get(key)
+    return value[:LONGEST_TEXT] if isinstance(value, str) and value else None
+
+
+def _fits(value: Any, level: LevelLayout) -> bool:
+    """Whether a number can be a pixel of a level."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    if level.dtype.kind == "f":
+        return math.isfinite(value) and abs(value) < 1e30
+    bits = 8 * level.dtype.itemsize
+    least, most = (0, 1 << bits) if level.dtype.kind == "u" else (-(1 << bits - 1), 1 << bits - 1)
+    return math.isfinite(value) and least <= value < most
+
+
+def _depth(text: str) -> int:
+    """Return a bound of how deep JSON is nested, as the parser would run out of stack."""
+    depth = deepest = 0
+    for sign in filter("[]{}".__contains__, text):
+        depth += 1 if sign in "[{" else -1
+        deepest = max(deepest, depth)
+    return deepest
