@@ -10,18 +10,19 @@ if TYPE_CHECKING:
 
 
 def checksum(path: Path) -> str:
-    """Return a SHA-256 in hexadecimal digits.
+    r"""Return a SHA-256 in hexadecimal digits.
 
     Of a file it is what ``sha256sum`` prints. Of a folder it is that of the lines which
     ``sha256sum`` prints of its files in the order of their paths::
 
-        find . -type f -printf '%P\\0' | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum
+        find . -type f -printf '%P\0' | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum
     """
     if not path.is_dir():
         return _of_file(path)
     names = {file.relative_to(path).as_posix(): file for file in path.rglob("*") if file.is_file()}
     lines = (
-        f"{_of_file(names[name])}  {name}\n" for name in sorted(names, key=lambda name: name.encode())
+        f"{_of_file(names[name])}  {name}\n"
+        for name in sorted(names, key=lambda name: name.encode())
     )
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 

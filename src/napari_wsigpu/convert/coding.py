@@ -111,7 +111,7 @@ def copied_coding(slide: Slide, level: LevelLayout, options: Options) -> Coding 
         return None
     if compression == JPEG and options.quality is not None:
         return None
-    usual = (
+    usual = (compression in {JPEG, *JPEG2000} or encoding.photometric != YCBCR) and (
         not (level.parts or level.computed or encoding.jpeg_header or encoding.jpeg_scale != 1)
         and encoding.fill_order == 1
         and grid.tile_height % TILE_UNIT == grid.tile_width % TILE_UNIT == 0
@@ -122,7 +122,9 @@ def copied_coding(slide: Slide, level: LevelLayout, options: Options) -> Coding 
     turned = encoding.byte_order == ">" and level.dtype.itemsize > 1
     if compression in BYTE_CODECS and turned and encoding.predictor != FLOATING_POINT:
         return None
-    if options.kind == "ome-tiff" and (grid.planes > 1) != (level.channels > 1 and not slide.layout.rgb):
+    if options.kind == "ome-tiff" and (grid.planes > 1) != (
+        level.channels > 1 and not slide.layout.rgb
+    ):
         return None
     if not _edges_are_whole(slide, level):
         return None
@@ -141,11 +143,12 @@ def encoder(coding: Coding, dtype: np.dtype[Any]) -> Encode:
     if coding.compression == JPEG:
         return partial(_jpeg, coding)
     stored = dtype.newbyteorder("<")
-    compress: Callable[[bytes], bytes] = {
+    codecs: dict[int, Callable[[bytes], Any]] = {
         RAW: bytes,
-        DEFLATE: imagecodecs.zlib_encode,
+        DEFLATE: imagecodecs.deflate_encode,
         ZSTD: imagecodecs.zstd_encode,
-    }[coding.compression]
+    }
+    compress = codecs[coding.compression]
 
     def encode(pixels: NDArray[Any]) -> bytes:
         if coding.predictor == HORIZONTAL:
@@ -227,24 +230,21 @@ def _edges_are_whole(slide: Slide, level: LevelLayout) -> bool:
     Some writers cut them; other readers than ours would not read these in a TIFF. It is asked of
     the last tile of the last row and column that are stored, as a writer cuts all or none.
     """
-    grid = level.grid
-    stored = (grid.byte_counts > 0).all(axis=0)
-    for row, column in ((grid.rows - 1, None), (None, grid.columns - 1)):
-        line = stored[row] if row is not None else stored[:, column]
-        found = np.flatnonzero(line)
-        if not len(found):
-            continue
-        last = int(found[-1])
-        place = (row, last) if row is not None else (last, column)
-        assert place[0] is not None
-        assert place[1] is not None
-        [places] = grid.segments([place[0]], [place[1]])
-        parts = tuple(slide.read_bytes(places))
-        memory = np.empty(level.tile_bytes, np.uint8)
-        try:
-            pixels = decode_tile(EncodedTile(level, place[0], place[1], parts, 0), memory)
-        except (RuntimeError, ValueError):
-            return False
-        if pixels.shape[:2] != (grid.tile_height, grid.tile_width):
+    stored = np.argwhere((level.grid.byte_counts > 0).all(axis=0))
+    for axis in (0, 1):
+        edge = stored[stored[:, axis] == stored[:, axis].max(initial=0)]
+        if len(edge) and not _is_whole(slide, level, *edge[-1].tolist()):
             return False
     return True
+
+
+def _is_whole(slide: Slide, level: LevelLayout, row: int, column: int) -> bool:
+    """Whether a tile can be decoded, and has the full size."""
+    grid = level.grid
+    [places] = grid.segments([row], [column])
+    tile = EncodedTile(level, row, column, tuple(slide.read_bytes(places)), 0)
+    try:
+        pixels = decode_tile(tile, np.empty(level.tile_bytes, np.uint8))
+    except (RuntimeError, ValueError):
+        return False
+    return pixels.shape[:2] == (grid.tile_height, grid.tile_width)

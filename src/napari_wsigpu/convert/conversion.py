@@ -30,6 +30,7 @@ from napari_wsigpu.errors import (
     TargetExistsError,
     TargetWriteError,
 )
+from napari_wsigpu.formats.layout import SlideFile
 from napari_wsigpu.slide import Slide, open_slide
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.convert.options import Compression, Region
     from napari_wsigpu.convert.pixels import Segment
     from napari_wsigpu.convert.plan import Plan
-    from napari_wsigpu.convert.target import Job, Target
+    from napari_wsigpu.convert.target import Target
 
 COMMIT_SECONDS = 1.0
 # How much less room encoded pixels take, at least as far as slides go.
@@ -171,7 +172,9 @@ def convert(
     if threads < 1:
         raise ConversionError(f"workers is {workers!r}; it has to be a whole number from 1 on.")
     with ExitStack() as stack:
-        slide = source if isinstance(source, Slide) else stack.enter_context(open_slide(source, "cpu"))
+        slide = (
+            source if isinstance(source, Slide) else stack.enter_context(open_slide(source, "cpu"))
+        )
         _check_target(slide, path, overwrite=overwrite)
         plan = make_plan(slide, options)
         work = path.with_name(f"{path.name}.part")
@@ -279,7 +282,7 @@ class _Conversion:
 
     def _copy(self, index: int, done: Any, advance: Callable[[int], None]) -> None:
         batches = copied_segments(self._slide, self._plan, index, done)
-        with closing(batches):  # type: ignore[type-var]
+        with closing(batches):
             for batch in batches:
                 self._target.write(batch)
                 tiles = len(batch) // self._plan.levels[index].planes
@@ -300,7 +303,7 @@ class _Conversion:
             try:
                 for group in self._plan.groups:
                     blocks = read_blocks(self._slide, self._plan, group, done)
-                    with closing(blocks):  # type: ignore[type-var]
+                    with closing(blocks):
                         for block in blocks:
                             for job in self._target.jobs(block):
                                 waiting.append(pool.submit(job))
@@ -319,15 +322,11 @@ class _Conversion:
 
 
 def _identity(slide: Slide, options: Options) -> dict[str, Any]:
-    """Say what a journal is about: the source as it is now, and all that decides what is written."""
+    """Say what a journal is about: the source as it is now, and what decides what is written."""
     layout = slide.layout
-    files = layout.files or (layout,)
-    sizes = [
-        [file.path, file.file_size if file is layout else file.size, file.modified_ns]
-        for file in files
-    ]
+    files = layout.files or (SlideFile(layout.path, layout.file_size, layout.modified_ns),)
     return {
-        "source": sizes,
+        "source": [[file.path, file.size, file.modified_ns] for file in files],
         "options": asdict(options),
         "version": version("napari-wsigpu"),
     }
@@ -397,7 +396,5 @@ def _write_error(path: Path, error: OSError) -> SlideError:
             f"There is no room left for '{path}'; free some and convert again, which goes on there."
         )
     if isinstance(error, PermissionError):
-        return TargetWriteError(
-            f"You have no permission to write '{path}'; choose another folder."
-        )
+        return TargetWriteError(f"You have no permission to write '{path}'; choose another folder.")
     return TargetWriteError(f"'{path}' can't be written ({error.strerror or error}); try again.")

@@ -110,8 +110,7 @@ class Journal:
 
     def is_done(self, level: int) -> NDArray[np.bool_]:
         """Return which tiles of a level are whole, by row and column."""
-        done: NDArray[np.bool_] = (self.counts[level] >= 0).all(axis=0)
-        return done
+        return np.logical_and.reduce(self.counts[level] >= 0, axis=0)
 
     @property
     def end(self) -> int:

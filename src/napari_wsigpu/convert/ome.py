@@ -23,12 +23,9 @@ OPAQUE = 0xFF
 def image_metadata(plan: Plan, record: Mapping[str, Any]) -> dict[str, Any]:
     """Return what tifffile shall say of the slide."""
     channels = record["channels"]
-    if plan.rgb:
-        axes = "YXS"
-    else:
-        axes = "CYX" if plan.channels > 1 else "YX"
+    several = "CYX" if plan.channels > 1 else "YX"
     metadata: dict[str, Any] = {
-        "axes": axes,
+        "axes": "YXS" if plan.rgb else several,
         "Name": "slide",
         "CommentAnnotation": {"Namespace": RECORD_NAMESPACE, "Value": json.dumps(record)},
     }
@@ -48,7 +45,8 @@ def image_metadata(plan: Plan, record: Mapping[str, Any]) -> dict[str, Any]:
 def described(xml: str, record: Mapping[str, Any]) -> bytes:
     """Add the microscope and its objective to OME-XML."""
     root = DefusedTree.fromstring(xml)
-    image = root.find(_name("Image"))
+    [image, *_] = root.iter(_name("Image"))
+    [pixels, *_] = image.iter(_name("Pixels"))
     scanner, objective = record.get("scanner"), record.get("objective")
     if scanner or objective:
         instrument = ElementTree.Element(_name("Instrument"), ID="Instrument:0")
@@ -62,14 +60,13 @@ def described(xml: str, record: Mapping[str, Any]) -> bytes:
                 NominalMagnification=f"{objective:g}",
             )
         root.insert(list(root).index(image), instrument)
-        pixels = list(image).index(image.find(_name("Pixels")))
+        place = list(image).index(pixels)
         if objective:
             settings = ElementTree.Element(_name("ObjectiveSettings"), ID="Objective:0:0")
-            image.insert(pixels, settings)
-        image.insert(pixels, ElementTree.Element(_name("InstrumentRef"), ID="Instrument:0"))
-    text: bytes = ElementTree.tostring(
-        root, encoding="utf-8", xml_declaration=True, default_namespace=NAMESPACE
-    )
+            image.insert(place, settings)
+        image.insert(place, ElementTree.Element(_name("InstrumentRef"), ID="Instrument:0"))
+    ElementTree.register_namespace("", NAMESPACE)
+    text: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
     return text
 
 

@@ -13,7 +13,7 @@ from napari_wsigpu.engine.average import area_average
 from napari_wsigpu.errors import TileError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
     from numpy.typing import NDArray
 
@@ -55,7 +55,7 @@ class Segment(NamedTuple):
 
 def copied_segments(
     slide: Slide, plan: Plan, level: int, done: NDArray[np.bool_]
-) -> Iterator[list[Segment]]:
+) -> Generator[list[Segment], None, None]:
     """Yield the encoded tiles of a level that are not done, some at a time.
 
     Raises
@@ -69,9 +69,7 @@ def copied_segments(
         batch = [(row, column) for row, column in tiles[place[0] : place[1]].tolist()]
         offsets, counts = segments_of(plan.levels[level], batch).reshape(2, -1).tolist()
         found = slide.read_bytes(list(zip(offsets, counts, strict=True)))
-        short = [
-            index for index, data in enumerate(found) if len(data) < counts[index]
-        ]
+        short = [index for index, data in enumerate(found) if len(data) < counts[index]]
         if short:
             source = plan.levels[level].source.number
             failures = []
@@ -91,12 +89,13 @@ def copied_segments(
         (start, min(start + COPIED_AT_ONCE, len(tiles)))
         for start in range(0, len(tiles), COPIED_AT_ONCE)
     ]
-    yield from _ahead(read, places)
+    with closing(_ahead(read, places)) as batches:
+        yield from batches
 
 
 def read_blocks(
     slide: Slide, plan: Plan, group: range, done: list[NDArray[np.bool_]]
-) -> Iterator[Block]:
+) -> Generator[Block, None, None]:
     """Yield the blocks of a level, and of those averaged from it, that hold tiles not done.
 
     Four finer blocks come just before the coarser one that is averaged from them, so that no
@@ -129,9 +128,7 @@ class _Walk:
         rows, columns = first.block
         self._side = rows * first.tile_height, columns * first.tile_width
         self._undone = {
-            level: _any_in_blocks(
-                ~done[level] & (not plan.levels[level].copied), (rows, columns)
-            )
+            level: _any_in_blocks(~done[level] & (not plan.levels[level].copied), (rows, columns))
             for level in group
         }
         # A block is needed for its own tiles, or for the coarser one that is averaged from it.
@@ -162,14 +159,16 @@ class _Walk:
         for place in np.ndindex(self._needed[self._group[-1]].shape):
             yield from self._visit(self._group[-1], *place)
 
-    def _visit(self, level: int, row: int, column: int) -> Iterator[Block]:
+    def _visit(
+        self, level: int, row: int, column: int
+    ) -> Generator[Block, None, NDArray[Any] | None]:
         """Yield what is below a block and then itself; return its pixels."""
+        pixels: NDArray[Any] | None = None
         if level == self._group.start:
             if not self._needed[level][row, column]:
                 return None
             pixels = next(self.blocks_read)
         else:
-            pixels = None
             size = self._size(level, row, column)
             for finer in self._finer(level, row, column):
                 part = yield from self._visit(level - 1, *finer)
@@ -218,8 +217,8 @@ def _any_in_blocks(tiles: NDArray[np.bool_], block: tuple[int, int]) -> NDArray[
     return found
 
 
-def _ahead(read: Any, places: list[tuple[int, int]]) -> Iterator[Any]:
-    return read_ahead(
+def _ahead(read: Any, places: list[tuple[int, int]]) -> Generator[Any, None, None]:
+    yield from read_ahead(
         read,
         places,
         batch_size=None,

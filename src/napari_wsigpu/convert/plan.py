@@ -206,15 +206,13 @@ def make_plan(slide: Slide, options: Options) -> Plan:
     chosen = _levels(slide, options)[: options.levels]
     base = slide.layout.levels[0]
     planned: list[PlannedLevel] = []
-    copies = [_copied(slide, options, source, window) for source, window, halved in chosen]
-    for (source, window, halved), copied in zip(chosen, copies, strict=True):
+    for source, window, halved in chosen:
         first = planned[0] if planned else None
-        if copied is not None:
-            grid = source.layout.grid
-            tile, coding = (grid.tile_height, grid.tile_width), copied
+        coding = _copied(slide, options, source, window)
+        if coding is not None:
+            tile = source.layout.grid.tile_height, source.layout.grid.tile_width
         else:
-            last = planned[-1] if halved else None
-            tile = _tile_size(source, options, last)
+            tile = _tile_size(source, options, planned[-1] if halved else None)
             coding = None if options.kind == "ome-zarr" else new_coding(slide.layout, options)
         downsample = 1.0
         if first is not None:
@@ -283,8 +281,9 @@ def _window(slide: Slide, level: PyramidLevel, options: Options) -> Window:
             f"{slide.dimensions[0]} x {slide.dimensions[1]} pixels; give one within it."
         )
     scale = layout.downsample(slide.layout.levels[0])
-    left, top = min(_rounded(x / scale), layout.width - 1), min(
-        _rounded(y / scale), layout.height - 1
+    left, top = (
+        min(_rounded(x / scale), layout.width - 1),
+        min(_rounded(y / scale), layout.height - 1),
     )
     return Window(
         left,
@@ -325,9 +324,7 @@ def _tile_size(
     return sides if fits and not source.layout.parts else (COMPUTED_TILE, COMPUTED_TILE)
 
 
-def _copied(
-    slide: Slide, options: Options, source: PyramidLevel, window: Window
-) -> Coding | None:
+def _copied(slide: Slide, options: Options, source: PyramidLevel, window: Window) -> Coding | None:
     """Return how a level's tiles are encoded if they can be copied."""
     grid = source.layout.grid
     sides = grid.tile_height, grid.tile_width

@@ -47,9 +47,7 @@ def make_record(slide: Slide, plan: Plan, *, private: bool) -> dict[str, Any]:
     scale = plan.levels[0].source.layout.downsample(slide.layout.levels[0])
     objective = metadata.get("objective")
     common = ("vendor", "scanner", "scan_date", "barcode")
-    channels = [
-        {"name": channel.name, "color": channel.color} for channel in slide.channels
-    ]
+    channels = [{"name": channel.name, "color": channel.color} for channel in slide.channels]
     sections = {
         key: value
         for key, value in metadata.items()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.convert.target import Job
 
 RAW_ALIGNMENT = 4096
-TILE_OFFSETS, TILE_BYTE_COUNTS, DESCRIPTION, NO_DATA = 324, 325, 270, 42113
+COMPRESSION, DESCRIPTION, TILE_OFFSETS, TILE_BYTE_COUNTS, NO_DATA = 259, 270, 324, 325, 42113
 REDUCED = 1
 STRIP_BYTES = 1 << 18
 CENTIMETRE = 10_000.0
@@ -91,6 +91,10 @@ class TiffTarget:
                 self._write_level(file, index, level)
             for picture in self._pictures:
                 self._write_picture(file, picture)
+        with tifffile.TiffFile(self._path, mode="r+") as file:
+            for level, pages in zip(levels, self._pages(file), strict=True):
+                for page in pages:
+                    page.tags[COMPRESSION].overwrite(_coding(level).compression)
         self._open()
         self._end = os.fstat(self._handle).st_size
 
@@ -133,7 +137,7 @@ class TiffTarget:
     def finish(self) -> None:
         """Write where tiles lie, and what OME-XML says beyond tifffile's."""
         os.ftruncate(self._handle, self._end)
-        with tifffile.TiffFile(self._path, mode="r+b") as file:
+        with tifffile.TiffFile(self._path, mode="r+") as file:
             if self._ome:
                 xml = described(file.pages.first.description, self._record)
                 file.pages.first.tags[DESCRIPTION].overwrite(xml)
@@ -153,9 +157,7 @@ class TiffTarget:
             os.close(self._handle)
             self._handle = -1
 
-    def _encoded(
-        self, index: int, row: int, column: int, pixels: NDArray[Any]
-    ) -> list[Segment]:
+    def _encoded(self, index: int, row: int, column: int, pixels: NDArray[Any]) -> list[Segment]:
         """Encode a tile."""
         level = self._plan.levels[index]
         missing = level.tile_height - pixels.shape[0], level.tile_width - pixels.shape[1]
@@ -228,7 +230,8 @@ class TiffTarget:
             dtype=self._plan.dtype,
             tile=(level.tile_height, level.tile_width),
             photometric=coding.photometric,
-            compression=coding.compression,
+            # Of a raw image of one tile tifffile wants the pixels now.
+            compression=DEFLATE if coding.compression == RAW else coding.compression,
             predictor=coding.predictor,
             subfiletype=0 if first else REDUCED,
             software="napari-wsigpu",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -130,7 +129,7 @@ class ZarrTarget:
             self._journal.note(level, plane, row, column, 0, 0)
 
     def secure(self) -> None:
-        """Leave that to the file system; `finish` waits for it."""
+        """Leave that to the file system: chunks are too many files to wait for each."""
 
     def finish(self) -> None:
         """Write what OME-Zarr says of the image."""
@@ -140,12 +139,11 @@ class ZarrTarget:
             for level in plan.levels
         ]
         attributes = {
-            "ome": _image("slide", scales, physical=plan.mpp is not None) | {"omero": self._omero()},
+            "ome": _image("slide", scales, physical=plan.mpp is not None)
+            | {"omero": self._omero()},
             "wsigpu": dict(self._record),
         }
         self._zarr.open_group(self._path, mode="r+").update_attributes(attributes)
-        if hasattr(os, "sync"):
-            os.sync()
 
     def close(self) -> None:
         """Hold no handles."""

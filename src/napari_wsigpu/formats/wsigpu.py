@@ -26,7 +26,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from napari_wsigpu.formats import tiff
 from napari_wsigpu.formats.fields import LONGEST_TEXT, positive_number
@@ -155,11 +155,11 @@ def _numbers(values: Any) -> list[float]:
 
 def _channels(values: Any) -> list[Channel]:
     items = values if isinstance(values, list) else []
-    found = []
-    for item in items[: tiff.MOST_CHANNELS]:
-        if isinstance(item, Mapping) and (name := _text(item, "name")):
-            found.append(Channel(name, _color(item.get("color"))))
-    return found
+    return [
+        Channel(name, _color(item.get("color")))
+        for item in items[: tiff.MOST_CHANNELS]
+        if isinstance(item, Mapping) and (name := _text(item, "name"))
+    ]
 
 
 def _color(value: Any) -> str | None:
@@ -173,7 +173,7 @@ def _text(record: Mapping[str, Any], key: str) -> str | None:
     return value[:LONGEST_TEXT] if isinstance(value, str) and value else None
 
 
-def _fits(value: Any, level: LevelLayout) -> bool:
+def _fits(value: Any, level: LevelLayout) -> TypeGuard[float]:
     """Whether a number can be a pixel of a level."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
