@@ -239,9 +239,9 @@ class _Conversion:
         else:
             _remove(data)
             self._target.create()
-            journal.begin()
         self.copied = self.encoded = 0
-        self._blank = [plan.blank_tiles(index) for index in range(len(plan.levels))]
+        for index in range(len(plan.levels)):
+            journal.leave_out(index, plan.blank_tiles(index))
         self._committed = time.monotonic()
 
     def run(
@@ -251,7 +251,7 @@ class _Conversion:
         cancelled: threading.Event | None,
     ) -> None:
         """Write all tiles that are missing, and make the result whole."""
-        done = [self._journal.is_done(index) | blank for index, blank in enumerate(self._blank)]
+        done = [self._journal.is_done(index) for index in range(len(self._plan.levels))]
         total = sum(level.tiles for level in self._plan.levels)
         self._count = sum(int(tiles.sum()) for tiles in done)
 
@@ -259,10 +259,10 @@ class _Conversion:
             if cancelled is not None and cancelled.is_set():
                 raise ConversionCancelledError("The conversion was cancelled.")
             self._count += tiles
-            if progress is not None:
-                progress(self._count, total)
             if time.monotonic() - self._committed > COMMIT_SECONDS:
                 self._commit()
+            if progress is not None:
+                progress(self._count, total)
 
         advance()
         try:
@@ -270,10 +270,9 @@ class _Conversion:
                 if level.copied:
                     self._copy(index, done[index], advance)
             self._encode(done, threads, advance)
-        finally:
+        except BaseException:
             self._commit()
-        for counts, blank in zip(self._journal.counts, self._blank, strict=True):
-            counts[:, blank] = 0
+            raise
         self._target.finish()
 
     def close(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +75,7 @@ class Journal:
             old, end, records = self._file.readline(), self._file.tell(), self._file.read()
             head = json.dumps(identity, sort_keys=True).encode() + b"\n"
             self.found = old == head
+            self._head = b"" if self.found else head
             if self.found:
                 whole = len(records) // RECORD.itemsize * RECORD.itemsize
                 self._load(np.frombuffer(records[:whole], RECORD))
@@ -83,18 +83,9 @@ class Journal:
             else:
                 self.changed = _difference(old, identity) if old else None
                 self._file.truncate(0)
-                self._head: bytes | None = head
         except BaseException:
             self._file.close()
             raise
-
-    def begin(self) -> None:
-        """Write down the identity, once what the records are about is there."""
-        if not self.found:
-            assert self._head is not None
-            self._file.write(self._head)
-            self._file.flush()
-            os.fsync(self._file.fileno())
 
     def note(self, level: int, plane: int, row: int, column: int, offset: int, count: int) -> None:
         """Remember that a tile is written; `commit` keeps it for good."""
@@ -102,15 +93,21 @@ class Journal:
         self.counts[level][plane, row, column] = count
         self._pending.append((level, plane, row, column, offset, count))
 
+    def leave_out(self, level: int, tiles: NDArray[np.bool_]) -> None:
+        """Count tiles as written that shall not be, by row and column."""
+        self.offsets[level][:, tiles] = 0
+        self.counts[level][:, tiles] = 0
+
     def commit(self) -> None:
         """Keep what was noted. The data have to be safe by then."""
-        self._file.write(np.array(self._pending, RECORD).tobytes())
+        self._file.write(self._head + np.array(self._pending, RECORD).tobytes())
         self._file.flush()
-        self._pending = []
+        self._head, self._pending = b"", []
 
     def is_done(self, level: int) -> NDArray[np.bool_]:
         """Return which tiles of a level are whole, by row and column."""
-        return np.logical_and.reduce(self.counts[level] >= 0, axis=0)
+        done: NDArray[np.bool_] = np.logical_and.reduce(self.counts[level] >= 0, axis=0)
+        return done
 
     @property
     def end(self) -> int:

@@ -15,6 +15,7 @@ from napari_wsigpu.engine.canvas import touches
 from napari_wsigpu.engine.span import Span
 from napari_wsigpu.errors import ConversionError, LevelError
 from napari_wsigpu.formats.layout import COMPUTED_TILE
+from napari_wsigpu.formats.tiff import is_rgb
 from napari_wsigpu.slide import LARGEST_OVERVIEW
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 SMALLEST_TILE = 64
 BLOCK_SIDE = 2048
+RAW_UNIT = 4096
 
 
 class Window(NamedTuple):
@@ -321,6 +323,11 @@ def _tile_size(
     grid = source.layout.grid
     sides = grid.tile_height, grid.tile_width
     fits = all(SMALLEST_TILE <= side <= LARGEST_TILE and not side % TILE_UNIT for side in sides)
+    if options.compression == "raw" and options.kind != "ome-zarr":
+        # libtiff reads no others as RGB (1024), GPUDirect Storage best these.
+        layout = source.layout
+        pixel = (layout.channels if is_rgb(layout) else 1) * layout.dtype.itemsize
+        fits = fits and sides[0] * sides[1] * pixel % RAW_UNIT == 0
     return sides if fits and not source.layout.parts else (COMPUTED_TILE, COMPUTED_TILE)
 
 

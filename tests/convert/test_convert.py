@@ -1,0 +1,511 @@
+"""What `convert` writes, as tifffile, zarr, OpenSlide and this package read it."""
+
+import hashlib
+import subprocess
+import threading
+
+import numpy as np
+import openslide
+import pytest
+import tifffile
+
+from napari_wsigpu import convert, errors, open_slide
+from tests import oracles, slides
+from tests.conftest import SHARED_SLIDES
+
+KINDS = [
+    ("out.tif", "raw"),
+    ("out.tif", "deflate"),
+    ("out.tif", None),
+    ("out.ome.tif", "zstd"),
+    ("out.zarr", "raw"),
+    ("out.zarr", "lz4"),
+]
+BARE = {"thumbnail": False, "associated": ()}
+LZ4_IS_NEW = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not:UserWarning")
+
+
+def aperio(path, height=300, width=500, **options):
+    slides.write_aperio(path, slides.picture(height, width), (4,), tile=(64, 64), **options)
+    return path
+
+
+def planar(path, **options):
+    pixels = np.moveaxis(slides.picture(150, 200), -1, 0)
+    options = {"tile": (32, 32)} | options
+    slides.write_pyramid(path, pixels, (), photometric="rgb", planarconfig="separate", **options)
+    return path
+
+
+def channels(path, dtype):
+    pixels = np.moveaxis(slides.picture(150, 200, 4, dtype), -1, 0)
+    names = {"axes": "CYX", "Channel": {"Name": ["a", "b", "c", "d"]}, "PhysicalSizeX": 0.5,
+             "PhysicalSizeY": 0.25}  # fmt: skip
+    slides.write_pyramid(path, pixels, subifds=True, metadata=names, photometric="minisblack")
+    return path
+
+
+def gray(path, dtype, byteorder=">"):
+    pixels = slides.picture(150, 200, 1, dtype)[..., 0]
+    slides.write_pyramid(path, pixels, (2,), metadata={"axes": "YX"}, byteorder=byteorder)
+    return path
+
+
+SOURCES = {
+    "jpeg": lambda folder: aperio(folder / "s.svs"),
+    "sparse": lambda folder: aperio(folder / "s.svs", missing=((0, 1, 8, 9, 39), (0,))),
+    "planar": lambda folder: planar(folder / "s.tif"),
+    "strips": lambda folder: planar(folder / "s.tif", tile=None, rowsperstrip=7),
+    "rgba": lambda folder: (
+        tifffile.imwrite(
+            folder / "s.tif", slides.picture(150, 200, 4), photometric="rgb", tile=(64, 64)
+        )
+        or folder / "s.tif"
+    ),
+    **{
+        dtype: lambda folder, dtype=dtype: channels(folder / "s.ome.tif", dtype)
+        for dtype in ("uint16", "float32")
+    },
+    **{
+        f"gray-{dtype}": lambda folder, dtype=dtype: gray(folder / "s.ome.tif", dtype)
+        for dtype in ("uint8", "int16", "uint32", "float64")
+    },
+}
+
+
+def pyramid_of(path):
+    """All levels of a slide's pyramid, stored or computed."""
+    with open_slide(path, "cpu") as slide:
+        return [slide.level_array(level.number)[...] for level in slide.pyramid]
+
+
+def zarr_levels(path):
+    zarr = pytest.importorskip("zarr")
+    group = zarr.open_group(path, mode="r")
+    [image] = group.attrs["ome"]["multiscales"]
+    return [np.moveaxis(group[item["path"]][...], 0, -1) for item in image["datasets"]]
+
+
+def tifffile_levels(path):
+    levels = []
+    with tifffile.TiffFile(path) as file:
+        pages = [page.aspage() for page in file.pages]
+        series = [[page] for page in pages if page.is_tiled]
+        if file.is_ome:
+            series = [level.pages for level in file.series[0].levels]
+        for level in series:
+            planes = [page.aspage().asarray() for page in level]
+            first = level[0].aspage()
+            if len(planes) > 1:
+                levels.append(np.stack(planes, axis=-1))
+            elif first.planarconfig == 2 and first.samplesperpixel > 1:
+                levels.append(np.moveaxis(planes[0], 0, -1))
+            else:
+                levels.append(planes[0].reshape(*planes[0].shape[:2], -1))
+    return levels
+
+
+def assert_equal_levels(found, expected):
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)
+
+
+@LZ4_IS_NEW
+@pytest.mark.parametrize(("name", "compression"), KINDS)
+@pytest.mark.parametrize("kind", SOURCES)
+def test_pixels_survive(tmp_path, kind, name, compression):
+    source = SOURCES[kind](tmp_path)
+    target = tmp_path / name
+    convert(source, target, compression=compression)
+    expected = pyramid_of(source)
+    if name.endswith(".zarr"):
+        assert_equal_levels(zarr_levels(target), expected)
+    else:
+        assert_equal_levels(tifffile_levels(target), expected)
+        with open_slide(target, "cpu") as slide:
+            assert_equal_levels([level[...] for level in slide.levels], expected)
+            assert slide.layout.problems == ()
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([source.name, name])
+
+
+@pytest.mark.parametrize("compression", ["raw", "deflate", "zstd", "jpeg", None])
+def test_openslide_reads_the_same(tmp_path, compression):
+    source, target = aperio(tmp_path / "s.svs", 1200, 1500, **BARE), tmp_path / "out.tif"
+    convert(source, target, compression=compression)
+    with open_slide(target, "cpu") as slide, openslide.OpenSlide(target) as other:
+        assert other.properties["openslide.vendor"] == "generic-tiff"
+        assert slide.level_dimensions == other.level_dimensions
+        assert slide.level_downsamples == pytest.approx(other.level_downsamples)
+        assert slide.mpp == pytest.approx(
+            [float(other.properties[f"openslide.mpp-{axis}"]) for axis in "xy"]
+        )
+        for index, level in enumerate(slide.levels):
+            np.testing.assert_array_equal(level[...], oracles.openslide_level(target, index))
+
+
+def test_openslide_is_not_confused_by_associated_images(tmp_path):
+    source, target = aperio(tmp_path / "s.svs"), tmp_path / "out.tif"
+    convert(source, target, private=True)
+    with open_slide(source, "cpu") as slide, openslide.OpenSlide(target) as other:
+        assert other.level_dimensions == tuple(
+            (level.layout.width, level.layout.height) for level in slide.pyramid
+        )
+
+
+def test_jpeg_tiles_are_copied(tmp_path):
+    source, target = aperio(tmp_path / "s.svs", 700, 1100, **BARE), tmp_path / "out.tif"
+    done = convert(source, target)
+    assert (done.tiles_copied, done.tiles_encoded) == (11 * 18 + 3 * 5, 6 * 9)
+    with tifffile.TiffFile(source) as one, tifffile.TiffFile(target) as other:
+        pages = {page.shape: page.aspage() for page in other.pages}
+        for page in one.pages:
+            copy = pages[page.shape]
+            assert copy.photometric == page.photometric
+            assert copy.jpegtables == page.jpegtables
+            for places in zip(
+                page.dataoffsets, page.databytecounts, copy.dataoffsets, copy.databytecounts,
+                strict=True,
+            ):  # fmt: skip
+                tiles = []
+                for file, offset, count in ((one, *places[:2]), (other, *places[2:])):
+                    file.filehandle.seek(offset)
+                    tiles.append(file.filehandle.read(count))
+                assert tiles[0] == tiles[1]
+
+
+@pytest.mark.parametrize("compression", ["deflate", "zstd", "lzw", "lzma", "packbits", 34712])
+@pytest.mark.parametrize("name", ["out.tif", "out.ome.tif"])
+def test_other_tiles_are_copied(tmp_path, compression, name):
+    source, target = tmp_path / "s.tif", tmp_path / name
+    predictor = compression in ("deflate", "zstd", "lzw")
+    [pixels] = slides.write_pyramid(
+        source, slides.picture(100, 200), (), compression=compression, predictor=predictor,
+        photometric="rgb",
+    )  # fmt: skip
+    done = convert(source, target)
+    assert (done.tiles_copied, done.tiles_encoded) == (8, 0)
+    assert_equal_levels(tifffile_levels(target), [pixels])
+
+
+def test_chroma_subsampling_is_said(tmp_path):
+    source, target = tmp_path / "s.tif", tmp_path / "out.tif"
+    tifffile.imwrite(
+        source, slides.picture(128, 128), tile=(64, 64), compression="jpeg", subsampling=(2, 1),
+        photometric="rgb",
+    )  # fmt: skip
+    assert convert(source, target).tiles_copied == 4
+    with tifffile.TiffFile(target) as file:
+        assert file.pages[0].subsampling == (2, 1)
+    np.testing.assert_array_equal(oracles.tifffile_page(target), oracles.tifffile_page(source))
+
+
+def test_a_quality_that_is_given_counts(tmp_path):
+    source = aperio(tmp_path / "s.svs", **BARE)
+    sizes = []
+    for quality in (30, 95):
+        target = tmp_path / f"{quality}.tif"
+        done = convert(source, target, compression="jpeg", quality=quality)
+        assert done.tiles_copied == 0
+        sizes.append(target.stat().st_size)
+    assert sizes[0] < sizes[1] / 2
+    found, expected = pyramid_of(target), pyramid_of(source)
+    assert np.abs(found[0].astype(float) - expected[0]).mean() < 8
+
+
+def test_sparse_tiles_stay_sparse(tmp_path):
+    source = aperio(tmp_path / "s.svs", missing=((0, 1, 8, 9, 39), (0,)), **BARE)
+    convert(source, tmp_path / "out.tif")
+    with tifffile.TiffFile(tmp_path / "out.tif") as file:
+        counts = np.array(file.pages[0].databytecounts)
+    assert np.flatnonzero(counts == 0).tolist() == [0, 1, 8, 9, 39]
+
+
+def test_averages_of_missing_tiles_are_missing(tmp_path):
+    missing = [index for index in range(20 * 20) if index // 20 < 4 or index % 20 < 3]
+    pixels = slides.picture(1280, 1280)
+    slides.write_aperio(tmp_path / "s.svs", pixels, (), tile=(64, 64), missing=[missing], **BARE)
+    convert(tmp_path / "s.svs", tmp_path / "out.tif")
+    with tifffile.TiffFile(tmp_path / "out.tif") as file:
+        counts = np.reshape(file.pages[1].databytecounts, (10, 10))
+        shown = file.pages[1].asarray()
+    assert not counts[:2].any()
+    assert not counts[:, 0].any()
+    assert counts[2:, 1:].all()
+    assert (shown[:128] == 255).all()  # as the tag GDAL_NODATA says
+    np.testing.assert_array_equal(shown, pyramid_of(tmp_path / "s.svs")[1])
+
+
+def test_raw_tiles_are_aligned(tmp_path):
+    convert(aperio(tmp_path / "s.svs"), tmp_path / "out.tif", compression="raw")
+    with tifffile.TiffFile(tmp_path / "out.tif") as file:
+        offsets = np.concatenate([page.dataoffsets for page in file.pages if page.is_tiled])
+    assert (offsets % 4096 == 0).all()
+
+
+REGIONS = [(0, 0, 500, 300), (64, 128, 128, 64), (8, 16, 203, 101), (128, 64, 372, 236)]
+
+
+@pytest.mark.parametrize("region", REGIONS)
+@pytest.mark.parametrize("name", ["out.tif", "out.zarr"])
+def test_a_region(tmp_path, region, name):
+    source, target = aperio(tmp_path / "s.svs", **BARE), tmp_path / name
+    done = convert(source, target, region=region)
+    x, y, width, height = region
+    expected = pyramid_of(source)[0][y : y + height, x : x + width]
+    found = zarr_levels(target) if name == "out.zarr" else tifffile_levels(target)
+    np.testing.assert_array_equal(found[0], expected)
+    aligned = region != (8, 16, 203, 101)
+    assert (done.tiles_copied > 0) == (aligned and name == "out.tif")
+
+
+@pytest.mark.parametrize("x", [0, 4, 2])
+def test_coarser_levels_of_a_region(tmp_path, x):
+    """They are the slide's own where that is possible, and averages where it is not."""
+    source, target = tmp_path / "s.svs", tmp_path / "out.tif"
+    levels = slides.write_aperio(source, slides.picture(3000, 2400), (4,), tile=(240, 240), **BARE)
+    convert(source, target, region=(x, 0, 2000, 3000), compression="raw")
+    found = tifffile_levels(target)
+    assert [level.shape[:2] for level in found] == [(3000, 2000), (1500, 1000), (750, 500)]
+    with open_slide(source, "cpu") as slide:
+        stored = slide.levels[1][:750, x // 4 : x // 4 + 500]
+    assert levels[1].shape == (750, 600, 3)
+    assert np.array_equal(found[2], stored) == (x % 4 == 0)
+    if x % 4:
+        np.testing.assert_array_equal(found[2], slides.average(found[1], 2))
+    np.testing.assert_array_equal(found[1], slides.average(found[0], 2))
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_a_level_becomes_the_first(tmp_path, level):
+    source, target = aperio(tmp_path / "s.svs", 3000, 2400, **BARE), tmp_path / "out.tif"
+    with open_slide(source, "cpu") as slide:
+        numbers = [item.number for item in slide.pyramid]
+        mpp = slide.mpp[0] * slide.pyramid[numbers.index(level)].layout.downsample(
+            slide.layout.levels[0]
+        )
+    convert(source, target, level=level)
+    expected = pyramid_of(source)[numbers.index(level) :]
+    assert_equal_levels(tifffile_levels(target), expected)
+    with open_slide(target, "cpu") as slide:
+        assert slide.mpp[0] == pytest.approx(mpp)
+
+
+def test_tile_size_and_levels(tmp_path):
+    source = aperio(tmp_path / "s.svs", 3000, 2400)
+    convert(source, tmp_path / "out.tif", tile_size=128, levels=2)
+    with open_slide(tmp_path / "out.tif", "cpu") as slide:
+        assert slide.level_count == 2
+        assert {level.layout.grid.tile_width for level in slide.levels} == {128}
+    assert_equal_levels(pyramid_of(tmp_path / "out.tif")[:2], pyramid_of(source)[:2])
+
+
+def test_shards(tmp_path):
+    source, target = aperio(tmp_path / "s.svs", 700, 900, **BARE), tmp_path / "out.zarr"
+    convert(source, target, shard=4)
+    assert_equal_levels(zarr_levels(target), pyramid_of(source))
+    assert len([path for path in (target / "0" / "c").rglob("*") if path.is_file()]) == 3 * 4
+
+
+def test_an_open_slide_stays_open(tmp_path):
+    with open_slide(aperio(tmp_path / "s.svs"), "cpu") as slide:
+        convert(slide, tmp_path / "out.tif")
+        assert slide.levels[0][:8, :8].shape == (8, 8, 3)
+
+
+def test_progress_counts_all_tiles(tmp_path):
+    seen = []
+    done = convert(
+        aperio(tmp_path / "s.svs"),
+        tmp_path / "out.tif",
+        progress=lambda count, total: seen.append((count, total)),
+    )
+    total = done.tiles_copied + done.tiles_encoded
+    assert seen[0] == (0, total)
+    assert seen[-1] == (total, total)
+    assert seen == sorted(seen)
+
+
+def test_the_checksum_of_a_file_is_sha256sums(tmp_path):
+    done = convert(aperio(tmp_path / "s.svs"), tmp_path / "out.tif")
+    assert done.checksum == hashlib.sha256((tmp_path / "out.tif").read_bytes()).hexdigest()
+
+
+def test_the_checksum_of_a_folder_is_of_sha256sums_lines(tmp_path):
+    pytest.importorskip("zarr")
+    done = convert(aperio(tmp_path / "s.svs"), tmp_path / "out.zarr")
+    command = "find . -type f -printf '%P\\0' | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum"
+    found = subprocess.run(
+        command, shell=True, cwd=tmp_path / "out.zarr", capture_output=True, check=False
+    )
+    if found.returncode:
+        pytest.skip("the shell has no sha256sum")
+    assert found.stdout.split()[0].decode() == done.checksum
+
+
+def test_the_result_is_the_same_each_time(tmp_path):
+    source = aperio(tmp_path / "s.svs", 700, 900)
+    sums = {
+        convert(source, tmp_path / "out.tif", overwrite=True, workers=workers).checksum
+        for workers in (1, 4)
+    }
+    assert len(sums) == 1
+
+
+@pytest.mark.parametrize("name", ["out.tif", "out.zarr"])
+def test_overwriting(tmp_path, name):
+    source, target = aperio(tmp_path / "s.svs"), tmp_path / name
+    first = convert(source, target, tile_size=32)
+    with pytest.raises(errors.TargetExistsError, match="exists already"):
+        convert(source, target)
+    second = convert(source, target, overwrite=True, tile_size=64)
+    assert first.checksum != second.checksum
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "s.svs"])
+
+
+REFUSALS = {
+    "name": ("out.png", {}, "end it in"),
+    "jpeg": ("out.zarr", {"compression": "jpeg"}, "OME-Zarr is not written"),
+    "lz4": ("out.tif", {"compression": "lz4"}, "use raw, jpeg, deflate or zstd"),
+    "tile": ("out.tif", {"tile_size": 100}, "multiple of 16"),
+    "huge tile": ("out.tif", {"tile_size": 1 << 20}, "from 16 to 4096"),
+    "quality": ("out.tif", {"quality": 0}, "from 1 to 100"),
+    "levels": ("out.tif", {"levels": 0}, "from 1 to"),
+    "text": ("out.tif", {"tile_size": "256"}, "whole number"),
+    "region": ("out.tif", {"region": (0, 0, 501, 10)}, "beyond the slide of 500 x 300"),
+    "negative": ("out.tif", {"region": (-1, 0, 5, 10)}, "beyond the slide"),
+    "empty": ("out.tif", {"region": (0, 0, 0, 10)}, "holds nothing"),
+    "region's length": ("out.tif", {"region": (0, 0, 10)}, "four whole numbers"),
+    "workers": ("out.tif", {"workers": 0}, "from 1 on"),
+    "shard": ("out.tif", {"shard": 2}, "OME-Zarr"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_what_can_not_be_is_refused(tmp_path, case):
+    name, options, words = REFUSALS[case]
+    source = aperio(tmp_path / "s.svs")
+    with pytest.raises(errors.ConversionError, match=words):
+        convert(source, tmp_path / name, **options)
+    assert [path.name for path in tmp_path.iterdir()] == ["s.svs"]
+
+
+def test_a_level_that_is_not_there(tmp_path):
+    with pytest.raises(errors.LevelError, match="no level 7"):
+        convert(aperio(tmp_path / "s.svs"), tmp_path / "out.tif", level=7)
+
+
+def test_jpeg_of_16_bit(tmp_path):
+    with pytest.raises(errors.ConversionError, match="use deflate, zstd or raw"):
+        convert(gray(tmp_path / "s.ome.tif", "uint16"), tmp_path / "out.tif", compression="jpeg")
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_the_source_is_not_overwritten(tmp_path, link):
+    source = aperio(tmp_path / "s.tif")
+    target = tmp_path / "link.tif" if link else source
+    if link:
+        target.symlink_to(source)
+    before = source.read_bytes()
+    with pytest.raises(errors.ConversionError, match="is the slide itself"):
+        convert(source, target, overwrite=True)
+    assert source.read_bytes() == before
+
+
+def test_no_folder(tmp_path):
+    with pytest.raises(errors.TargetWriteError, match="There is no folder"):
+        convert(aperio(tmp_path / "s.svs"), tmp_path / "no" / "out.tif")
+
+
+def test_no_room(tmp_path, monkeypatch):
+    from collections import namedtuple
+
+    usage = namedtuple("usage", "free")
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage(1000))
+    with pytest.raises(errors.TargetWriteError, match="GB left, but about"):
+        convert(aperio(tmp_path / "s.svs"), tmp_path / "out.tif")
+    assert not (tmp_path / "out.tif").exists()
+
+
+def test_the_disk_is_full_in_the_middle(tmp_path, monkeypatch):
+    import errno
+    import os
+
+    write, calls = os.write, []
+
+    def full(handle, data):
+        calls.append(len(data))
+        if len(calls) > 10:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(handle, data)
+
+    source = aperio(tmp_path / "s.svs")
+    with monkeypatch.context() as patch:
+        patch.setattr("os.write", full)
+        with pytest.raises(errors.TargetWriteError, match="no room left"):
+            convert(source, tmp_path / "out.tif")
+    assert not (tmp_path / "out.tif").exists()
+    done = convert(source, tmp_path / "out.tif")
+    assert done.tiles_found == 10
+    assert_equal_levels(tifffile_levels(tmp_path / "out.tif"), pyramid_of(source))
+
+
+@pytest.mark.parametrize("compression", [None, "raw"])
+def test_a_damaged_tile_is_named(tmp_path, compression):
+    source = aperio(tmp_path / "s.svs", **BARE)
+    with tifffile.TiffFile(source) as file:
+        page = file.pages[0]
+        offset = page.dataoffsets[11]
+    data = bytearray(source.read_bytes())
+    if compression is None:
+        source.write_bytes(data[: offset + 10])
+    else:
+        data[offset : offset + 500] = bytes(500)
+        source.write_bytes(data)
+    try:
+        slide = open_slide(source, "cpu")
+    except errors.SlideError:
+        pytest.skip("the cut file can't be opened at all")
+    with slide, pytest.raises(errors.TileError, match="level 0, row"):
+        convert(slide, tmp_path / "out.tif", compression=compression)
+    assert not (tmp_path / "out.tif").exists()
+
+
+def test_cancelling_leaves_nothing(tmp_path, leaves_nothing):
+    cancelled = threading.Event()
+
+    def progress(done, total):
+        if done > 3:
+            cancelled.set()
+
+    with pytest.raises(errors.ConversionCancelledError):
+        convert(
+            aperio(tmp_path / "s.svs"),
+            tmp_path / "out.tif",
+            compression="raw",
+            progress=progress,
+            cancelled=cancelled,
+        )
+    assert [path.name for path in tmp_path.iterdir()] == ["s.svs"]
+
+
+def test_nothing_is_left_open(tmp_path, leaves_nothing):
+    convert(aperio(tmp_path / "s.svs"), tmp_path / "out.tif", compression="deflate")
+
+
+SHARED = sorted(
+    path.relative_to(SHARED_SLIDES).as_posix()
+    for path in SHARED_SLIDES.glob("*.*")
+    if path.suffix != ".md"
+)
+
+
+@pytest.mark.skipif(not SHARED, reason=f"no slides in {SHARED_SLIDES}")
+@pytest.mark.parametrize("name", SHARED)
+@pytest.mark.parametrize("target", ["out.tif", "out.zarr"])
+def test_real_slides_survive(tmp_path, name, target):
+    source = SHARED_SLIDES / name
+    convert(source, tmp_path / target, compression="raw")
+    read = zarr_levels if target == "out.zarr" else pyramid_of
+    assert_equal_levels(read(tmp_path / target), pyramid_of(source))

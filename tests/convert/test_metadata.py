@@ -1,0 +1,161 @@
+"""What travels beside the pixels, and what stays behind."""
+
+import json
+
+import numpy as np
+import pytest
+import tifffile
+
+from napari_wsigpu import convert, open_slide
+from napari_wsigpu.formats.layout import Channel
+from tests import slides
+from tests.conftest import shared_slide
+
+FIELDS = (
+    "AppMag = 20", "MPP = 0.4990", "Date = 12/29/09", "Time = 09:59:15", "Barcode = S21-10045",
+    "User = jdoe", "ScanScope ID = SS1302", "Focus Offset = 0.5", "Filename = S21-10045",
+)  # fmt: skip
+PRIVATE = ("S21-10045", "jdoe", "2009", "12/29/09")
+
+
+@pytest.fixture
+def source(tmp_path):
+    slides.write_aperio(
+        tmp_path / "s.svs", slides.picture(300, 300), (), tile=(64, 64), fields=FIELDS
+    )
+    return tmp_path / "s.svs"
+
+
+def all_bytes(path):
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    return b"".join(file.read_bytes() for file in files)
+
+
+@pytest.mark.parametrize("name", ["out.tif", "out.ome.tif", "out.zarr"])
+@pytest.mark.parametrize("private", [False, True])
+def test_private_fields_travel_only_if_asked(tmp_path, source, name, private):
+    convert(source, tmp_path / name, private=private, compression="raw")
+    data = all_bytes(tmp_path / name)
+    for text in PRIVATE[:2]:
+        assert (text.encode() in data) == private
+    if not private:
+        assert not any(text.encode() in data for text in PRIVATE)
+
+
+@pytest.mark.parametrize("name", ["out.tif", "out.ome.tif"])
+@pytest.mark.parametrize("private", [False, True])
+def test_a_tiff_is_found_again(tmp_path, source, name, private):
+    convert(source, tmp_path / name, private=private)
+    with open_slide(source, "cpu") as slide, open_slide(tmp_path / name, "cpu") as found:
+        assert found.mpp == pytest.approx(slide.mpp, rel=1e-12)
+        assert found.objective == slide.objective
+        assert found.metadata["scan_date"] == (slide.metadata["scan_date"] if private else None)
+        expected = dict(slide.associated_images)
+        if not private:
+            assert set(expected) == {"thumbnail", "label", "macro"}
+            del expected["label"], expected["macro"]
+        assert set(found.associated_images) == set(expected)
+        for key, image in expected.items():
+            np.testing.assert_array_equal(found.associated_images[key].read(), image.read())
+        assert found.layout.problems == ()
+        if name == "out.tif":
+            assert found.vendor == "wsigpu"
+            assert found.metadata["wsigpu"] == {"vendor": "aperio"}
+            assert found.metadata["aperio"]["Focus Offset"] == "0.5"
+            assert ("User" in found.metadata["aperio"]) == private
+            assert found.metadata["barcode"] == ("S21-10045" if private else None)
+
+
+def test_a_zarr_says_it_too(tmp_path, source):
+    zarr = pytest.importorskip("zarr")
+    convert(source, tmp_path / "out.zarr", private=True)
+    group = zarr.open_group(tmp_path / "out.zarr", mode="r")
+    record = group.attrs["wsigpu"]
+    [image] = group.attrs["ome"]["multiscales"]
+    assert [axis.get("unit") for axis in image["axes"]] == [None, "micrometer", "micrometer"]
+    [first, *_] = image["datasets"]
+    [transform] = first["coordinateTransformations"]
+    with open_slide(source, "cpu") as slide:
+        assert transform == {"type": "scale", "scale": [1.0, *slide.mpp[::-1]]}
+        assert record["objective"] == slide.objective
+        assert record["metadata"]["aperio"] == slide.metadata["aperio"]
+        for key, item in slide.associated_images.items():
+            pixels = np.moveaxis(group[f"associated/{key}/0"][...], 0, -1)
+            np.testing.assert_array_equal(pixels, item.read())
+    colors = [channel["color"] for channel in group.attrs["ome"]["omero"]["channels"]]
+    assert colors == ["FF0000", "00FF00", "0000FF"]
+
+
+@pytest.mark.parametrize("name", ["out.tif", "out.ome.tif", "out.zarr"])
+def test_channels_keep_names_and_colours(tmp_path, name):
+    pixels = np.moveaxis(slides.picture(150, 200, 2, "uint16"), -1, 0)
+    colors = [0x00FF00FF, -0xFFFF01]  # green, and red as a negative number
+    names = {"axes": "CYX", "Channel": {"Name": ["DAPI", "Cy5 µ"], "Color": colors}}
+    source = tmp_path / "s.ome.tif"
+    slides.write_pyramid(source, pixels, (), metadata=names, photometric="minisblack")
+    convert(source, tmp_path / name)
+    expected = (Channel("DAPI", "#00ff00"), Channel("Cy5 µ", "#ff0000"))
+    if name == "out.zarr":
+        zarr = pytest.importorskip("zarr")
+        omero = zarr.open_group(tmp_path / name, mode="r").attrs["ome"]["omero"]
+        found = tuple(
+            Channel(item["label"], f"#{item['color'].lower()}") for item in omero["channels"]
+        )
+        for item, plane in zip(omero["channels"], pixels, strict=True):
+            window = item["window"]
+            assert (window["min"], window["max"]) == (0, 65535)
+            assert plane.min() <= window["start"] < window["end"] <= plane.max()
+    else:
+        with open_slide(tmp_path / name, "cpu") as slide:
+            found = slide.channels
+    assert found == expected
+
+
+@pytest.mark.parametrize("name", ["out.tif", "out.ome.tif"])
+def test_the_icc_profile_travels(tmp_path, name):
+    profile = bytes(range(256)) * 2
+    source = tmp_path / "s.tif"
+    tifffile.imwrite(
+        source, slides.picture(100, 100), tile=(64, 64), photometric="rgb", iccprofile=profile
+    )
+    convert(source, tmp_path / name)
+    with open_slide(tmp_path / name, "cpu") as slide:
+        assert slide.icc_profile == profile
+
+
+def test_the_icc_profile_of_a_zarr(tmp_path):
+    zarr = pytest.importorskip("zarr")
+    profile = bytes(range(256)) * 2
+    source = tmp_path / "s.tif"
+    tifffile.imwrite(
+        source, slides.picture(100, 100), tile=(64, 64), photometric="rgb", iccprofile=profile
+    )
+    convert(source, tmp_path / "out.zarr")
+    group = zarr.open_group(tmp_path / "out.zarr", mode="r")
+    assert bytes(group["icc_profile"][...]) == profile
+
+
+def test_a_second_conversion_keeps_the_first_ones_record(tmp_path, source):
+    convert(source, tmp_path / "one.tif")
+    convert(tmp_path / "one.tif", tmp_path / "two.tif")
+    with open_slide(tmp_path / "one.tif", "cpu") as one, open_slide(tmp_path / "two.tif") as two:
+        assert two.metadata["wsigpu"] == {"vendor": "aperio"}
+        assert two.metadata["aperio"] == one.metadata["aperio"]
+        assert two.mpp == one.mpp
+
+
+def test_a_real_slide_keeps_what_openslide_says(tmp_path):
+    source = shared_slide("CMU-1-Small-Region.svs")
+    convert(source, tmp_path / "out.tif", private=True)
+    with open_slide(source, "cpu") as slide, open_slide(tmp_path / "out.tif", "cpu") as found:
+        assert found.metadata["aperio"] == slide.metadata["aperio"]
+        for key in ("scanner", "objective", "scan_date", "barcode"):
+            assert found.metadata[key] == slide.metadata[key]
+
+
+def test_the_description_is_json(tmp_path, source):
+    convert(source, tmp_path / "out.tif", region=(0, 0, 100, 100))
+    with tifffile.TiffFile(tmp_path / "out.tif") as file:
+        record = json.loads(file.pages[0].description)
+    assert record["wsigpu"] == 1
+    assert record["mpp"] == [0.499, 0.499]

@@ -1,0 +1,185 @@
+"""A conversion that is killed, and goes on."""
+
+import random
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from napari_wsigpu import convert, errors, open_slide
+from napari_wsigpu.convert.journal import Journal
+from tests import slides
+from tests.convert.test_convert import assert_equal_levels, pyramid_of, tifffile_levels, zarr_levels
+
+# Says how many tiles are done, and keeps each of them at once.
+CONVERT = """
+import sys
+from napari_wsigpu.convert import conversion
+conversion.COMMIT_SECONDS = 0
+conversion.convert(sys.argv[1], sys.argv[2], compression="zstd", tile_size=64, workers=1,
+                   progress=lambda done, total: print(done, total, flush=True))
+"""
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    path = tmp_path_factory.mktemp("source") / "s.svs"
+    slides.write_aperio(path, slides.picture(2200, 2100), (4,), tile=(256, 256))
+    return path
+
+
+def convert_until(source, target, share):
+    """Start a conversion, kill it once a share of its tiles is done, and return how many were."""
+    command = [sys.executable, "-c", CONVERT, source, target]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        done = 0
+        for line in process.stdout:
+            done, total = map(int, line.split())
+            if done >= share * total:
+                break
+        process.send_signal(signal.SIGKILL)
+        process.stdout.read()
+    assert process.returncode == -signal.SIGKILL
+    return done
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")
+@pytest.mark.parametrize("name", ["out.tif", "out.ome.tif", "out.zarr"])
+def test_a_killed_conversion_goes_on(tmp_path, source, name):
+    if name == "out.zarr":
+        pytest.importorskip("zarr")
+    target = tmp_path / name
+    moments = sorted(random.Random(name).uniform(0.05, 0.95) for _ in range(2))
+    done = 0
+    for moment in moments:
+        done = max(done, convert_until(source, target, moment))
+        assert not target.exists()
+        assert [path.name for path in tmp_path.iterdir()] == [f"{name}.part"]
+    counts = []
+    finished = convert(
+        source,
+        target,
+        compression="zstd",
+        tile_size=64,
+        progress=lambda count, total: counts.append((count, total)),
+    )
+    total = counts[-1][1]
+    assert counts[0][0] == finished.tiles_found
+    assert finished.tiles_found >= done > 0
+    assert finished.tiles_found + finished.tiles_encoded == total
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    read = zarr_levels if name == "out.zarr" else tifffile_levels
+    assert_equal_levels(read(target), pyramid_of(source))
+    with open_slide(source, "cpu") as slide:
+        associated = {key: image.read() for key, image in slide.associated_images.items()}
+    if name == "out.tif":
+        with open_slide(target, "cpu") as slide:
+            assert set(slide.associated_images) == {"thumbnail"}
+            np.testing.assert_array_equal(
+                slide.associated_images["thumbnail"].read(), associated["thumbnail"]
+            )
+
+
+def interrupted(source, target, **options):
+    """Convert until some tiles are done."""
+
+    def stop(done, total):
+        if done > total / 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(source, target, progress=stop, **options)
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("compression", [None, "deflate"])
+def test_an_interrupted_conversion_goes_on(tmp_path, source, compression):
+    target = tmp_path / "out.tif"
+    interrupted(source, target, compression=compression)
+    done = convert(source, target, compression=compression)
+    assert done.tiles_found > 0
+    assert_equal_levels(pyramid_of(target), pyramid_of(source))
+
+
+def test_other_options_begin_anew(tmp_path, source):
+    target = tmp_path / "out.tif"
+    interrupted(source, target, compression="deflate")
+    done = convert(source, target, compression="raw")
+    assert done.tiles_found == 0
+    assert "begun anew, as other options were given" in done.notes[0]
+    assert_equal_levels(pyramid_of(target), pyramid_of(source))
+
+
+@pytest.mark.parametrize("name", ["out.tif", "out.zarr"])
+def test_another_source_begins_anew(tmp_path, name):
+    source, target = tmp_path / "s.svs", tmp_path / name
+    slides.write_aperio(source, slides.picture(300, 300), (), tile=(64, 64))
+    interrupted(source, target, compression="zstd")
+    slides.write_aperio(source, slides.picture(290, 300)[::-1], (), tile=(64, 64))
+    done = convert(source, target, compression="zstd")
+    assert done.tiles_found == 0
+    assert "the source is another one now" in done.notes[0]
+    read = zarr_levels if name == "out.zarr" else tifffile_levels
+    assert_equal_levels(read(target), pyramid_of(source))
+
+
+def test_the_source_changes_meanwhile(tmp_path):
+    source = tmp_path / "s.svs"
+    slides.write_aperio(source, slides.picture(300, 300), (), tile=(64, 64))
+
+    with open_slide(source, "cpu") as slide:
+        source.write_bytes(source.read_bytes() + b"more")
+        with pytest.raises(errors.SlideError, match="has changed"):
+            convert(slide, tmp_path / "out.tif")
+    assert not (tmp_path / "out.tif").exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there files are not locked")
+def test_two_conversions_to_one_target(tmp_path, source):
+    target = tmp_path / "out.tif"
+    refused = []
+
+    def also(done, total):
+        if not refused:
+            with pytest.raises(errors.ConversionError, match="Another conversion") as error:
+                convert(source, target, compression="raw")
+            refused.append(error)
+
+    convert(source, target, compression="raw", progress=also)
+    assert refused
+    assert_equal_levels(pyramid_of(target), pyramid_of(source))
+
+
+def test_a_torn_record_is_dropped(tmp_path):
+    identity, shapes = {"source": 1}, [(1, 2, 3), (2, 1, 1)]
+    journal = Journal(tmp_path / "journal", identity, shapes)
+    journal.note(0, 0, 1, 2, 4096, 100)
+    journal.note(1, 0, 0, 0, 5000, 100)
+    journal.note(1, 1, 0, 0, 5100, 100)
+    journal.commit()
+    journal.close()
+    data = (tmp_path / "journal").read_bytes()
+    (tmp_path / "journal").write_bytes(data[:-1])
+    journal = Journal(tmp_path / "journal", identity, shapes)
+    assert journal.found
+    assert journal.is_done(0).tolist() == [[False] * 3, [False, False, True]]
+    assert journal.is_done(1).tolist() == [[False]]
+    assert journal.end == 5100
+    journal.note(1, 1, 0, 0, 6000, 50)
+    journal.commit()
+    journal.close()
+    journal = Journal(tmp_path / "journal", identity, shapes)
+    assert journal.is_done(1).all()
+    assert journal.end == 6050
+    journal.close()
+
+
+@pytest.mark.parametrize("head", [b"nonsense\n", b"{}\n", b"[1]\n", b"\xff\xfe\n"])
+def test_a_damaged_journal_begins_anew(tmp_path, head):
+    (tmp_path / "journal").write_bytes(head)
+    journal = Journal(tmp_path / "journal", {"source": 1}, [(1, 1, 1)])
+    assert not journal.found
+    assert "damaged" in journal.changed
+    journal.close()
