@@ -1,0 +1,106 @@
+"""`wsigpu convert`."""
+
+import hashlib
+import io
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from napari_wsigpu.cli import main
+from napari_wsigpu.convert import command
+from tests import slides
+
+
+@pytest.fixture
+def source(tmp_path):
+    slides.write_aperio(tmp_path / "s.svs", slides.picture(300, 400), (), tile=(64, 64))
+    return tmp_path / "s.svs"
+
+
+def test_the_last_line_is_sha256sums(tmp_path, source, capsys):
+    target = tmp_path / "out.tif"
+    assert main(["convert", str(source), str(target), "--compression", "raw"]) == 0
+    printed = capsys.readouterr()
+    digest = hashlib.sha256(target.read_bytes()).hexdigest()
+    assert printed.out == f"{digest}  {target}\n"
+    assert "0 tiles copied" in printed.err
+
+
+def test_options_are_passed_on(tmp_path, source, monkeypatch, capsys):
+    given = {}
+
+    def convert(source, target, **options):
+        given.update(options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "convert", convert)
+    words = (
+        "--compression zstd --tile-size 128 --levels 3 --region 1,2,30,40 --level 1 --workers 2 "
+        "--quality 80 --private --overwrite --shard 4"
+    )
+    assert main(["convert", str(source), str(tmp_path / "out.tif"), *words.split()]) == 130
+    assert "goes on where this one ended" in capsys.readouterr().err
+    del given["progress"]
+    assert given == {
+        "compression": "zstd", "tile_size": 128, "levels": 3, "region": (1, 2, 30, 40), "level": 1,
+        "workers": 2, "quality": 80, "private": True, "overwrite": True, "shard": 4,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("region", ["1,2,3", "a,b,c,d", "1.5,2,3,4"])
+def test_a_wrong_region(tmp_path, source, region, capsys):
+    with pytest.raises(SystemExit):
+        main(["convert", str(source), str(tmp_path / "out.tif"), "--region", region])
+    assert "is not X,Y,W,H" in capsys.readouterr().err
+
+
+def test_an_error_is_one_sentence(tmp_path, source, capsys):
+    (tmp_path / "out.tif").write_bytes(b"mine")
+    assert main(["convert", str(source), str(tmp_path / "out.tif")]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert len(printed.err.splitlines()) == 1
+    assert (tmp_path / "out.tif").read_bytes() == b"mine"
+
+
+def test_the_bar_on_a_terminal(tmp_path, source, monkeypatch):
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr(sys, "stderr", terminal)
+    assert main(["convert", str(source), str(tmp_path / "out.tif"), "--tile-size", "32"]) == 0
+    drawn = terminal.getvalue()
+    assert "100%  130 of 130 tiles" in drawn
+    assert all(len(line) <= 80 for line in drawn.split("\r"))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows sends no SIGINT to one process")
+def test_control_c_ends_it_cleanly(tmp_path):
+    source, target = tmp_path / "s.svs", tmp_path / "out.tif"
+    slides.write_aperio(source, slides.picture(1500, 1500), (), tile=(256, 256))
+    script = (
+        "import sys; from napari_wsigpu.cli import main; from napari_wsigpu.convert import command;"
+        "old = command.convert\n"
+        "def convert(*words, progress, **options):\n"
+        "    return old(*words, progress=lambda *counts: print(*counts, flush=True), **options)\n"
+        "command.convert = convert; sys.exit(main(sys.argv[1:]))"
+    )
+    words = ["convert", source, target, "--compression", "zstd", "--tile-size", "16"]
+    with subprocess.Popen(
+        [sys.executable, "-c", script, *words, "--workers", "1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ,
+    ) as process:
+        for line in process.stdout:
+            if int(line.split()[0]) > 100:
+                process.send_signal(signal.SIGINT)
+                break
+        _, err = process.communicate()
+    assert process.returncode == 130
+    assert err.splitlines() == ["Interrupted; the same command goes on where this one ended."]
+    assert not target.exists()
+    assert (tmp_path / "out.tif.part" / "journal").exists()
