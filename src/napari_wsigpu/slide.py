@@ -29,6 +29,7 @@ from napari_wsigpu.storage.file import FileSource
 from napari_wsigpu.storage.files import FilesSource
 from napari_wsigpu.storage.memory import MemorySource
 from napari_wsigpu.storage.remote import RemoteSource
+from napari_wsigpu.storage.zarr import ZarrSource
 
 if TYPE_CHECKING:
     import os
@@ -57,8 +58,9 @@ def open_slide(
     Parameters
     ----------
     path : str or PathLike
-        A slide of any vendor, a TIFF file, or a file or the folder of a DICOM slide; what it is,
-        is decided by its content. Or the URL of a file (https, s3, gs, az).
+        A slide of any vendor, a TIFF file, a file or the folder of a DICOM slide, or the folder of
+        an OME-Zarr image; what it is, is decided by its content. Or the URL of a file (https, s3,
+        gs, az).
     device : str
         What decodes tiles: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
     threads : int, optional
@@ -97,6 +99,10 @@ class Slide:
         The file's levels, finest first, as exact array-likes.
     associated_images : Mapping of str to AssociatedImage
         Pictures beside the slide.
+    labels : Mapping of str to Slide
+        Label images that lie on the slide, each a slide of its own of one channel: its pixels are
+        numbers of objects, and 0 where there is none. They are closed with the slide.
+        ``layout.labels`` says where they lie, and their colours and properties.
     clearings : int
         How often its tiles were dropped; displays decode what they show again then.
     """
@@ -151,6 +157,9 @@ class Slide:
                 ),
             )
             for index, item in enumerate(layout.associated)
+        }
+        self.labels: Mapping[str, Slide] = {
+            item.name: Slide(item.layout, "cpu") for item in layout.labels
         }
 
     # What it is
@@ -569,6 +578,8 @@ class Slide:
         self._source.release()
         self.clear_cache()
         self._release_readers()
+        for label in self.labels.values():
+            label.release()
 
     def close(self) -> None:
         """Let go of everything for good; may be called twice.
@@ -583,6 +594,8 @@ class Slide:
         tile_fetcher.forget_slide(self._number)
         self.clear_cache()
         self._release_readers()
+        for label in self.labels.values():
+            label.close()
 
     def __enter__(self) -> Slide:
         return self
@@ -683,6 +696,9 @@ def _reopened(layout: SlideLayout, device: str, threads: int, color: Color) -> S
 def _source_of(layout: SlideLayout) -> ByteSource:
     if layout.remote is not None:
         return RemoteSource(layout.remote.url, layout.file_size, layout.remote.version)
+    if layout.levels[0].array is not None:
+        images = [*layout.levels, *(item.image for item in layout.associated)]
+        return ZarrSource(layout.path, images, layout.files)
     if layout.files:
         return FilesSource(layout.files)
     return FileSource(layout.path, layout.file_size, layout.modified_ns)

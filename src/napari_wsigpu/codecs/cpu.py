@@ -20,6 +20,7 @@ from napari_wsigpu.codecs.jpeg import END_OF_IMAGE
 from napari_wsigpu.codecs.lzw import lzw_decode
 from napari_wsigpu.codecs.memory import TileMemory
 from napari_wsigpu.formats.compression import compression_name
+from napari_wsigpu.storage.source import Unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -188,6 +189,8 @@ def _decode_segment(
     data: memoryview, tile: EncodedTile, plane: int, memory: NDArray[np.uint8]
 ) -> NDArray[Any]:
     """Decode one plane's bytes to the one of the possible shapes that they have."""
+    if isinstance(data.obj, Unreadable):
+        raise ValueError(data.obj.reason)
     encoding = tile.level.encoding
     dtype = tile.level.dtype
     views = [

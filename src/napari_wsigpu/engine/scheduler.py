@@ -426,7 +426,10 @@ class TileScheduler:
             pixels, failures = stored._read(
                 number, rows, columns, None, tolerant=tolerant, keep=keep and not finer.computed
             )
-            average = area_average(pixels, factor_y, factor_x)
+            if image.categorical:
+                average = pixels[::factor_y, ::factor_x]
+            else:
+                average = area_average(pixels, factor_y, factor_x)
             tile[: average.shape[0], : average.shape[1]] = average
         return tile, failures
 

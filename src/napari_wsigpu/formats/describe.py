@@ -29,6 +29,7 @@ from napari_wsigpu.formats import (
     huron,
     leica,
     ome,
+    ome_zarr,
     perkinelmer,
     philips,
     tiff,
@@ -86,7 +87,7 @@ def describe(path: str | os.PathLike[str]) -> SlideLayout:
     ----------
     path : str or PathLike
         A TIFF file, whatever its name, or its URL; a file of a DICOM slide, or the folder that
-        holds one.
+        holds one; the folder of an OME-Zarr image.
 
     Returns
     -------
@@ -103,9 +104,10 @@ def describe(path: str | os.PathLike[str]) -> SlideLayout:
     name = os.fspath(path)
     layout = _describe_url(name) if is_url(name) else _describe(str(Path(name).absolute()))
     # Folders are private, and would hide the whole sentence.
-    first = layout.files[0].path if layout.files else layout.path
-    folder = first.removesuffix(Path(first).name)
-    problems = [text.replace(f"'{folder}", "'") for text in layout.problems]
+    problems = list(layout.problems)
+    for place in (*(file.path for file in layout.files[:1]), layout.path):
+        folder = place.removesuffix(Path(place).name)
+        problems = [text.replace(f"'{folder}", "'") for text in problems]
     mpp = layout.mpp
     if mpp is not None and not SMALLEST_MPP <= min(mpp) <= max(mpp) <= LARGEST_MPP:
         problems.append(f"A pixel of {mpp[0]:g} x {mpp[1]:g} µm is not possible; none is given.")
@@ -121,6 +123,8 @@ def _describe(name: str) -> SlideLayout:
         status = Path(name).stat()
         if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
             raise NotASlideError(f"'{name}' is no regular file; choose a slide's file.")
+        if ome_zarr.probe(Path(name)):
+            return ome_zarr.parse(Path(name))
         if dicom.probe(Path(name)):
             return dicom.parse(Path(name))
         with Path(name).open("rb") as file:

@@ -171,6 +171,25 @@ class Part:
         return cls(image, Pieces.whole(top, image.height), Pieces.whole(left, image.width))
 
 
+@dataclass(frozen=True, slots=True)
+class ZarrArray:
+    """The Zarr array that the tiles of a level are cut from.
+
+    Attributes
+    ----------
+    path : str
+        Absolute path of its folder.
+    axes : str
+        A letter an axis: y, x and c (channels) lie in the tiles, any others don't.
+    position : tuple of int
+        Which plane along each of the other axes the level shows; 0 for y, x and c.
+    """
+
+    path: str
+    axes: str
+    position: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LevelLayout:
     """One resolution of a slide, or one associated image.
@@ -190,6 +209,12 @@ class LevelLayout:
         its channels and type. `encoding` and `grid` are the first one's then.
     reduction : float or None
         How many pixels of level 0 one of this level spans, where the file says so.
+    array : ZarrArray or None
+        The array that `grid` cuts into tiles, where that is how the level is stored. Offsets
+        are places in a file that holds these tiles uncompressed, and that does not exist.
+    categorical : bool
+        Whether samples are numbers of objects: computed levels take one pixel of each 2 x 2
+        instead of their average.
     """
 
     width: int
@@ -201,6 +226,8 @@ class LevelLayout:
     computed: bool = False
     parts: tuple[Part, ...] = ()
     reduction: float | None = None
+    array: ZarrArray | None = None
+    categorical: bool = False
 
     @classmethod
     def canvas(
@@ -294,10 +321,16 @@ class Channel:
         Name for people.
     color : str or None
         Display colour as ``"#rrggbb"``.
+    window : tuple of float or None
+        Values that are shown darkest and brightest.
+    visible : bool
+        Whether viewers show it at first.
     """
 
     name: str
     color: str | None = None
+    window: tuple[float, float] | None = None
+    visible: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,6 +409,8 @@ class SlideLayout:
         all of them. Empty where `path` is all there is.
     remote : RemoteFile or None
         Where a slide lies that is no local file.
+    labels : tuple of LabelLayout
+        Label images.
     """
 
     path: str
@@ -398,6 +433,7 @@ class SlideLayout:
     problems: tuple[str, ...] = ()
     files: tuple[SlideFile, ...] = ()
     remote: RemoteFile | None = None
+    labels: tuple[LabelLayout, ...] = ()
 
     @property
     def downsamples(self) -> tuple[float, ...]:
@@ -421,6 +457,34 @@ class SlideLayout:
         while found[-1].layout.longer_side > largest_side:
             found.append(found[-1].halved(next(numbers)))
         return tuple(found)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LabelLayout:
+    """A label image that lies on the slide: its pixels are numbers of objects, 0 is none.
+
+    Attributes
+    ----------
+    name : str
+        Its name.
+    layout : SlideLayout
+        The image, of one channel of whole numbers.
+    step : tuple of float
+        How many pixels of the slide's level 0 one of its pixels spans, (x, y).
+    offset : tuple of float
+        Where its upper left corner lies, (x, y) in pixels of the slide's level 0.
+    colors : Mapping of int to str
+        Display colours of objects as ``"#rrggbbaa"``.
+    properties : tuple of Mapping
+        What is said of objects; each has its number as ``"label-value"``.
+    """
+
+    name: str
+    layout: SlideLayout
+    step: tuple[float, float] = (1.0, 1.0)
+    offset: tuple[float, float] = (0.0, 0.0)
+    colors: Mapping[int, str] = field(default_factory=dict)
+    properties: tuple[Mapping[str, Any], ...] = ()
 
 
 class PyramidLevel(NamedTuple):
@@ -463,6 +527,7 @@ def computed_level(finer: LevelLayout, width: int, height: int) -> LevelLayout:
         computed=True,
         parts=(),
         reduction=None,
+        array=None,
     )
 
 

@@ -18,6 +18,26 @@ class ByteRange(NamedTuple):
     length: int
 
 
+class Unreadable(bytes):
+    """What a source returns a view of where it can't read bytes, but can others.
+
+    It holds nothing but the reason, which whoever decodes it reports.
+
+    Attributes
+    ----------
+    reason : str
+        What is wrong, as the end of a sentence.
+    """
+
+    reason: str
+
+    def __new__(cls, reason: str) -> Unreadable:
+        """Say why."""
+        found = super().__new__(cls)
+        found.reason = reason
+        return found
+
+
 class ByteSource(Protocol):
     """Encoded bytes by position, from any thread."""
 

@@ -1,0 +1,192 @@
+"""What OME-NGFF metadata say of an image: axes, scales, channels, colours, each value checked."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from napari_wsigpu.formats.layout import Channel
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+MICROMETRES = {
+    "angstrom": 1e-4, "picometer": 1e-6, "nanometer": 1e-3, "micrometer": 1.0, "micron": 1.0,
+    "millimeter": 1e3, "centimeter": 1e4, "decimeter": 1e5, "meter": 1e6, "inch": 25400.0,
+    "pm": 1e-6, "nm": 1e-3, "um": 1.0, "µm": 1.0, "\N{GREEK SMALL LETTER MU}m": 1.0, "mm": 1e3,
+    "cm": 1e4, "m": 1e6,
+}  # fmt: skip
+OLDEST_AXES = "tczyx"
+BY_TYPE = {"time": "t", "channel": "c"}
+SHOWN, OTHER = "yxc", "?"
+LONGEST_NAME = 100
+LARGEST = 2.0**53
+MOST_COLORS = 1 << 16
+PURE = ("#ff0000", "#00ff00", "#0000ff")
+NAMES = ({"r", "red"}, {"g", "green"}, {"b", "blue"})
+
+
+class Axes(NamedTuple):
+    """The axes of an image.
+
+    Attributes
+    ----------
+    letters : str
+        t, c, z, y or x for each axis, "?" for others.
+    micrometres : tuple of (float or None)
+        How many micrometres the unit of each has.
+    """
+
+    letters: str
+    micrometres: tuple[float | None, ...]
+
+    @classmethod
+    def of(cls, letters: str) -> Axes:
+        """Return axes without units."""
+        return cls(letters, (None,) * len(letters))
+
+    def unit(self, letter: str) -> float | None:
+        """Return how many micrometres the unit of an axis has; None if it is no length."""
+        return self.micrometres[self.letters.index(letter)]
+
+
+class Transform(NamedTuple):
+    """How an array's positions become those of space: one factor and one shift an axis."""
+
+    scale: tuple[float, ...]
+    translation: tuple[float, ...]
+
+
+def axes(stated: Any, dimensions: int, problems: list[str]) -> Axes | None:
+    """Return the axes of arrays of so many dimensions; None if they can't be known.
+
+    `problems` gets a sentence if they are taken in the order that the oldest version fixed.
+    """
+    found = _stated_axes(stated)
+    if found is not None and len(found.letters) == dimensions:
+        return found
+    if not 2 <= dimensions <= len(OLDEST_AXES):
+        return None
+    letters = OLDEST_AXES[-dimensions:]
+    if stated is not None or dimensions < len(OLDEST_AXES):
+        problems.append(
+            f"The axes are missing or contradict the arrays; they are taken as "
+            f"{', '.join(letters)}."
+        )
+    return Axes.of(letters)
+
+
+def _stated_axes(stated: Any) -> Axes | None:
+    if not isinstance(stated, list) or len(stated) > 16:
+        return None
+    letters, units = "", []
+    for axis in stated:
+        said = {"name": axis} if isinstance(axis, str) else axis
+        if not isinstance(said, dict):
+            return None
+        name, kind = str(said.get("name")).lower(), str(said.get("type", "")).lower()
+        letter = BY_TYPE.get(kind, name)
+        letters += letter if letter in set(OLDEST_AXES) - set(letters) else OTHER
+        units.append(MICROMETRES.get(str(said.get("unit")).lower()))
+    if not {"y", "x"} <= set(letters):
+        return None
+    return Axes(letters, tuple(units))
+
+
+def transform(stated: Any, dimensions: int) -> Transform | None:
+    """Return what a list of scales and translations amounts to; None if one can't be."""
+    scale, translation = [1.0] * dimensions, [0.0] * dimensions
+    for step in stated if isinstance(stated, list) else ():
+        kind = step.get("type") if isinstance(step, dict) else None
+        if kind == "identity":
+            continue
+        values = numbers(step.get(kind), dimensions) if kind in ("scale", "translation") else None
+        if values is None or (kind == "scale" and min(values) <= 0):
+            return None
+        if kind == "scale":
+            scale = [a * b for a, b in zip(scale, values, strict=True)]
+            translation = [a * b for a, b in zip(translation, values, strict=True)]
+        else:
+            translation = [a + b for a, b in zip(translation, values, strict=True)]
+    return Transform(tuple(scale), tuple(translation))
+
+
+def numbers(values: Any, count: int) -> tuple[float, ...] | None:
+    """Return a list of so many numbers as floats; None if it is another thing."""
+    if not isinstance(values, list) or len(values) != count:
+        return None
+    if not all(isinstance(value, int | float) and abs(value) <= LARGEST for value in values):
+        return None
+    return tuple(map(float, values))
+
+
+def default_position(omero: Any, letter: str, length: int) -> int:
+    """Return which plane of an axis is shown: the one that the image's rendering says, or 0."""
+    settings = _mapping(_mapping(omero).get("rdefs"))
+    value = settings.get(f"default{letter.upper()}")
+    return value if type(value) is int and 0 <= value < length else 0
+
+
+def channels(omero: Any, count: int) -> tuple[Channel, ...]:
+    """Return names, colours and windows of channels; empty if they are not so many."""
+    stated = _mapping(omero).get("channels")
+    if not isinstance(stated, list) or len(stated) != count:
+        return ()
+    return tuple(_channel(_mapping(said), index) for index, said in enumerate(stated))
+
+
+def _channel(said: Mapping[str, Any], index: int) -> Channel:
+    label, color, window = said.get("label"), said.get("color"), _mapping(said.get("window"))
+    limits = numbers([window.get("start"), window.get("end")], 2)
+    return Channel(
+        name=(label[:LONGEST_NAME] if isinstance(label, str) else "") or f"channel {index}",
+        color=(
+            f"#{color[-6:].lower()}"
+            if isinstance(color, str) and re.fullmatch(r"#?[0-9a-fA-F]{6}", color)
+            else None
+        ),
+        window=(limits[0], limits[1]) if limits and limits[0] < limits[1] else None,
+        visible=said.get("active") is not False,
+    )
+
+
+def are_rgb(stated: Sequence[Channel], dtype: str) -> bool:
+    """Whether three channels are red, green and blue of one colour picture.
+
+    That is so if they are coloured or named so, all are shown, and none is stretched; or if
+    nothing is said of them and they are of 8 bits.
+    """
+    if not stated:
+        return dtype == "uint8"
+    full = {"uint8": (0.0, 255.0), "uint16": (0.0, 65535.0)}.get(dtype)
+    colored = tuple(channel.color for channel in stated) == PURE
+    named = all(
+        channel.name.lower() in names for channel, names in zip(stated, NAMES, strict=False)
+    )
+    plain = all(channel.visible and channel.window in (None, full) for channel in stated)
+    return len(stated) == 3 and full is not None and (colored or named) and plain
+
+
+def label_colors(image_label: Any) -> dict[int, str]:
+    """Return the colour of each label that has one, as "#rrggbbaa"."""
+    found = {}
+    for said in _mappings(_mapping(image_label).get("colors")):
+        value, rgba = said.get("label-value"), numbers(said.get("rgba"), 4)
+        if type(value) is int and abs(value) < 1 << 63 and rgba and all(0 <= v < 256 for v in rgba):
+            found[value] = "#" + "".join(f"{int(part):02x}" for part in rgba)
+    return found
+
+
+def label_properties(image_label: Any) -> tuple[dict[str, Any], ...]:
+    """Return what is said of single labels; each has a whole number as "label-value"."""
+    stated = _mappings(_mapping(image_label).get("properties"))
+    return tuple(said for said in stated if type(said.get("label-value")) is int)
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _mappings(value: Any) -> list[dict[str, Any]]:
+    items = value[:MOST_COLORS] if isinstance(value, list) else []
+    return [item for item in items if isinstance(item, dict)]

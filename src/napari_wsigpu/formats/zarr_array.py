@@ -1,0 +1,143 @@
+"""Zarr arrays and groups on disk: their metadata documents, and zarr's view of an array."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from napari_wsigpu.errors import CorruptSlideError, UnsupportedSlideError, file_error
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+DOCUMENTS = ("zarr.json", ".zgroup", ".zarray", ".zattrs", ".zmetadata")
+LARGEST_DOCUMENT = 32 << 20
+
+
+class Node(NamedTuple):
+    """An array or a group.
+
+    Attributes
+    ----------
+    folder : Path
+        Its folder.
+    is_array : bool
+        Whether it is an array.
+    attributes : Mapping
+        Its attributes, whatever they are.
+    documents : tuple of Path
+        The files that its metadata were read from.
+    """
+
+    folder: Path
+    is_array: bool
+    attributes: Mapping[str, Any]
+    documents: tuple[Path, ...]
+
+    @property
+    def ome(self) -> Mapping[str, Any]:
+        """What OME-Zarr says of it, where version 0.5 puts it, or earlier ones."""
+        found = self.attributes.get("ome")
+        return found if isinstance(found, dict) else self.attributes
+
+
+def folder_of(path: Path) -> Path | None:
+    """Return the folder of an array or group by its path, or by that of its metadata; or None."""
+    folder = path.parent if path.name in DOCUMENTS and path.is_file() else path
+    return folder if any((folder / name).is_file() for name in DOCUMENTS) else None
+
+
+def read_node(folder: Path) -> Node | None:
+    """Read the metadata of an array or group; None if the folder is neither.
+
+    Raises
+    ------
+    CorruptSlideError
+        If a document is damaged.
+    SlideError
+        If one can't be read.
+    """
+    document = folder / "zarr.json"
+    if document.is_file():
+        found = _read(document)
+        if found.get("zarr_format") != 3:
+            return None
+        attributes = found.get("attributes")
+        return Node(
+            folder,
+            found.get("node_type") == "array",
+            attributes if isinstance(attributes, dict) else {},
+            (document,),
+        )
+    named = [folder / name for name in (".zarray", ".zgroup") if (folder / name).is_file()]
+    own = folder / ".zattrs"
+    if not named and not own.is_file():
+        return None
+    attributes = _read(own) if own.is_file() else {}
+    documents = (*named[:1], *([own] if own.is_file() else []))
+    return Node(folder, bool(named) and named[0].name == ".zarray", attributes, documents)
+
+
+def open_array(folder: Path | str) -> Any:
+    """Return the `zarr.Array` of a folder.
+
+    Raises
+    ------
+    UnsupportedSlideError
+        If zarr is not installed, or lacks what the array needs, a codec for example.
+    CorruptSlideError
+        If its metadata are damaged.
+    """
+    try:
+        import zarr
+        from zarr.errors import UnknownCodecError, ZarrUserWarning
+        from zarr.storage import LocalStore
+    except ImportError as error:
+        raise UnsupportedSlideError(
+            f"'{folder}' is a Zarr array, which needs further packages ({error}); "
+            'run pip install "napari-wsigpu[zarr]" and start again.'
+        ) from error
+    try:
+        with warnings.catch_warnings():
+            # That other programs may not know a codec is for those to read who write with it.
+            warnings.simplefilter("ignore", ZarrUserWarning)
+            return zarr.open_array(store=LocalStore(folder, read_only=True), mode="r")
+    except MemoryError:
+        raise
+    except UnknownCodecError as error:
+        raise UnsupportedSlideError(
+            f"'{folder}' has a codec that zarr does not know ({brief(error)}); install it, or "
+            "save the array with zstd."
+        ) from error
+    except Exception as error:
+        # zarr raises whatever a wrong value happens to break (KeyError, TypeError, ...).
+        raise CorruptSlideError(
+            f"The metadata of the array '{folder}' are damaged ({brief(error)}); "
+            "get a fresh copy of it."
+        ) from error
+
+
+def brief(error: Exception) -> str:
+    """Return the first words of an error."""
+    return " ".join(str(error).split())[:120] or type(error).__name__
+
+
+def _read(document: Path) -> dict[str, Any]:
+    try:
+        if document.stat().st_size > LARGEST_DOCUMENT:
+            raise CorruptSlideError(
+                f"'{document}' is too large to be read ({document.stat().st_size >> 20} MiB); "
+                "get a fresh copy of it."
+            )
+        found = json.loads(document.read_bytes())
+    except OSError as error:
+        raise file_error(str(document), error) from error
+    except (ValueError, RecursionError) as error:
+        raise CorruptSlideError(
+            f"'{document}' is damaged ({brief(error)}); get a fresh copy of it."
+        ) from error
+    if not isinstance(found, dict):
+        raise CorruptSlideError(f"'{document}' holds no metadata; get a fresh copy of it.")
+    return found
