@@ -1,0 +1,190 @@
+"""Tiles of Zarr arrays as bytes: any range, damage, change, threads."""
+
+import os
+import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from napari_wsigpu import open_slide
+from napari_wsigpu.errors import SlideClosedError, SlideError, TileError
+from napari_wsigpu.formats.describe import describe
+from napari_wsigpu.storage.source import Unreadable
+from napari_wsigpu.storage.zarr import ZarrSource
+from tests import slides
+from tests.zarrs import halved, write_image
+
+HEIGHT, WIDTH, TILE = 600, 900, 256
+
+
+@pytest.fixture
+def pixels():
+    return slides.picture(HEIGHT, WIDTH, 3, "uint16")
+
+
+@pytest.fixture
+def path(tmp_path, pixels):
+    levels = halved(np.moveaxis(pixels, -1, 0), "cyx", 1)
+    write_image(tmp_path / "a.zarr", levels, chunks=(1, TILE, TILE))
+    return tmp_path / "a.zarr"
+
+
+@pytest.fixture
+def layout(path):
+    return describe(path)
+
+
+@pytest.fixture
+def source(layout):
+    source = ZarrSource(layout.path, layout.levels, layout.files)
+    yield source
+    source.close()
+
+
+def tile_bytes(level, pixels, row, column):
+    """Return the bytes of a tile as a file of uncompressed tiles would hold them."""
+    tile = np.zeros((TILE, TILE, 3), "<u2")
+    part = pixels[row * TILE : (row + 1) * TILE, column * TILE : (column + 1) * TILE]
+    tile[: part.shape[0], : part.shape[1]] = part
+    return tile.tobytes()
+
+
+def places(level):
+    return list(zip(level.grid.offsets.ravel(), level.grid.byte_counts.ravel(), strict=True))
+
+
+def test_tiles_lie_one_after_another(layout):
+    ranges = [place for level in layout.levels for place in places(level)]
+    ends = [offset + length for offset, length in ranges]
+    assert [offset for offset, _ in ranges] == [0, *ends[:-1]]
+
+
+def test_whole_tiles(source, layout, pixels):
+    for level, whole in zip(layout.levels, (pixels, pixels[::2, ::2]), strict=True):
+        ranges = places(level)[::-1]
+        found = source.read(ranges)
+        tiles = [divmod(number, level.grid.columns) for number in range(len(ranges))][::-1]
+        for view, tile in zip(found, tiles, strict=True):
+            assert bytes(view) == tile_bytes(level, whole, *tile)
+
+
+def test_parts_of_tiles_and_places_outside(source, layout, pixels):
+    [offset, length] = places(layout.levels[0])[5]
+    expected = tile_bytes(layout.levels[0], pixels, 1, 1)
+    end = sum(places(layout.levels[-1])[-1])
+    ranges = [(offset + 7, 100), (offset + 7, 2 * length), (offset, 0), (-5, 9), (end, 4)]
+    wanted = [expected[7:107], expected[7:], b"", b"", b""]
+    assert [bytes(view) for view in source.read(ranges)] == wanted
+
+
+def test_nothing_is_asked_for(source):
+    assert source.read([]) == []
+    buffer, starts, lengths = source.read_joined(np.zeros(0, np.int64), np.zeros(0, np.int64))
+    assert (bytes(buffer), len(starts), len(lengths)) == (b"", 0, 0)
+
+
+def test_joined_ranges_are_those_of_read(source, layout):
+    ranges = [*places(layout.levels[1]), (-5, 9), *places(layout.levels[0])[::-2]]
+    offsets, lengths = np.array(ranges, np.int64).T
+    buffer, starts, found = source.read_joined(offsets, lengths)
+    for view, start, length in zip(source.read(ranges), starts, found, strict=True):
+        assert bytes(buffer[start : start + length]) == bytes(view)
+
+
+class TestDamage:
+    def damage(self, path, plane, row, column):
+        chunk = path / f"0/c/{plane}/{row}/{column}"
+        data = bytearray(chunk.read_bytes())
+        data[: len(data) // 2] = b"\xff" * (len(data) // 2)
+        chunk.write_bytes(data)
+
+    def test_a_tile_that_is_damaged_takes_no_other_with_it(self, path, pixels):
+        self.damage(path, 1, 1, 2)
+        with open_slide(path) as slide:
+            with pytest.raises(TileError) as caught:
+                slide.levels[0][...]
+            assert [name for name, _ in caught.value.failures] == ["level 0, row 1, column 2"]
+            assert "its chunks can't be read (" in str(caught.value)
+            whole = slide.level_array(0, tolerant=True)[...]
+            expected = pixels.copy()
+            expected[TILE : 2 * TILE, 2 * TILE : 3 * TILE] = 0
+            np.testing.assert_array_equal(whole, expected)
+            np.testing.assert_array_equal(slide.levels[0][:TILE], pixels[:TILE])
+
+    def test_many_damaged_tiles(self, path, pixels):
+        for place in [(0, 0, 0), (2, 2, 3), (1, 1, 1)]:
+            self.damage(path, *place)
+        with open_slide(path) as slide:
+            with pytest.raises(TileError) as caught:
+                slide.levels[0][...]
+            assert {name for name, _ in caught.value.failures} == {
+                f"level 0, row {n}, column {m}" for n, m in [(0, 0), (2, 3), (1, 1)]
+            }
+
+    @pytest.mark.parametrize("size", [0, 7])
+    def test_a_chunk_that_is_cut_off(self, path, source, layout, size):
+        chunk = path / "0/c/0/0/1"
+        chunk.write_bytes(chunk.read_bytes()[:size])
+        views = source.read(places(layout.levels[0]))
+        assert [isinstance(view.obj, Unreadable) for view in views] == [
+            number == 1 for number in range(len(views))
+        ]
+
+    def test_a_chunk_that_may_not_be_read(self, path, source, layout):
+        chunk = path / "0/c/0/0/1"
+        chunk.unlink()
+        chunk.symlink_to(chunk)
+        views = source.read(places(layout.levels[0])[:2])
+        assert "symbolic links" in views[1].obj.reason
+        assert len(views[0])
+
+
+class TestChange:
+    @pytest.mark.parametrize("document", ["zarr.json", "0/zarr.json", "1/zarr.json"])
+    def test_metadata_that_changed(self, path, source, document):
+        assert source.read([(0, 10)])[0]
+        os.utime(path / document, ns=(1, 1))
+        with pytest.raises(SlideError, match="has changed since"):
+            source.read([(0, 10)])
+
+    def test_a_folder_that_is_gone(self, path, source):
+        path.rename(path.with_name("b.zarr"))
+        with pytest.raises(FileNotFoundError, match="There is no file"):
+            source.read([(0, 10)])
+
+    def test_the_closed_source_reads_no_more(self, source):
+        source.read([(0, 10)])
+        source.release()
+        source.read([(0, 10)])
+        source.close()
+        with pytest.raises(SlideClosedError):
+            source.read([(0, 10)])
+
+
+class TestResources:
+    def test_many_threads_read_at_the_same_time(self, path, pixels):
+        def read(seed):
+            rng = np.random.default_rng(seed)
+            for _ in range(5):
+                y, x = int(rng.integers(0, HEIGHT - 99)), int(rng.integers(0, WIDTH - 99))
+                found = slide.read_region((x, y), (99, 99))
+                np.testing.assert_array_equal(found, pixels[y : y + 99, x : x + 99])
+                if seed == 0:
+                    slide.release()
+
+        with open_slide(path) as slide, ThreadPoolExecutor(8) as pool:
+            list(pool.map(read, range(8)))
+
+    def test_nothing_of_ours_is_left(self, path, pixels):
+        with open_slide(path) as slide:
+            slide.levels[0][:10, :10]
+        left = [thread.name for thread in threading.enumerate()]
+        assert not [name for name in left if name.startswith("wsigpu")]
+
+    def test_a_layout_can_be_sent_elsewhere(self, layout, pixels):
+        copy = pickle.loads(pickle.dumps(layout))
+        source = ZarrSource(copy.path, copy.levels, copy.files)
+        [view] = source.read(places(copy.levels[0])[:1])
+        assert bytes(view) == tile_bytes(copy.levels[0], pixels, 0, 0)
