@@ -139,7 +139,7 @@ class TestDicom:
         manifest = npe2.PluginManifest.from_distribution("napari-wsigpu")
         reader = manifest.contributions.readers[0]
         assert {"*.dcm", "*.DCM"} <= set(reader.filename_patterns)
-        assert not reader.accepts_directories  # or napari would ask who reads any folder
+        assert reader.accepts_directories  # they are also those of OME-Zarr
 
 
 class TestColors:

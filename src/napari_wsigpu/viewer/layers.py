@@ -13,11 +13,12 @@ from napari_wsigpu.formats.layout import Channel
 from napari_wsigpu.privacy import masked
 from napari_wsigpu.slide import Slide
 from napari_wsigpu.storage.url import file_name
+from napari_wsigpu.viewer.labels import label_layers
 
 if TYPE_CHECKING:
     from napari.layers import Layer
 
-    LayerData = tuple[list[LevelArray], dict[str, Any], str]
+    LayerData = tuple[Any, dict[str, Any], str]
 
 RGB_TYPES = (np.uint8, np.uint16, np.float32)
 RGB_CHANNELS = (
@@ -30,7 +31,7 @@ COLORS = ("cyan", "magenta", "yellow", "green", "red", "blue")
 
 
 def slide_layers(slide: Slide) -> list[LayerData]:
-    """Return one multiscale RGB layer, or one layer a channel.
+    """Return one multiscale RGB layer, or one layer a channel; and one a label image.
 
     Parameters
     ----------
@@ -39,7 +40,7 @@ def slide_layers(slide: Slide) -> list[LayerData]:
 
     Returns
     -------
-    list of (levels, attributes, "image")
+    list of (levels, attributes, "image" or "labels")
         The levels are those of `Slide.pyramid`, finest first: the slide's, others computed
         between those that are more than about twice as large as the next, and others below them,
         so that the coarsest is no larger than about 1000 pixels a side. ``layer.data[i].computed``
@@ -50,7 +51,8 @@ def slide_layers(slide: Slide) -> list[LayerData]:
     _compute_overview(slide)
     name, common = slide_name(slide), _attributes(slide)
     if slide.layout.rgb and slide.levels[0].dtype in RGB_TYPES:
-        return [(_levels(slide), {"name": name, "rgb": True, **common}, "image")]
+        image = (_levels(slide), {"name": name, "rgb": True, **common}, "image")
+        return [image, *label_layers(slide, name)]
     layers: list[LayerData] = []
     channels = slide.channels or RGB_CHANNELS[: slide.layout.levels[0].channels]
     several = len(channels) > 1
@@ -59,13 +61,14 @@ def slide_layers(slide: Slide) -> list[LayerData]:
         attributes = {
             "name": f"{name} {channel.name}" if several else name,
             "rgb": False,
-            "contrast_limits": _contrast_limits(levels[-1]),
+            "contrast_limits": channel.window or _contrast_limits(levels[-1]),
             "colormap": channel.color or _colormap(slide, index, len(channels)),
             "blending": "additive" if several else "translucent_no_depth",
+            "visible": channel.visible,
             **common,
         }
         layers.append((levels, attributes, "image"))
-    return layers
+    return layers + label_layers(slide, name)
 
 
 def slide_name(slide: Slide) -> str:
@@ -74,12 +77,14 @@ def slide_name(slide: Slide) -> str:
 
 
 def slide_of(layer: Layer | None) -> Slide | None:
-    """Return the slide that a layer shows, or None."""
+    """Return the slide that a layer shows, or None; label images are no slides of their own."""
     data: Any = getattr(layer, "data", None)
     if getattr(layer, "multiscale", False):
         data = data[0]
     data = getattr(data, "__wrapped__", data)  # napari hands proxies to widgets of plugins
-    return data.slide if isinstance(data, LevelArray) and isinstance(data.slide, Slide) else None
+    if not isinstance(data, LevelArray) or data.layout.categorical:
+        return None
+    return data.slide if isinstance(data.slide, Slide) else None
 
 
 def _levels(slide: Slide, channel: int | None = None) -> list[LevelArray]:

@@ -9,7 +9,7 @@ import napari
 from napari.utils.notifications import show_info, show_warning
 
 from napari_wsigpu.errors import NotASlideError, SlideError
-from napari_wsigpu.formats import dicom
+from napari_wsigpu.formats import dicom, ome_zarr
 from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.slide import Slide, open_slide
 from napari_wsigpu.storage.url import file_name, is_url
@@ -56,7 +56,7 @@ def read_slides(path: str | Sequence[str]) -> list[LayerData]:
 
     Returns
     -------
-    list of (levels, attributes, "image")
+    list of (levels, attributes, "image" or "labels")
 
     Raises
     ------
@@ -104,7 +104,10 @@ def _as_list(path: str | Sequence[str]) -> list[str]:
 
 def _is_ours(path: str) -> bool:
     try:
-        if not is_url(path) and Path(path).is_dir() and not dicom.probe(Path(path)):
+        place = None if is_url(path) else Path(path)
+        if place is not None and place.is_dir() and not any(
+            form.probe(place) for form in (ome_zarr, dicom)
+        ):
             return False
         layout = describe(path)
     except NotASlideError:

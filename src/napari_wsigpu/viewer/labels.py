@@ -1,0 +1,80 @@
+"""Label images of a slide as napari's labels layers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from napari.utils.colormaps import DirectLabelColormap
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from napari_wsigpu.engine.level import LevelArray
+    from napari_wsigpu.formats.layout import LabelLayout
+    from napari_wsigpu.slide import Slide
+
+    LabelData = tuple[list[LevelArray] | NDArray[Any], dict[str, Any], str]
+
+TRANSPARENT = "#00000000"
+
+
+def label_layers(slide: Slide, name: str) -> list[LabelData]:
+    """Return a labels layer for each label image of a slide.
+
+    Parameters
+    ----------
+    slide : Slide
+        An open slide; the layers keep it.
+    name : str
+        Name of the slide's layer, which the layers' names begin with.
+
+    Returns
+    -------
+    list of (levels, attributes, "labels")
+        The levels are those of the label image's `Slide.pyramid`, or the pixels of its only one;
+        they lie where the label image does on the slide.
+    """
+    layers: list[LabelData] = []
+    for label in slide.layout.labels:
+        image = slide.labels[label.name]
+        levels = [image.level_array(level.number, 0, tolerant=True) for level in image.pyramid]
+        attributes = _attributes(slide, label, name)
+        if len(levels) > 1:
+            layers.append((levels, {"multiscale": True, **attributes}, "labels"))
+        else:  # napari takes no list of one level
+            layers.append((np.asarray(levels[0]), attributes, "labels"))
+    return layers
+
+
+def _attributes(slide: Slide, label: LabelLayout, name: str) -> dict[str, Any]:
+    mpp = slide.mpp or (1.0, 1.0)
+    scale = [size * step for size, step in zip(mpp, label.step, strict=True)]
+    # napari counts from the centre of the first pixel.
+    first = [
+        size * (at + (step - 1) / 2)
+        for size, at, step in zip(mpp, label.offset, label.step, strict=True)
+    ]
+    attributes: dict[str, Any] = {
+        "name": f"{name} {label.name}",
+        "scale": tuple(scale[::-1]),
+        "translate": tuple(first[::-1]),
+        "axis_labels": ("y", "x"),
+    }
+    if slide.mpp is not None:
+        attributes["units"] = ("micrometer", "micrometer")
+    if label.colors:
+        colors: dict[int | None, str] = {None: TRANSPARENT, 0: TRANSPARENT}
+        colors.update(label.colors.items())
+        attributes["colormap"] = DirectLabelColormap(color_dict=colors)
+    if label.properties:
+        attributes["features"] = _features(label)
+    return attributes
+
+
+def _features(label: LabelLayout) -> dict[str, list[Any]]:
+    """Return the properties of objects by column; "index" holds their numbers."""
+    columns = {key for said in label.properties for key in said} - {"label-value", "index"}
+    return {"index": [said["label-value"] for said in label.properties]} | {
+        key: [said.get(key) for said in label.properties] for key in sorted(columns)
+    }

@@ -1,0 +1,141 @@
+"""OME-Zarr in napari: channels as they are to be shown, labels where they lie."""
+
+import numpy as np
+import pytest
+from napari.layers import Image, Labels
+
+from napari_wsigpu import open_slide
+from napari_wsigpu.viewer.layers import slide_layers, slide_of
+from napari_wsigpu.viewer.reader import get_reader
+from tests import slides
+from tests.zarrs import halved, write_group, write_image, write_label
+
+CHANNELS = [
+    {"label": "DAPI", "color": "0000FF", "window": {"start": 10, "end": 500}},
+    {"label": "CD3", "color": "FF8800", "active": False},
+]
+SAID = {
+    "colors": [{"label-value": 7, "rgba": [255, 0, 0, 255]}],
+    "properties": [{"label-value": 7, "class": "tumour"}, {"label-value": 9, "area": 4}],
+}
+
+
+@pytest.fixture
+def numbers():
+    found = np.zeros((128, 200), np.int32)
+    found[10:40, 20:100] = 7
+    found[60:100, 20:60] = 9
+    return found
+
+
+@pytest.fixture
+def path(tmp_path, numbers):
+    pixels = np.moveaxis(slides.picture(256, 400, 2, "uint16"), -1, 0)
+    folder = tmp_path / "slide.ome.zarr"
+    write_image(folder, halved(pixels, "cyx", 1), more={"omero": {"channels": CHANNELS}})
+    levels = halved(numbers, "yx", 1)
+    write_label(folder, "cells", levels, pixel=1.0, more={"image-label": SAID})
+    return folder
+
+
+def edges(layer):
+    """Return the outer corners of the first and the last pixel; extents go to their centres."""
+    half = np.array(layer.scale) / 2
+    return layer.extent.world + np.array([-half, half])
+
+
+def test_channels_have_windows_and_are_hidden(path):
+    with open_slide(path) as slide:
+        [(_, first, _), (levels, second, _), _] = slide_layers(slide)
+        assert first["name"] == "slide DAPI"
+        assert (first["contrast_limits"], first["colormap"], first["visible"]) == (
+            (10, 500),
+            "#0000ff",
+            True,
+        )
+        low, high = second["contrast_limits"]
+        assert (low, high) == (levels[-1][...].min(), levels[-1][...].max())
+        assert (second["colormap"], second["visible"]) == ("#ff8800", False)
+        for _, attributes, _ in slide_layers(slide)[:2]:
+            Image([np.zeros((64, 64)), np.zeros((32, 32))], **attributes)
+
+
+def test_labels_lie_on_their_slide(path, numbers):
+    with open_slide(path) as slide:
+        *images, (levels, attributes, kind) = slide_layers(slide)
+        assert kind == "labels"
+        layer = Labels(levels, **attributes)
+        image = Image(images[0][0], **images[0][1])
+        assert layer.name == "slide cells"
+        np.testing.assert_allclose(edges(layer), edges(image))
+        assert layer.units == image.units
+        for found, expected in zip(layer.data, halved(numbers, "yx", 1), strict=True):
+            np.testing.assert_array_equal(np.asarray(found), expected)
+
+
+def test_labels_have_their_colors_and_properties(path):
+    with open_slide(path) as slide:
+        levels, attributes, _ = slide_layers(slide)[-1]
+        layer = Labels(levels, **attributes)
+        np.testing.assert_array_equal(layer.get_color(7), [1, 0, 0, 1])
+        assert layer.get_color(9)[3] == 0
+        features = layer.features.set_index("index")
+        assert features.loc[7, "class"] == "tumour"
+        assert features.loc[9, "area"] == 4
+
+
+def test_labels_without_metadata(path):
+    write_label(path, "others", [np.ones((256, 400), np.uint8)], units={}, more={})
+    with open_slide(path) as slide:
+        levels, attributes, _ = slide_layers(slide)[-1]
+        layer = Labels(levels, **attributes)
+        np.testing.assert_allclose(layer.extent.data, [[0, 0], [255, 399]])
+        assert tuple(layer.scale) == (0.5, 0.5)
+
+
+def test_labels_that_are_moved(path, numbers):
+    ome = write_image(path / "labels/moved", [numbers], "yx", pixel=1.0)
+    step = {"type": "translation", "translation": [20, 30]}
+    ome["multiscales"][0]["datasets"][0]["coordinateTransformations"].append(step)
+    write_group(path / "labels/moved", ome)
+    write_group(path / "labels", {"labels": ["moved"]})
+    with open_slide(path) as slide:
+        _, attributes, _ = slide_layers(slide)[-1]
+    # Its pixels are twice as large as the slide's, and corners lie on corners.
+    assert attributes["translate"] == (20.25, 30.25)
+
+
+def test_labels_are_no_slides_of_their_own(path):
+    with open_slide(path) as slide:
+        *_, (levels, attributes, _) = slide_layers(slide)
+        assert slide_of(Labels(levels, **attributes)) is None
+
+
+@pytest.mark.parametrize("name", ["", "zarr.json"])
+def test_the_reader_takes_a_folder_and_its_metadata(path, name):
+    layers = get_reader(str(path / name))(str(path / name))
+    assert [kind for _, _, kind in layers] == ["image", "image", "labels"]
+    layers[0][0][0].slide.close()
+
+
+def test_the_reader_says_what_a_plate_is(tmp_path):
+    write_group(tmp_path / "plate.zarr", {"plate": {}})
+    with pytest.raises(ValueError, match="a plate of many images"):
+        get_reader(str(tmp_path / "plate.zarr"))(str(tmp_path / "plate.zarr"))
+
+
+def test_the_reader_leaves_other_folders_to_others(tmp_path):
+    write_group(tmp_path / "group.zarr", {})
+    (tmp_path / "named.zarr").mkdir()
+    for name in ("group.zarr", "named.zarr"):
+        assert get_reader(str(tmp_path / name)) is None
+
+
+def test_a_viewer_shows_them(path, make_napari_viewer):
+    viewer = make_napari_viewer()
+    viewer.open(str(path), plugin="napari-wsigpu")
+    assert [type(layer) for layer in viewer.layers] == [Image, Image, Labels]
+    assert viewer.layers[2].get_value((30, 40), world=True)
+    slide = slide_of(viewer.layers[0])
+    viewer.layers.clear()
+    slide.close()
