@@ -14,7 +14,7 @@ from napari_wsigpu.bench.command import add_command as add_bench
 from napari_wsigpu.convert.command import add_command as add_convert
 from napari_wsigpu.doctor import report
 from napari_wsigpu.errors import SlideError
-from napari_wsigpu.formats.compression import compression_name
+from napari_wsigpu.formats.compression import storage_name
 from napari_wsigpu.privacy import MASK, masked
 from napari_wsigpu.slide import Slide, open_slide
 
@@ -109,7 +109,7 @@ def _as_text(slide: Slide, metadata: Mapping[str, Any]) -> str:
     lines += [f"  {name:<11} {metadata[key]}" for key, name in given.items() if metadata[key]]
     for index, level in enumerate(slide.layout.levels):
         tiles = f"{level.grid.tile_width} x {level.grid.tile_height}"
-        compression = compression_name(level.encoding.compression)
+        compression = storage_name(level)
         lines.append(
             f"  level {index:<5} {level.width} x {level.height} "
             f"({level.channels} x {level.dtype}), downsample "
@@ -118,5 +118,7 @@ def _as_text(slide: Slide, metadata: Mapping[str, Any]) -> str:
         )
     for name, image in slide.associated_images.items():
         lines.append(f"  {name:<11} {image.size[0]} x {image.size[1]}")
+    for name, labels in slide.labels.items():
+        lines.append(f"  labels      {name}, {labels.dimensions[0]} x {labels.dimensions[1]}")
     lines += [f"  problem     {problem}" for problem in metadata["problems"]]
     return "\n".join(lines)

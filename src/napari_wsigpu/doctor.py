@@ -27,7 +27,7 @@ from napari_wsigpu.codecs.codestream import JPEG, recipe
 from napari_wsigpu.codecs.codestream import JPEG2000 as JPEG2000_CODES
 from napari_wsigpu.codecs.cuda import CONNECTIONS, JPEG_ENGINE
 from napari_wsigpu.errors import SlideError
-from napari_wsigpu.formats.compression import compression_name
+from napari_wsigpu.formats.compression import storage_name
 from napari_wsigpu.slide import open_slide
 from napari_wsigpu.storage.gds import gds_state
 
@@ -250,10 +250,10 @@ def _level_route(level: LevelLayout, found: Report) -> Route:
     encoding = level.encoding
     colors = JPEG_COLORS.get(encoding.jpeg_color, encoding.jpeg_color)
     colors = f", {colors}" if encoding.compression == JPEG else ""
-    name = f"{compression_name(encoding.compression)}{colors}, {level.channels} x {level.dtype}"
+    name = f"{storage_name(level)}{colors}, {level.channels} x {level.dtype}"
     how = recipe(level)
     if encoding.compression not in (JPEG, *JPEG2000_CODES):
-        return Route(name, "CPU", "imagecodecs")
+        return Route(name, "CPU", "imagecodecs" if level.array is None else "zarr")
     if isinstance(how, str):
         return Route(name, "CPU", how)
     return replace(found.routes[0 if how.kind == "jpeg" else 1], encoding=name)

@@ -525,6 +525,19 @@ class TestFolders:
         with pytest.raises(UnsupportedSlideError, match=r'pip install "napari-wsigpu\[zarr\]"'):
             describe(tmp_path / "a.zarr")
 
+    def test_metadata_that_nobody_writes(self, tmp_path):
+        ome = write_image(tmp_path / "a.zarr", [moved(64, 64)])
+        deep = json.loads('{"a":' * 900 + "1" + "}" * 900)
+        text = "x\ud800y"
+        ome["multiscales"][0]["datasets"].append({"path": text})
+        write_group(tmp_path / "a.zarr", ome | {"deep": deep, "text": text, "ok": "\U0001f600"})
+        with open_slide(tmp_path / "a.zarr") as slide:
+            found = slide.metadata["ome-zarr"]["ome"]
+            assert (found["text"], found["ok"]) == ("x?y", "\U0001f600")
+            json.dumps(slide.metadata, ensure_ascii=False).encode()
+            "".join(slide.layout.problems).encode()
+            pickle.loads(pickle.dumps(slide)).close()
+
     def test_long_metadata_are_not_kept(self, tmp_path):
         ome = write_image(tmp_path / "a.zarr", [moved(64, 64)])
         assert describe(tmp_path / "a.zarr").metadata["ome-zarr"]["ome"]["multiscales"]

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tifffile import COMPRESSION
+
+if TYPE_CHECKING:
+    from napari_wsigpu.formats.layout import LevelLayout
 
 NAMES = {
     1: "none",
@@ -26,6 +31,13 @@ NAMES = {
     50002: "JPEG XL",
     52546: "JPEG XL",
 }
+
+
+def storage_name(level: LevelLayout) -> str:
+    """Return a name for how a level's tiles are stored."""
+    if level.array is not None:
+        return "Zarr"
+    return compression_name(level.encoding.compression)
 
 
 def compression_name(code: int) -> str:

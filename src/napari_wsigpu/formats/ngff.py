@@ -20,7 +20,7 @@ OLDEST_AXES = "tczyx"
 BY_TYPE = {"time": "t", "channel": "c"}
 SHOWN, OTHER = "yxc", "?"
 LONGEST_NAME = 100
-LARGEST = 2.0**53
+SMALLEST, LARGEST = 2.0**-53, 2.0**53
 MOST_COLORS = 1 << 16
 PURE = ("#ff0000", "#00ff00", "#0000ff")
 NAMES = ({"r", "red"}, {"g", "green"}, {"b", "blue"})
@@ -108,7 +108,9 @@ def transform(stated: Any, dimensions: int) -> Transform | None:
             translation = [a * b for a, b in zip(translation, values, strict=True)]
         else:
             translation = [a + b for a, b in zip(translation, values, strict=True)]
-    return Transform(tuple(scale), tuple(translation))
+    possible = all(SMALLEST <= value <= LARGEST for value in scale)
+    possible = possible and all(abs(value) <= LARGEST for value in translation)
+    return Transform(tuple(scale), tuple(translation)) if possible else None
 
 
 def numbers(values: Any, count: int) -> tuple[float, ...] | None:

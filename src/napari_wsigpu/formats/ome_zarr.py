@@ -45,6 +45,7 @@ SMALLEST_TILE = 256
 LARGEST_GROWN = 4 << 20
 LONGEST_KEPT = 1 << 18
 LONGEST_PATH = 1024
+DEEPEST = 32
 COLLECTION = "bioformats2raw.layout"
 RGB, GRAY = 2, 1
 
@@ -134,11 +135,27 @@ def _layout(
         channels=() if rgb else tiff.channel_names(count, image.channels),
         background=image.background,
         mpp=_mpp(image),
-        metadata={vendor: dict(node.attributes) if files[0].size <= LONGEST_KEPT else {}},
+        metadata={vendor: _attributes(node)},
         hidden_planes=image.hidden_planes,
         problems=tuple(problems),
         files=files,
     )
+
+
+def _attributes(node: Node) -> dict[str, Any]:
+    """Return a node's attributes, unless they are too long to be looked at."""
+    kept = sum(_file(path).size for path in node.documents) <= LONGEST_KEPT
+    found: dict[str, Any] = _shallow(node.attributes, DEEPEST) if kept else {}
+    return found
+
+
+def _shallow(value: Any, depth: int) -> Any:
+    """Copy nested metadata without what lies deeper."""
+    if isinstance(value, dict):
+        return {key: _shallow(item, depth - 1) for key, item in value.items() if depth}
+    if isinstance(value, list):
+        return [_shallow(item, depth - 1) for item in value if depth]
+    return value
 
 
 def _mpp(image: _Image) -> tuple[float, float] | None:
@@ -249,7 +266,7 @@ def _arrays(
     datasets = said.get("datasets")
     stated = datasets if isinstance(datasets, list) else []
     if len(stated) > MOST_LEVELS:
-        problems.append(f"Of {len(stated)} levels, more than {MOST_LEVELS} are not looked at.")
+        problems.append(f"Of {len(stated)} levels, only {MOST_LEVELS} are looked at.")
     found: list[tuple[dict[str, Any], Node, Any]] = []
     errors: list[SlideError] = []
     for item in stated[:MOST_LEVELS]:
@@ -286,7 +303,7 @@ def _child(node: Node, name: Any) -> Node:
     found = read_node(node.folder / text)
     if found is None:
         raise CorruptSlideError(
-            f"'{node.folder}' lacks its part '{text[:80]}'; get a fresh copy of it."
+            f"'{node.folder}' lacks its part {text[:80]!r}; get a fresh copy of it."
         )
     return found
 
@@ -335,14 +352,14 @@ def _level(
     width, height, count = sizes["x"], sizes["y"], sizes.get("c", 1)
     if min(*shape, *chunks) < 1:
         raise CorruptSlideError(f"'{folder}' holds no pixels; get a fresh copy of it.")
-    if max(width, height) >= tiff.LARGEST_SIDE or count > tiff.MOST_CHANNELS:
+    if max(*shape, *chunks) >= tiff.LARGEST_SIDE or count > tiff.MOST_CHANNELS:
         raise UnsupportedSlideError(
-            f"'{folder}' claims {width} x {height} pixels of {count} channel(s), more than a "
-            "slide can have; get a fresh copy of it."
+            f"'{folder}' claims a shape of {_product(shape)} in chunks of {_product(chunks)}, more "
+            "than a slide can have; get a fresh copy of it."
         )
     if math.prod(chunks) * dtype.itemsize > tiff.LARGEST_TILE:
         raise UnsupportedSlideError(
-            f"'{folder}' has chunks of {' x '.join(map(str, chunks))}, too large to decode; "
+            f"'{folder}' has chunks of {_product(chunks)}, too large to decode; "
             "save it with chunks of 256 to 1024 pixels."
         )
     chunk = dict(zip(letters, chunks, strict=True))
@@ -378,6 +395,10 @@ def _level(
     )
     tiff.check_tile_size(level, str(folder))
     return level
+
+
+def _product(lengths: Sequence[int]) -> str:
+    return " x ".join(str(length)[:20] for length in lengths[:8])
 
 
 def _grown(side: int, extent: int, most: int) -> int:
@@ -460,10 +481,9 @@ def _bare_image(node: Node) -> _Image:
     array = open_array(node.folder)
     channels = array.shape[2] if len(array.shape) == 3 else 1
     if len(array.shape) not in (2, 3) or channels > 4:
-        shape = " x ".join(map(str, array.shape))
         raise NotASlideError(
-            f"'{node.folder}' is a Zarr array of {shape} that does not say its axes; open the "
-            "folder of the OME-Zarr image that it belongs to."
+            f"'{node.folder}' is a Zarr array of {_product(array.shape)} that does not say its axes; "
+            "open the folder of the OME-Zarr image that it belongs to."
         )
     axes = ngff.Axes.of("yxc"[: len(array.shape)])
     rgb = channels > 2 and array.dtype.name in ("uint8", "uint16")
@@ -516,7 +536,7 @@ def _collection(node: Node, problems: list[str]) -> SlideLayout:
         found,
         associated=tuple(images.values()),
         labels=labels,
-        metadata={"ome-zarr": {**dict(node.attributes), **dict(main.attributes)}},
+        metadata={"ome-zarr": {**_attributes(node), **_attributes(main)}},
         problems=tuple(problems),
     )
     if described is None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from napari_wsigpu.formats.compression import compression_name
+from napari_wsigpu.formats.compression import storage_name
 from napari_wsigpu.privacy import masked
 from napari_wsigpu.storage.url import file_name
 
@@ -113,7 +113,7 @@ def level_facts(slide: Slide) -> list[LevelFacts]:
     for number, level, *_ in slide.pyramid:
         grid = level.grid
         stored = _is_stored(level)
-        compression = compression_name(level.encoding.compression)
+        compression = storage_name(level)
         if not stored:
             compression = "computed" if level.computed else f"{compression}, scaled"
         rows.append(
@@ -122,7 +122,7 @@ def level_facts(slide: Slide) -> list[LevelFacts]:
                 _pair(level.width, level.height),
                 f"{level.downsample(base):.4g}",
                 "" if level.computed else _pair(grid.tile_width, grid.tile_height),
-                byte_size(_stored_bytes(level)) if stored else "",
+                byte_size(_stored_bytes(level)) if stored and level.array is None else "",
                 compression,
             )
         )
