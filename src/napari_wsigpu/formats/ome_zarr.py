@@ -18,7 +18,7 @@ from napari_wsigpu.errors import (
     UnsupportedSlideError,
     file_error,
 )
-from napari_wsigpu.formats import markup, ngff, ome, tiff
+from napari_wsigpu.formats import markup, ngff, ome, tiff, wsigpu
 from napari_wsigpu.formats.layout import (
     AssociatedLayout,
     Encoding,
@@ -29,7 +29,7 @@ from napari_wsigpu.formats.layout import (
     TileGrid,
     ZarrArray,
 )
-from napari_wsigpu.formats.zarr_array import folder_of, open_array, read_node
+from napari_wsigpu.formats.zarr_array import brief, folder_of, open_array, read_node
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,6 +45,7 @@ SMALLEST_TILE = 256
 LARGEST_GROWN = 4 << 20
 LONGEST_KEPT = 1 << 18
 LONGEST_PATH = 1024
+LARGEST_PROFILE = 16 << 20
 DEEPEST = 32
 COLLECTION = "bioformats2raw.layout"
 RGB, GRAY = 2, 1
@@ -114,7 +115,9 @@ def parse(path: Path) -> SlideLayout:
         return _collection(node, problems)
     image = _read_image(node, problems)
     labels = _labels(node, image, problems)
-    return replace(_layout("ome-zarr", node, image, problems), labels=labels)
+    found = replace(_layout("ome-zarr", node, image, problems), labels=labels)
+    record = node.attributes.get("wsigpu")
+    return found if not isinstance(record, dict) else _converted(found, record, node, image)
 
 
 def _layout(
@@ -482,7 +485,7 @@ def _bare_image(node: Node) -> _Image:
     channels = array.shape[2] if len(array.shape) == 3 else 1
     if len(array.shape) not in (2, 3) or channels > 4:
         raise NotASlideError(
-            f"'{node.folder}' is a Zarr array of {_product(array.shape)} that does not say its axes; "
+            f"'{node.folder}' is a Zarr array of {_product(array.shape)} without axes; "
             "open the folder of the OME-Zarr image that it belongs to."
         )
     axes = ngff.Axes.of("yxc"[: len(array.shape)])
@@ -566,6 +569,52 @@ def _described(document: Path, problems: list[str]) -> tuple[ome.OmeDescription 
         return None, []
     names = [image.get("Name") or "" for image in markup.children(root, "Image")]
     return ome.describe(root), names
+
+
+# What this package's conversion adds
+
+
+def _converted(
+    layout: SlideLayout, record: dict[str, Any], node: Node, image: _Image
+) -> SlideLayout:
+    """Add the record of a slide that was converted, its associated images and its ICC profile."""
+    problems = list(layout.problems)
+    associated, files, end = [], list(layout.files), image.end
+    folder = node.folder / "associated"
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    for name in names[:MOST_IMAGES]:
+        try:
+            other = read_node(folder / name)
+            if other is not None and not other.is_array:
+                picture = _read_image(other, problems, end)
+                associated.append(AssociatedLayout(name, picture.levels[0]))
+                files += [*map(_file, other.documents), *picture.files]
+                end = picture.end
+        except SlideError as error:
+            problems.append(f"The {name} image is left out. {error}")
+    found = wsigpu.with_record(layout, record)
+    return replace(
+        found,
+        associated=tuple(associated),
+        channels=layout.channels,
+        files=tuple(files),
+        icc=_profile(node.folder / "icc_profile", problems),
+        problems=tuple(problems),
+    )
+
+
+def _profile(folder: Path, problems: list[str]) -> bytes | None:
+    if not folder.is_dir():
+        return None
+    try:
+        array = open_array(folder)
+        if array.ndim != 1 or array.dtype != np.uint8 or array.size > LARGEST_PROFILE:
+            raise CorruptSlideError(f"'{folder}' is no ICC profile.")
+        return np.asarray(array[...]).tobytes()
+    except Exception as error:
+        # Codecs of damaged chunks raise what they like.
+        problems.append(f"The ICC profile can't be read ({brief(error)}).")
+        return None
 
 
 # Label images
