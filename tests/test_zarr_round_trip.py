@@ -41,8 +41,9 @@ def assert_same(path, other, *, private=False):
             np.testing.assert_array_equal(image.read(), expected)
 
 
-@pytest.mark.parametrize("compression", ["raw", "zstd", "lz4"])
-@pytest.mark.parametrize("private", [False, True])
+@pytest.mark.parametrize(
+    ("compression", "private"), [("raw", False), ("zstd", True), ("lz4", False)]
+)
 def test_an_aperio_slide(tmp_path, compression, private):
     target = tmp_path / "a.zarr"
     convert(sample_path(), target, compression=compression, private=private)

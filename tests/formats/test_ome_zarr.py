@@ -7,6 +7,8 @@ import sys
 import numcodecs
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from zarr.codecs import BloscCodec, BytesCodec, TransposeCodec, ZstdCodec
 
 from napari_wsigpu import open_slide
@@ -543,6 +545,85 @@ class TestFolders:
         assert describe(tmp_path / "a.zarr").metadata["ome-zarr"]["ome"]["multiscales"]
         write_group(tmp_path / "a.zarr", ome | {"text": "x" * (1 << 19)})
         assert describe(tmp_path / "a.zarr").metadata == {"ome-zarr": {}}
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=9)
+    | st.sampled_from(["x", "y", "c", "0", "scale", "channel", "micrometer", 1 << 70, -1, 0]),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from(["path", "name", "type", "scale", "color"]), inner)
+    ),
+    max_leaves=6,
+)
+
+
+def places(value, prefix=()):
+    """Yield the keys that lead to each value of nested metadata."""
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, item in items:
+        yield (*prefix, key)
+        if isinstance(item, dict | list):
+            yield from places(item, (*prefix, key))
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("any") / "a.zarr"
+    more = {"omero": RGB["omero"] | {"rdefs": {"defaultZ": 0}}}
+    levels = halved(moved(64, 48, dtype="uint8"), "cyx", 1)
+    ome = write_image(folder, levels, more=more)
+    write_label(folder, "cells", [np.ones((64, 48), np.uint8)])
+    return folder, ome
+
+
+class TestAnything:
+    @given(st.data())
+    @settings(max_examples=40)
+    def test_metadata_of_an_image(self, image, data):
+        folder, ome = image
+        changed = json.loads(json.dumps(ome))
+        *above, last = data.draw(st.sampled_from(list(places(changed))))
+        inner = changed
+        for key in above:
+            inner = inner[key]
+        inner[last] = data.draw(JSON)
+        write_group(folder, changed)
+        self.assert_is_read_or_refused(folder)
+
+    @given(st.data())
+    @settings(max_examples=40)
+    def test_metadata_of_an_array(self, image, data):
+        folder, ome = image
+        write_group(folder, ome)
+        document = folder / "0/zarr.json"
+        before = document.read_text()
+        changed = json.loads(before)
+        *above, last = data.draw(st.sampled_from(list(places(changed))))
+        inner = changed
+        for key in above:
+            inner = inner[key]
+        inner[last] = data.draw(JSON)
+        document.write_text(json.dumps(changed))
+        try:
+            self.assert_is_read_or_refused(folder)
+        finally:
+            document.write_text(before)
+
+    def assert_is_read_or_refused(self, folder):
+        said = ""
+        try:
+            with open_slide(folder, "cpu") as slide:
+                json.dumps(slide.metadata)
+                found = slide.read_region((0, 0), (9, 9))
+                assert found.shape == (9, 9, slide.layout.levels[0].channels)
+        except SlideError as error:
+            said = str(error)
+        assert not said or ("a.zarr" in said and len(said) < 900)
 
 
 class TestCollections:
