@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.storage.file import FileSource, Joined
     from napari_wsigpu.storage.gds import Loader
 
-BATCH_BYTES = 256 << 20
+BATCH_BYTES = 512 << 20
 
 
 class RawReader:

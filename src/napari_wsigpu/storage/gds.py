@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from napari_wsigpu.storage.file import Run
 
 PAGE = 4096
-SMALLEST_PIECE, LARGEST_PIECE = 1 << 20, 8 << 20
+# Rooms of more than this in all would not stay in the processor's cache.
+SMALLEST_PIECE, LARGEST_PIECE = 1 << 20, 4 << 20
 MOST_THREADS = 8
 GDS = "WSIGPU_GDS"
 THREADS, COMPATIBILITY = "KVIKIO_NTHREADS", "KVIKIO_COMPAT_MODE"
