@@ -406,7 +406,12 @@ class Slide:
         return views
 
     def level_array(
-        self, index: int, channel: int | None = None, *, tolerant: bool = False
+        self,
+        index: int,
+        channel: int | None = None,
+        *,
+        tolerant: bool = False,
+        color: Color | None = None,
     ) -> LevelArray:
         """Return a level as an array-like.
 
@@ -419,6 +424,8 @@ class Slide:
         tolerant : bool
             For a viewer: show tiles that can't be decoded as background instead of raising,
             and levels in the slide's `display_color`.
+        color : {"stored", "srgb"}, optional
+            Show a level so, whatever else holds.
         """
         layout = self._images.get(index)
         if layout is None or (channel is not None and not 0 <= channel < layout.channels):
@@ -431,7 +438,7 @@ class Slide:
 
         def read(rows: Span, columns: Span, channel: int | None) -> NDArray[Any]:
             shown = self.display_color if tolerant and index >= 0 else "stored"
-            table = self._profile.table(shown)
+            table = self._profile.table(color or shown)
             wanted = channel if table is None else None
             pixels: NDArray[Any] = self._guarded(
                 partial(reader.read, index, rows, columns, wanted, tolerant=tolerant, table=table)

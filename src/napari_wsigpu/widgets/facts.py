@@ -66,7 +66,7 @@ def facts(slide: Slide) -> list[tuple[str, str]]:
         found.append(("MPP", _unbroken(f"{size} µm/px")))
     found.append(("Dimensions", _unbroken(f"{width:,} {TIMES} {height:,} px")))
     if slide.mpp is not None:
-        found.append(("Extent", _extent(width * slide.mpp[0], height * slide.mpp[1])))
+        found.append(("Extent", extent(width * slide.mpp[0], height * slide.mpp[1])))
     found.append(("Channels", _channels(slide)))
     if layout.hidden_planes:
         found.append(("Further planes", f"{layout.hidden_planes}, not shown"))
@@ -162,7 +162,8 @@ def _channels(slide: Slide) -> str:
     return f"{len(names)}, {dtype}: {', '.join(names[:MOST_CHANNELS] + more)}"
 
 
-def _extent(width: float, height: float) -> str:
+def extent(width: float, height: float) -> str:
+    """Return a size given in micrometres."""
     unit, size = ("mm", 1e3) if max(width, height) >= 1e3 else ("µm", 1.0)
     return _unbroken(f"{width / size:.4g} {TIMES} {height / size:.4g} {unit}")
 

@@ -32,7 +32,7 @@ def ask_where_to_save(parent: QWidget, title: str, start: Path, filters: str) ->
     dialog.setFileMode(QFileDialog.AnyFile)
 
     def use_suffix(kind: str) -> None:
-        found = re.search(r"\*\.(\w+)", kind)
+        found = re.search(r"\*\.([\w.]+)", kind)
         dialog.setDefaultSuffix(found[1] if found else "")
 
     use_suffix(filters)

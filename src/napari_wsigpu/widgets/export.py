@@ -1,0 +1,334 @@
+"""The dock "Export region": what is drawn or seen of a slide, as a file."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from napari.layers import Shapes
+from qtpy.QtCore import QEvent, Qt, QTimer
+from qtpy.QtWidgets import QHBoxLayout, QLabel, QProgressBar, QPushButton, QVBoxLayout, QWidget
+
+from napari_wsigpu.convert import convert
+from napari_wsigpu.errors import CancelledError, SlideError
+from napari_wsigpu.viewer.layers import slide_name, slide_of
+from napari_wsigpu.viewer.region import Region, drawn, seen, whole
+from napari_wsigpu.widgets.column import Column
+from napari_wsigpu.widgets.export_form import VIEW, WHOLE, ExportForm
+from napari_wsigpu.widgets.export_plan import ENDINGS, Plan
+from napari_wsigpu.widgets.facts import byte_size
+from napari_wsigpu.widgets.jobs import Jobs
+from napari_wsigpu.widgets.saving import ask_where_to_save
+from napari_wsigpu.widgets.slide_dock import SlideDock
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from napari import Viewer
+    from napari.layers import Layer
+
+    from napari_wsigpu.slide import Slide
+
+INTERVAL_MS = 200
+FINE = 1000  # parts of the bar
+EDGE = 2  # pixels of the screen
+NO_SLIDE = "Open a slide, or select its layer, to export a region of it."
+CANCELLED = "Cancelled; nothing was written."
+
+
+@dataclass(eq=False)
+class Export:
+    """One file that is being written."""
+
+    plan: Plan
+    path: Path
+    part: float = 0
+    cancelled: threading.Event = field(default_factory=threading.Event)
+
+    def write(self, *, overwrite: bool) -> str:
+        """Write it, and return what became of it; called off the main thread."""
+        plan = self.plan
+        try:
+            convert(
+                plan.slide,
+                self.path,
+                region=plan.region[:4],
+                level=plan.level,
+                color=plan.color,
+                overwrite=overwrite,
+                progress=self._note,
+                cancelled=self.cancelled,
+            )
+        except CancelledError:
+            return CANCELLED
+        return f"Saved '{self.path.name}'."
+
+    def _note(self, done: int, total: int) -> None:
+        self.part = done / total if total else 0
+
+
+class RegionExport(SlideDock):
+    """Writes a region of a slide to OME-TIFF, PNG or OME-Zarr.
+
+    Parameters
+    ----------
+    napari_viewer : Viewer
+        The viewer whose slides and shapes are offered.
+    """
+
+    def __init__(self, napari_viewer: Viewer) -> None:
+        super().__init__(napari_viewer, NO_SLIDE)
+        self._jobs = Jobs()
+        self._running: list[Export] = []  # one at most
+        self._folder: Path | None = None
+        self.timer = QTimer(self)
+        self.timer.setInterval(INTERVAL_MS)
+
+        self.form = ExportForm()
+        self.draw = _button("Draw a rectangle", "Draw what is to be exported in a layer of shapes")
+        self.summary = _label("Size of the export")
+        self.notes = _label("Notes")
+        self.export = _button("Export…", "Choose a file, and write the region to it")
+        self.cancel = _button("Cancel", "Write no further, and leave no file")
+        self.progress = QProgressBar()
+        self.progress.setRange(0, FINE)
+        self.progress.setAccessibleName("Progress")
+        self.status = _label("Status")
+        self._arrange()
+
+        self.timer.timeout.connect(self._look)
+        self.form.slide.changed.connect(self._choose_slide)
+        self.form.changed.connect(self._look)
+        self.draw.clicked.connect(self._draw)
+        self.export.clicked.connect(self._ask)
+        self.cancel.clicked.connect(self._cancel)
+        self.listen(self.viewer.layers.events.removed, self._offer)
+        self.listen(self.viewer.layers.selection.events.active, self._use_shapes)
+        self.at_end += [partial(_cancel, self._running), self._jobs.close]
+        self.follow()
+
+    def _arrange(self) -> None:
+        page = QWidget()
+        inner = QVBoxLayout(page)
+        inner.setContentsMargins(0, 0, 0, 0)
+        inner.addWidget(self.form.native)
+        inner.addLayout(_row(self.draw))
+        inner.addWidget(self.summary)
+        inner.addWidget(self.notes)
+        inner.addLayout(_row(self.export, self.cancel))
+        inner.addWidget(self.progress)
+        inner.addWidget(self.status)
+        inner.addStretch()
+        self.details = Column(page)
+        outer = QVBoxLayout(self)
+        outer.addWidget(self.empty)
+        outer.addWidget(self.details, 1)
+        outer.addStretch()
+
+    def show_slide(self, slide: Slide | None) -> None:
+        """Show another slide, or none."""
+        self.details.setVisible(slide is not None)
+        self._offer()
+        if slide is None:
+            self.form.show_slide(None, 0)
+        else:
+            shown = self._layer(slide).data_level
+            self.form.show_slide(slide, slide.pyramid[shown].number)
+        self._look()
+
+    def let_go(self, slide: Slide) -> None:
+        """Cancel what is being written of a slide that has left the viewer."""
+        for export in [export for export in self._running if export.plan.slide is slide]:
+            export.cancelled.set()
+            self._end(export, CANCELLED)
+        self._jobs.let_go(slide)
+
+    def showEvent(self, event: Any) -> None:  # noqa: N802
+        """Follow the view and the shapes from now on."""
+        super().showEvent(event)
+        self.timer.start()
+        self._look()
+
+    def hideEvent(self, event: Any) -> None:  # noqa: N802
+        """Follow them no longer."""
+        super().hideEvent(event)
+        self.timer.stop()
+
+    def changeEvent(self, event: QEvent) -> None:  # noqa: N802
+        """Cancel when the dock is closed, which takes it out of the window."""
+        super().changeEvent(event)
+        if event.type() == QEvent.ParentChange and self.parent() is None:
+            self._cancel()
+
+    # What is chosen
+
+    def _layer(self, slide: Slide) -> Layer:
+        """Return the active layer if it shows the slide, else the first one that does."""
+        layers = [self.viewer.layers.selection.active, *self.viewer.layers]
+        return next(layer for layer in layers if slide_of(layer) is slide)
+
+    def _offer(self, event: Any = None) -> None:
+        self.form.offer_slides(list(dict.fromkeys(self.slides())))
+        self.form.offer_regions([layer for layer in self.viewer.layers if isinstance(layer, Shapes)])
+
+    def _choose_slide(self, slide: Slide | None) -> None:
+        if slide is not None and slide is not self.slide:
+            self.slide = slide
+            self.show_slide(slide)
+
+    def _use_shapes(self, event: Any) -> None:
+        """Choose a layer of shapes when it becomes active."""
+        if isinstance(event.value, Shapes):
+            self._offer()
+            self.form.region.value = event.value
+
+    def _draw(self) -> None:
+        """Let the user draw in the chosen layer of shapes, or in a new one."""
+        if self.slide is None:
+            return
+        shapes = self.form.region.value
+        if not isinstance(shapes, Shapes):
+            layer = self._layer(self.slide)
+            shapes = self.viewer.add_shapes(
+                name="Regions",
+                ndim=2,
+                scale=layer.scale,
+                translate=layer.translate,
+                rotate=layer.rotate,
+                shear=layer.shear,
+                affine=layer.affine,
+                units=layer.units,
+                axis_labels=layer.axis_labels,
+                face_color="transparent",
+                edge_color="lime",
+                edge_width=EDGE / (self.viewer.scene.camera.zoom * layer.scale[-1]),
+            )
+        self.viewer.layers.selection.active = shapes
+        shapes.mode = "add_rectangle"
+
+    def _region(self, slide: Slide) -> Region:
+        chosen = self.form.region.value
+        if chosen == WHOLE:
+            return whole(slide)
+        if chosen == VIEW:
+            return seen(self.viewer, self._layer(slide), slide)
+        return drawn(self.viewer, chosen, self._layer(slide), slide)
+
+    def _plan(self, slide: Slide) -> Plan:
+        """Return what the choices stand for now.
+
+        Raises
+        ------
+        SlideError
+            If there is nothing to be exported, or such a file can't hold it.
+        """
+        form = self.form
+        plan = Plan(
+            slide, self._region(slide), form.level.value, form.color.value, form.kind.value
+        )
+        plan.check()
+        return plan
+
+    def _look(self, event: Any = None) -> None:
+        """Say what would be exported now, and how far the running export is."""
+        if self.slide is None:
+            return
+        self._offer()
+        try:
+            plan = self._plan(self.slide)
+        except SlideError as error:
+            size, notes = "", str(error)
+        else:
+            size, notes = plan.summary(), " ".join(plan.region.notes)
+        _say(self.summary, size)
+        _say(self.notes, notes)
+        self.export.setEnabled(bool(size) and not self._running)
+        for export in self._running:
+            self.progress.setValue(round(FINE * export.part))
+            left = byte_size(round(export.plan.bytes * (1 - export.part)))
+            _say(self.status, f"Writing '{export.path.name}': {left} left")
+        self.cancel.setEnabled(bool(self._running))
+        self.progress.setVisible(bool(self._running))
+
+    # Exports
+
+    def _ask(self) -> None:
+        """Ask for the file, and write it."""
+        if self.slide is None:
+            return
+        plan = self._plan(self.slide)
+        endings = ENDINGS[plan.kind]
+        name = f"{slide_name(plan.slide)} x{plan.region.x} y{plan.region.y}{endings[0]}"
+        patterns = " ".join(f"*{ending}" for ending in endings)
+        answer = ask_where_to_save(
+            self, "Export region", self._start_folder() / name, f"{plan.kind} ({patterns})"
+        )
+        if answer:
+            # Only of the very name that the dialog returned the user was asked.
+            named = answer.lower().endswith(endings)
+            self._write(plan, Path(answer if named else answer + endings[0]), overwrite=named)
+
+    def _start_folder(self) -> Path:
+        folders = (self._folder, self.slide and Path(self.slide.path).parent, Path.home())
+        return next(folder for folder in folders if folder is not None and folder.is_dir())
+
+    def _write(self, plan: Plan, path: Path, *, overwrite: bool) -> None:
+        self._folder = path.parent
+        export = Export(plan, path)
+        self._running.append(export)
+        self._jobs.start(
+            f"Exporting {path.name}",
+            plan.slide,
+            partial(export.write, overwrite=overwrite),
+            partial(self._end, export),
+            partial(self._end, export),
+            owner=self,
+        )
+        self._look()
+
+    def _cancel(self) -> None:
+        _cancel(self._running)
+
+    def _end(self, export: Export, sentence: str) -> None:
+        if export in self._running:
+            self._running.remove(export)
+            _say(self.status, sentence)
+            self._look()
+
+
+def _cancel(running: Sequence[Export]) -> None:
+    for export in running:
+        export.cancelled.set()
+
+
+def _label(name: str) -> QLabel:
+    label = QLabel()
+    label.setWordWrap(True)
+    label.setAccessibleName(name)
+    label.setTextFormat(Qt.PlainText)
+    label.setTextInteractionFlags(Qt.TextSelectableByMouse)
+    label.hide()
+    return label
+
+
+def _say(label: QLabel, text: str) -> None:
+    if label.text() != text:
+        label.setText(text)
+    label.setVisible(bool(text))
+
+
+def _button(text: str, tip: str) -> QPushButton:
+    button = QPushButton(text)
+    button.setToolTip(tip)
+    return button
+
+
+def _row(*widgets: QWidget) -> QHBoxLayout:
+    row = QHBoxLayout()
+    for widget in widgets:
+        row.addWidget(widget)
+    row.addStretch()
+    return row

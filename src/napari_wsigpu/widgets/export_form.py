@@ -1,0 +1,141 @@
+"""What the dock "Export region" lets one choose."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from magicgui.widgets import ComboBox, Container
+from qtpy.QtWidgets import QComboBox
+
+from napari_wsigpu.widgets.export_plan import ENDINGS
+from napari_wsigpu.widgets.facts import TIMES, title
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from napari.layers import Shapes
+    from qtpy.QtWidgets import QWidget
+
+    from napari_wsigpu.slide import Slide
+
+VIEW, WHOLE = "view", "whole"
+STORED, SRGB = "stored", "srgb"
+LEAST = 8  # characters
+
+
+class ExportForm:
+    """A column of choices.
+
+    Attributes
+    ----------
+    slide : ComboBox
+        A `Slide`.
+    region : ComboBox
+        `VIEW`, `WHOLE` or a layer of shapes.
+    level : ComboBox
+        The number of a level of the slide's pyramid.
+    color : ComboBox
+        `STORED` or `SRGB`; hidden where a slide has no profile.
+    kind : ComboBox
+        One of the keys of `ENDINGS`.
+    """
+
+    def __init__(self) -> None:
+        self.slide = _choice("Slide", "The slide that is exported from")
+        self.region = _choice("Region", "The part of the slide that is exported")
+        self.level = _choice(
+            "Level", "The level that becomes the finest one of the file; all have the same extent"
+        )
+        self.color = _choice(
+            "Colours", "Pixels as the file stores them, or in sRGB by the slide's ICC profile"
+        )
+        self.kind = _choice("Format", "The kind of file that is written")
+        self.color.choices = [("As stored", STORED), ("sRGB", SRGB)]
+        self.kind.choices = list(ENDINGS)
+        parts = (self.slide, self.region, self.level, self.color, self.kind)
+        self._container = Container(widgets=parts)
+        self._container.margins = (0, 0, 0, 0)
+        self.changed = self._container.changed
+
+    @property
+    def native(self) -> QWidget:
+        """The widget of Qt."""
+        return self._container.native
+
+    def offer_slides(self, slides: Sequence[Slide]) -> None:
+        """Offer other slides."""
+        names = [title(slide) for slide in slides]
+        _offer(self.slide, list(zip(_told_apart(names), slides, strict=True)))
+
+    def offer_regions(self, layers: Sequence[Shapes]) -> None:
+        """Offer the view, the slide, and layers of shapes."""
+        names = _told_apart([f"Shapes of '{layer.name}'" for layer in layers])
+        _offer(
+            self.region,
+            [("Current view", VIEW), ("Whole slide", WHOLE), *zip(names, layers, strict=True)],
+        )
+
+    def show_slide(self, slide: Slide | None, level: int) -> None:
+        """Offer the levels of another slide, and choose one of them by its number."""
+        with self.changed.blocked():
+            levels = [] if slide is None else level_names(slide)
+            _offer(self.level, [(name, number) for number, name in levels])
+            if slide is not None:
+                self.slide.value = slide
+                self.level.value = level
+            has_profile = slide is not None and slide.layout.icc is not None
+            self.color.visible = has_profile
+            if not has_profile:
+                self.color.value = STORED
+
+
+def level_names(slide: Slide) -> list[tuple[int, str]]:
+    """Return number and name of each level: size, downsample, pixel size, whether computed."""
+    base = slide.layout.levels[0]
+    found = []
+    for number, level, *_ in slide.pyramid:
+        downsample = level.downsample(base)
+        kind = " (computed)" if level.computed else ""
+        parts = [f"{downsample:.4g}{TIMES}{kind}"]
+        if slide.mpp is not None:
+            parts.append(pixel_size(slide.mpp, downsample))
+        parts.append(f"{level.width:,} {TIMES} {level.height:,} px")
+        found.append((number, "  ·  ".join(parts)))
+    return found
+
+
+def pixel_size(mpp: tuple[float, float], downsample: float) -> str:
+    """Return the size of a level's pixels."""
+    x, y = (f"{size * downsample:.4g}" for size in mpp)
+    return f"{x} µm/px" if x == y else f"{x} {TIMES} {y} µm/px"
+
+
+def _choice(label: str, tip: str) -> ComboBox:
+    choice = ComboBox(label=label, tooltip=tip, choices=())
+    box: QComboBox = choice.native
+    box.setAccessibleName(label)
+    box.setSizeAdjustPolicy(QComboBox.AdjustToMinimumContentsLengthWithIcon)
+    box.setMinimumContentsLength(LEAST)
+    return choice
+
+
+def _offer(choice: ComboBox, offered: list[tuple[str, Any]]) -> None:
+    """Offer other choices; the chosen one stays if it is among them, perhaps by another name."""
+    if [tuple(old) for old in zip(_names(choice), choice.choices, strict=True)] == offered:
+        return
+    chosen = choice.value
+    choice.choices = offered
+    if any(value is chosen for _, value in offered):
+        choice.value = chosen
+
+
+def _names(choice: ComboBox) -> list[str]:
+    return [choice.native.itemText(index) for index in range(choice.native.count())]
+
+
+def _told_apart(names: Sequence[str]) -> list[str]:
+    """Number names that are the same."""
+    return [
+        f"{name} ({names[: index + 1].count(name)})" if names.count(name) > 1 else name
+        for index, name in enumerate(names)
+    ]

@@ -1,0 +1,76 @@
+"""What is to be exported, and how much that is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from napari_wsigpu.convert.png import check_png
+from napari_wsigpu.widgets.facts import TIMES, byte_size, extent
+
+if TYPE_CHECKING:
+    from napari_wsigpu.codecs.color import Color
+    from napari_wsigpu.slide import Slide
+    from napari_wsigpu.viewer.region import Region
+
+OME_TIFF, PNG, OME_ZARR = "OME-TIFF", "PNG", "OME-Zarr"
+ENDINGS = {
+    OME_TIFF: (".ome.tif", ".ome.tiff"),
+    PNG: (".png",),
+    OME_ZARR: (".ome.zarr", ".zarr"),
+}
+
+
+class Plan(NamedTuple):
+    """A region of a slide at one level, and the kind of file that it shall be.
+
+    Attributes
+    ----------
+    slide : Slide
+        The slide.
+    region : Region
+        The region, in pixels of level 0.
+    level : int
+        Number of the level in the slide's pyramid.
+    color : {"stored", "srgb"}
+        As stored, or in sRGB.
+    kind : str
+        One of the keys of `ENDINGS`.
+    """
+
+    slide: Slide
+    region: Region
+    level: int
+    color: Color
+    kind: str
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(width, height) in pixels of the level."""
+        return 0, 0
+
+    @property
+    def bytes(self) -> int:
+        """Size of the pixels of that level."""
+        image = self.slide.layout.levels[0]
+        width, height = self.size
+        return width * height * image.channels * image.dtype.itemsize
+
+    def check(self) -> None:
+        """Check that the kind of file can hold it.
+
+        Raises
+        ------
+        SlideError
+            If it can't.
+        """
+        if self.kind == PNG:
+            check_png(self.slide, self.size)
+
+    def summary(self) -> str:
+        """Return its size in pixels, in bytes, and on the glass where that is known."""
+        width, height = self.size
+        parts = [f"{width:,} {TIMES} {height:,} px", f"{byte_size(self.bytes)} uncompressed"]
+        mpp = self.slide.mpp
+        if mpp is not None:
+            parts.append(extent(self.region.width * mpp[0], self.region.height * mpp[1]))
+        return ", ".join(parts)

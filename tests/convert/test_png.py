@@ -1,0 +1,122 @@
+"""Regions as PNG files, read by Pillow and imagecodecs."""
+
+import io
+
+import imagecodecs
+import numpy as np
+import pytest
+from PIL import Image
+
+from napari_wsigpu import convert, open_slide
+from napari_wsigpu.convert import png
+from napari_wsigpu.errors import RegionError, SlideError, UnsupportedSlideError
+from napari_wsigpu.viewer.sample import sample_path
+from tests import icc, slides
+
+REGION = (300, 200, 700, 500)
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Write a flat TIFF that is a slide."""
+
+    def write_slide(pixels, **options):
+        path = tmp_path / "slide.tif"
+        slides.write_pyramid(path, pixels, (2,), **options)
+        return path
+
+    return write_slide
+
+
+@pytest.mark.parametrize("level", [0, 1, 2, 3])
+def test_holds_the_pixels_of_a_level_and_their_size(tmp_path, level):
+    target = tmp_path / "roi.png"
+    with open_slide(sample_path(), "cpu") as slide:
+        convert(slide, target, region=REGION, level=level)
+        pyramid = {item.number: item.layout for item in slide.pyramid}
+        down = pyramid[level].downsample(pyramid[0])
+        left, top, width, height = (round(value / down) for value in REGION)
+        expected = slide.level_array(level)[top : top + height, left : left + width]
+        mpp = [size * down for size in slide.mpp]
+    with Image.open(target) as image:
+        np.testing.assert_array_equal(image, expected)
+        assert image.info["dpi"] == pytest.approx([25400 / size for size in mpp], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "photometric"),
+    [
+        ((200, 300, 1), "uint8", "minisblack"),
+        ((200, 300, 1), "uint16", "minisblack"),
+        ((200, 300, 3), "uint16", "rgb"),
+        ((200, 300, 4), "uint8", "rgb"),
+    ],
+)
+def test_holds_gray_and_colours_of_8_and_16_bits(write, tmp_path, shape, dtype, photometric):
+    pixels = slides.picture(*shape, dtype)
+    options = {"extrasamples": ["unassalpha"]} if shape[2] == 4 else {}
+    path = write(pixels, photometric=photometric, **options)
+    convert(path, tmp_path / "roi.png")
+    found = imagecodecs.png_decode((tmp_path / "roi.png").read_bytes())
+    np.testing.assert_array_equal(found, pixels.squeeze())
+    with Image.open(tmp_path / "roi.png") as image:
+        assert "dpi" not in image.info
+
+
+def test_zero_is_black(write, tmp_path):
+    pixels = slides.picture(200, 300, 1)
+    convert(write(pixels, photometric="miniswhite"), tmp_path / "roi.png")
+    with Image.open(tmp_path / "roi.png") as image:
+        np.testing.assert_array_equal(image, 255 - pixels[..., 0])
+
+
+def test_colours_travel_as_profile_or_are_converted(write, tmp_path):
+    profile = icc.table_profile(icc.stain)
+    path = write(slides.picture(200, 300), photometric="rgb", iccprofile=profile)
+    convert(path, tmp_path / "stored.png")
+    convert(path, tmp_path / "srgb.png", color="srgb")
+    with open_slide(path, "cpu") as slide:
+        expected = slide.read_region((0, 0), (300, 200), color="srgb")
+    with Image.open(tmp_path / "stored.png") as image:
+        assert image.info["icc_profile"] == profile
+        np.testing.assert_array_equal(image, slides.picture(200, 300))
+    with Image.open(tmp_path / "srgb.png") as image:
+        assert image.info["srgb"] == 1
+        assert "icc_profile" not in image.info
+        np.testing.assert_array_equal(image, expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int16", "uint32"])
+def test_refuses_samples_that_png_has_not(write, tmp_path, dtype):
+    path = write(slides.picture(200, 300, 1, dtype), photometric="minisblack")
+    with pytest.raises(UnsupportedSlideError, match=f"of type {dtype}"):
+        convert(path, tmp_path / "roi.png")
+
+
+def test_refuses_several_channels(write, tmp_path):
+    path = write(
+        slides.picture(200, 300, 2).transpose(2, 0, 1),
+        metadata={"axes": "CYX"},
+        photometric="minisblack",
+    )
+    with pytest.raises(UnsupportedSlideError, match="has 2 channels; choose OME-TIFF"):
+        convert(path, tmp_path / "roi.png")
+
+
+def test_refuses_what_few_programs_open(tmp_path, monkeypatch):
+    monkeypatch.setattr(png, "MOST_PIXELS", 1000)
+    with pytest.raises(RegionError, match="700 x 500 pixels is more than"):
+        convert(sample_path(), tmp_path / "roi.png", region=REGION)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_replaces_a_file_only_if_that_is_asked_for(tmp_path):
+    target = tmp_path / "roi.png"
+    target.write_bytes(b"mine")
+    with pytest.raises(SlideError, match="exists"):
+        convert(sample_path(), target, region=REGION)
+    assert target.read_bytes() == b"mine"
+    convert(sample_path(), target, region=REGION, overwrite=True)
+    with Image.open(io.BytesIO(target.read_bytes())) as image:
+        assert image.size == (700, 500)
+    assert list(tmp_path.iterdir()) == [target]

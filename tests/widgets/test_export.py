@@ -1,0 +1,392 @@
+"""The dock "Export region" in a real napari window, used as people do."""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tifffile
+from napari.utils.notifications import notification_manager
+from PIL import Image
+from qtpy.QtWidgets import QComboBox
+
+from napari_wsigpu import open_slide
+from napari_wsigpu.viewer.sample import sample_path
+from napari_wsigpu.widgets.export import CANCELLED, Export
+from napari_wsigpu.widgets.export_form import VIEW, WHOLE
+from napari_wsigpu.widgets.export_plan import ENDINGS, OME_TIFF, OME_ZARR, PNG
+from tests import icc, slides
+from tests.widgets.conftest import assert_text_grows, click, workers
+
+REGION = (300, 200, 700, 500)
+SCRIPT = """
+import sys, threading
+import napari
+from qtpy.QtCore import QTimer
+from qtpy.QtTest import QTest
+from napari_wsigpu.viewer.region import whole
+from napari_wsigpu.viewer.sample import sample_path
+from napari_wsigpu.widgets.export import Export
+from napari_wsigpu.widgets.export_plan import OME_TIFF, Plan
+from pathlib import Path
+
+started, go = threading.Event(), threading.Event()
+
+def note(self, done, total):
+    started.set()
+    go.wait(20)
+
+Export._note = note
+viewer = napari.Viewer()
+[layer] = viewer.open(sample_path(), plugin="napari-wsigpu")
+_, dock = viewer.window.add_plugin_dock_widget("napari-wsigpu", "Export region")
+slide = layer.data[0].slide
+plan = Plan(slide, whole(slide), 0, "stored", OME_TIFF)
+dock._write(plan, Path(sys.argv[1]) / "roi.ome.tif", overwrite=False)
+assert started.wait(20)
+threading.Timer(1, go.set).start()
+{last}
+"""
+
+
+@pytest.fixture
+def dock(viewer):
+    _, widget = viewer.window.add_plugin_dock_widget("napari-wsigpu", "Export region")
+    return widget
+
+
+@pytest.fixture
+def layer(dock, slide_is_open):
+    [opened] = slide_is_open(sample_path())
+    return opened
+
+
+@pytest.fixture
+def rectangle(viewer):
+    """Draw a rectangle of a slide's pixels in a new layer of shapes."""
+
+    def draw(layer, region=REGION):
+        x, y, width, height = region
+        top, left = y - 0.5, x - 0.5
+        corners = [[top, left], [top + height, left + width]]
+        return viewer.add_shapes(
+            [corners], shape_type="rectangle", scale=layer.scale, units=layer.units
+        )
+
+    return draw
+
+
+@pytest.fixture
+def held(monkeypatch, gate):
+    """Hold exports after their first pixels, until the test lets them go on."""
+    begun = threading.Event()
+
+    def note(self, done, total):
+        begun.set()
+        assert gate.wait(20)
+
+    monkeypatch.setattr(Export, "_note", note)
+    return begun
+
+
+def choose(dock, **choices):
+    for name, value in choices.items():
+        getattr(dock.form, name).value = value
+
+
+def names(choice):
+    box = choice.native
+    return [box.itemText(index) for index in range(box.count())]
+
+
+def read(path):
+    if path.suffix == ".png":
+        with Image.open(path) as image:
+            return np.array(image)
+    if path.suffix == ".zarr":
+        zarr = pytest.importorskip("zarr")
+        pixels = zarr.open_group(path, mode="r")["0"][...]
+        return np.moveaxis(pixels.reshape(-1, *pixels.shape[-2:]), 0, -1)
+    with tifffile.TiffFile(path) as file:
+        pixels = file.series[0].levels[0].asarray()
+        return np.moveaxis(pixels, 0, -1) if file.series[0].axes.startswith("C") else pixels
+
+
+def test_says_that_there_is_no_slide(viewer, dock):
+    assert dock.empty.isVisible()
+    assert not dock.details.isVisible()
+    viewer.add_image(np.zeros((8, 8)))
+    viewer.add_shapes([[[0, 0], [4, 4]]], shape_type="rectangle")
+    assert dock.slide is None
+
+
+@pytest.mark.parametrize("kind", [OME_TIFF, PNG, OME_ZARR])
+@pytest.mark.parametrize("level", [0, 1])
+def test_writes_a_drawn_rectangle_exactly(
+    dock, layer, rectangle, answer, tmp_path, settled, kind, level
+):
+    rectangle(layer)
+    choose(dock, level=level, kind=kind)
+    target = tmp_path / f"roi{ENDINGS[kind][0]}"
+    answer(target)
+    click(dock.export)
+    settled()
+    assert dock.status.text() == f"Saved '{target.name}'."
+    assert list(tmp_path.iterdir()) == [target]
+    with open_slide(sample_path(), "cpu") as slide:
+        down = slide.level_downsamples[level]
+        size = round(REGION[2] / down), round(REGION[3] / down)
+        expected = slide.read_region(REGION[:2], size, level)
+        mpp = [value * down for value in slide.mpp]
+    np.testing.assert_array_equal(read(target), expected)
+    with open_slide(target, "cpu") as written:
+        assert written.mpp == pytest.approx(mpp, rel=1e-3)
+
+
+def test_says_what_will_be_written_as_it_changes(viewer, dock, layer, rectangle, display):
+    choose(dock, region=WHOLE, level=0)
+    width, height = layer.data[0].slide.dimensions
+    assert f"{width:,} × {height:,} px" in dock.summary.text()
+    shapes = rectangle(layer)
+    assert dock.form.region.value == shapes
+    assert "700 × 500 px, 1.05 MB uncompressed" in dock.summary.text()
+    choose(dock, level=1)
+    assert "350 × 250 px, 262.5 kB uncompressed" in dock.summary.text()
+    shapes.data = [2 * shapes.data[0]]
+    display.waitUntil(lambda: "700 × 500 px" in dock.summary.text(), timeout=2000)
+    choose(dock, region=VIEW)
+    before = dock.summary.text()
+    viewer.scene.camera.zoom *= 4
+    display.waitUntil(lambda: dock.summary.text() != before, timeout=2000)
+
+
+def test_what_cannot_be_written_is_said_in_one_sentence(viewer, dock, layer, rectangle, display):
+    shapes = rectangle(layer, (-400, 0, 500, 100))
+    assert dock.notes.text() == "What lies outside of the slide is left out."
+    assert "100 × 100 px" in dock.summary.text()
+    shapes.data = [shapes.data[0] - 10_000]
+    display.waitUntil(lambda: not dock.export.isEnabled(), timeout=2000)
+    assert dock.notes.text() == "The region lies outside of the slide; move it onto the slide."
+    assert not dock.summary.isVisible()
+    viewer.layers.remove(shapes)
+    assert dock.form.region.value == VIEW
+    assert dock.export.isEnabled()
+
+
+def test_levels_are_named_by_scale_and_size(dock, layer):
+    slide = layer.data[0].slide
+    found = names(dock.form.level)
+    assert len(found) == len(slide.pyramid) > slide.level_count
+    width, height = slide.dimensions
+    assert found[0] == f"1×  ·  {slide.mpp[0]:.4g} µm/px  ·  {width:,} × {height:,} px"
+    computed = [level.layout.computed for level in slide.pyramid]
+    assert ["(computed)" in name for name in found] == computed
+
+
+def test_a_computed_level_can_be_written(dock, layer, answer, tmp_path, settled):
+    slide = layer.data[0].slide
+    computed = next(level.number for level in slide.pyramid if level.layout.computed)
+    choose(dock, region=WHOLE, level=computed, kind=PNG)
+    answer(tmp_path / "roi.png")
+    click(dock.export)
+    settled()
+    np.testing.assert_array_equal(read(tmp_path / "roi.png"), slide.level_array(computed)[...])
+
+
+def test_channels_all_go_to_tiff_and_none_to_png(
+    dock, slide_is_open, write_channels, answer, tmp_path, settled
+):
+    path, pixels, channel_names = write_channels(3)
+    slide_is_open(path)
+    assert len(names(dock.form.slide)) == 1
+    choose(dock, region=WHOLE, level=0, kind=PNG)
+    assert not dock.export.isEnabled()
+    assert "has 3 channels; choose OME-TIFF or OME-Zarr." in dock.notes.text()
+    choose(dock, kind=OME_TIFF)
+    target = tmp_path / "out.ome.tif"
+    answer(target)
+    click(dock.export)
+    settled()
+    np.testing.assert_array_equal(read(target), np.moveaxis(pixels, 0, -1))
+    with open_slide(target, "cpu") as written:
+        assert [channel.name for channel in written.channels] == channel_names
+        assert written.mpp == pytest.approx((0.5, 0.25))
+
+
+def test_colours_are_offered_where_there_is_a_profile(
+    dock, layer, slide_is_open, answer, tmp_path, settled
+):
+    assert not dock.form.color.native.isVisible()
+    path = tmp_path / "profile.svs"
+    slides.write_pyramid(
+        path, slides.picture(600, 500), photometric="rgb", iccprofile=icc.table_profile(icc.stain)
+    )
+    slide_is_open(path)
+    assert dock.form.color.native.isVisible()
+    choose(dock, region=WHOLE, level=0, color="srgb", kind=PNG)
+    target = tmp_path / "roi.png"
+    answer(target)
+    click(dock.export)
+    settled()
+    with open_slide(path, "cpu") as slide:
+        expected = slide.read_region((0, 0), (500, 600), color="srgb")
+    np.testing.assert_array_equal(read(target), expected)
+
+
+def test_several_slides(viewer, dock, layer, slide_is_open, write_channels, rectangle, tmp_path):
+    path, *_ = write_channels(1)
+    twin = tmp_path / "folder" / Path(sample_path()).name
+    twin.parent.mkdir()
+    twin.write_bytes(Path(sample_path()).read_bytes())
+    other, same_name = slide_is_open(path, twin)
+    assert names(dock.form.slide) == ["he_phantom.svs (1)", path.name, "he_phantom.svs (2)"]
+    viewer.layers.selection.active = other
+    assert dock.form.slide.value is other.data[0].slide
+    choose(dock, slide=layer.data[0].slide)
+    assert dock.slide is layer.data[0].slide
+    assert len(names(dock.form.level)) == len(dock.slide.pyramid)
+    rectangle(layer)
+    assert dock.slide is layer.data[0].slide
+    viewer.layers.remove(layer)
+    assert dock.slide in (other.data[0].slide, same_name.data[0].slide)
+    assert names(dock.form.slide) == [path.name, "he_phantom.svs"]
+    viewer.layers.remove(other)
+    assert dock.slide is same_name.data[0].slide
+    viewer.layers.remove(same_name)
+    assert dock.slide is None
+    assert dock.form.slide.value is None
+
+
+def test_pictures_that_are_no_levels_are_not_offered(viewer, dock, layer):
+    slide = layer.data[0].slide
+    viewer.add_image(slide.associated_images["thumbnail"].read(), rgb=True)
+    assert names(dock.form.slide) == ["he_phantom.svs"]
+    assert dock.slide is slide
+
+
+def test_lets_one_draw_what_is_to_be_exported(viewer, dock, layer):
+    click(dock.draw)
+    shapes = viewer.layers.selection.active
+    assert str(shapes.mode) == "add_rectangle"
+    assert dock.form.region.value == shapes
+    assert "has no shape yet" in dock.notes.text()
+    shapes.add_rectangles([[[-0.5, -0.5], [99.5, 49.5]]])
+    dock._look()
+    choose(dock, level=0)
+    assert "50 × 100 px" in dock.summary.text()
+    click(dock.draw)
+    assert len(viewer.layers) == 2
+
+
+def test_a_cancelled_export_leaves_nothing(dock, layer, answer, held, gate, tmp_path, settled):
+    old = tmp_path / "roi.ome.tif"
+    old.write_bytes(b"mine")
+    choose(dock, region=WHOLE, level=0)
+    answer(old)
+    click(dock.export)
+    assert held.wait(10)
+    dock._look()
+    assert dock.progress.isVisible()
+    assert dock.status.text().startswith("Writing 'roi.ome.tif': ")
+    assert not dock.export.isEnabled()
+    click(dock.cancel)
+    gate.set()
+    settled()
+    assert dock.status.text() == CANCELLED
+    assert not dock.progress.isVisible()
+    assert dock.export.isEnabled()
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == {old: b"mine"}
+
+
+@pytest.mark.parametrize("kind", [OME_TIFF, PNG, OME_ZARR])
+@pytest.mark.parametrize("closing", ["layer", "viewer", "dock"])
+def test_what_is_closed_during_an_export_leaves_nothing(
+    viewer, dock, layer, answer, held, gate, tmp_path, settled, handles_of, kind, closing
+):
+    choose(dock, region=WHOLE, level=0, kind=kind)
+    answer(tmp_path / f"roi{ENDINGS[kind][0]}")
+    click(dock.export)
+    assert held.wait(10)
+    if closing == "layer":
+        viewer.layers.remove(layer)
+        assert dock.status.text() == CANCELLED
+    elif closing == "viewer":
+        viewer.close()
+    else:
+        viewer.window._wrapped_dock_widgets["Export region (napari-wsigpu)"].destroyOnClose()
+    gate.set()
+    settled()
+    assert list(tmp_path.iterdir()) == []
+    if closing == "dock":
+        viewer.layers.clear()
+    assert handles_of(Path(sample_path())) == 0
+
+
+@pytest.mark.parametrize("last", ["viewer.close()", "QTimer.singleShot(100, viewer.close)\nnapari.run()", ""])
+def test_leaving_napari_during_an_export_leaves_nothing(display, tmp_path, last):
+    environment = os.environ | {"NAPARI_CONFIG": str(tmp_path / "settings.yaml")}
+    target = tmp_path / "target"
+    target.mkdir()
+    script = SCRIPT.format(last=last)
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(target)], env=environment, timeout=120, check=False,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert list(target.iterdir()) == []
+
+
+def test_a_failure_is_shown_in_the_dock(dock, layer, answer, tmp_path, settled):
+    notification_manager.records.clear()
+    choose(dock, region=WHOLE, level=3)
+    answer(tmp_path / "nowhere" / "roi.ome.tif")
+    click(dock.export)
+    settled()
+    sentence = dock.status.text()
+    assert "nowhere" in sentence
+    assert sentence.endswith(".")
+    assert [record.message for record in notification_manager.records] == [sentence]
+    assert dock.export.isEnabled()
+
+
+def test_a_name_without_an_ending_gets_one_and_replaces_nothing(
+    dock, layer, answer, tmp_path, settled
+):
+    (tmp_path / "roi.v2.png").write_bytes(b"mine")
+    choose(dock, region=WHOLE, level=3, kind=PNG)
+    answer(tmp_path / "roi.v2")
+    click(dock.export)
+    settled()
+    assert "exists" in dock.status.text()
+    assert (tmp_path / "roi.v2.png").read_bytes() == b"mine"
+    answer(tmp_path / "roi.v2.png")
+    click(dock.export)
+    settled()
+    assert read(tmp_path / "roi.v2.png").ndim == 3
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_the_dialog_can_be_cancelled(dock, layer, answer, tmp_path):
+    answer("")
+    click(dock.export)
+    assert not workers()
+    assert not dock.status.isVisible()
+
+
+def test_costs_nothing_while_it_is_hidden(viewer, dock, layer):
+    assert dock.timer.isActive()
+    dock.hide()
+    assert not dock.timer.isActive()
+    dock.show()
+    assert dock.timer.isActive()
+
+
+def test_can_be_narrow_and_its_text_grows(dock, layer, display):
+    boxes = dock.findChildren(QComboBox)
+    assert len(boxes) == 5
+    assert all(box.accessibleName() for box in boxes)
+    assert dock.minimumSizeHint().width() < 24 * dock.fontMetrics().lineSpacing()
+    assert_text_grows([*boxes, dock.export, dock.summary], display)
