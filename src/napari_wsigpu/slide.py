@@ -426,7 +426,16 @@ class Slide:
             and levels in the slide's `display_color`.
         color : {"stored", "srgb"}, optional
             Show a level so, whatever else holds.
+
+        Raises
+        ------
+        LevelError
+            If there is no such level or channel.
+        UnsupportedSlideError
+            If sRGB is asked for, and the slide has no profile that can be applied.
         """
+        if color is not None and wants_srgb(color):
+            self._profile.profile()
         layout = self._images.get(index)
         if layout is None or (channel is not None and not 0 <= channel < layout.channels):
             raise LevelError(

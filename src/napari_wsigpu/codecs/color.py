@@ -135,7 +135,7 @@ class ColorProfile:
         converted: NDArray[np.uint8] = imagecodecs.cms_transform(
             pixels,
             self._data,
-            _srgb(),
+            srgb_profile(),
             colorspace="rgb",
             outcolorspace="rgb",
             planar=False,
@@ -161,7 +161,8 @@ _tables_lock = threading.Lock()
 
 
 @cache
-def _srgb() -> bytes:
+def srgb_profile() -> bytes:
+    """Return an ICC profile of sRGB."""
     profile: bytes = imagecodecs.cms_profile("srgb")
     return profile
 

@@ -27,7 +27,7 @@ def add_command(commands: Any) -> None:
     """Add the command to those of `wsigpu`."""
     parser = commands.add_parser(
         "convert",
-        help="write a slide as TIFF, OME-TIFF or OME-Zarr",
+        help="write a slide as TIFF, OME-TIFF, OME-Zarr or PNG",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -52,6 +52,12 @@ def add_command(commands: Any) -> None:
         "--shard", type=int, metavar="N", help="OME-Zarr: keep N x N tiles in one file"
     )
     parser.add_argument(
+        "--color",
+        choices=("stored", "srgb"),
+        default="stored",
+        help="pixels as they are, or in sRGB by the slide's ICC profile",
+    )
+    parser.add_argument(
         "--private",
         action="store_true",
         help="keep also what can name a patient: private fields, dates, label and macro",
@@ -65,7 +71,7 @@ def _run(options: argparse.Namespace) -> int:
     given = vars(options)
     names = (
         "compression", "tile_size", "levels", "region", "level", "workers", "quality", "shard",
-        "private", "overwrite",
+        "color", "private", "overwrite",
     )  # fmt: skip
     try:
         done = convert(

@@ -15,11 +15,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from napari_wsigpu.codecs.color import srgb_profile
 from napari_wsigpu.convert.checksum import checksum
 from napari_wsigpu.convert.journal import Journal
 from napari_wsigpu.convert.options import Options, kind_of
 from napari_wsigpu.convert.pixels import copied_segments, read_blocks
 from napari_wsigpu.convert.plan import make_plan, segments_of
+from napari_wsigpu.convert.png import write_png
 from napari_wsigpu.convert.record import make_record, pictures
 from napari_wsigpu.convert.tiff import TiffTarget
 from napari_wsigpu.convert.zarr import ZarrTarget
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Sequence
 
+    from napari_wsigpu.codecs.color import Color
     from napari_wsigpu.convert.options import Compression, Region
     from napari_wsigpu.convert.pixels import Segment
     from napari_wsigpu.convert.plan import Plan
@@ -93,6 +96,7 @@ def convert(
     quality: int | None = None,
     private: bool = False,
     shard: int | None = None,
+    color: Color = "stored",
     overwrite: bool = False,
     progress: Callable[[int, int], None] | None = None,
     cancelled: threading.Event | None = None,
@@ -110,7 +114,7 @@ def convert(
     target : str or PathLike
         What to write, told by the end of its name: ``.tif`` or ``.tiff`` for a tiled BigTIFF
         pyramid that OpenSlide reads too, ``.ome.tif`` or ``.ome.tiff`` for OME-TIFF, ``.zarr``
-        for OME-Zarr 0.5.
+        for OME-Zarr 0.5, ``.png`` for a picture of one level.
     compression : {"raw", "jpeg", "deflate", "zstd", "lz4"}, optional
         How tiles are encoded: raw, JPEG, deflate or zstd in TIFF; raw, zstd or LZ4 (as nvCOMP
         reads it) in OME-Zarr. TIFF tiles that are encoded so already are copied, if their size is
@@ -135,6 +139,8 @@ def convert(
         travel too.
     shard : int, optional
         In OME-Zarr, keep the chunks of a square of so many by so many tiles in one file.
+    color : {"stored", "srgb"}
+        Pixels as they are, or in sRGB by the slide's ICC profile.
     overwrite : bool
         Replace the target if it exists, once the result is whole.
     progress : callable, optional
@@ -156,6 +162,8 @@ def convert(
         If the target can't be written, or there is no room for it.
     ConversionCancelledError
         If `cancelled` was set.
+    RegionError, UnsupportedSlideError
+        If PNG can't hold it, or sRGB is asked for without a profile that can be applied.
     SlideError
         If the slide can't be read: the error names the tile.
 
@@ -166,7 +174,7 @@ def convert(
     begin = time.perf_counter()
     path = Path(target).absolute()
     options = Options(
-        kind_of(path), compression, tile_size, levels, region, level, quality, private, shard
+        kind_of(path), compression, tile_size, levels, region, level, quality, private, shard, color
     )
     threads = workers if workers is not None else os.cpu_count() or 1
     if threads < 1:
@@ -176,6 +184,15 @@ def convert(
             source if isinstance(source, Slide) else stack.enter_context(open_slide(source, "cpu"))
         )
         _check_target(slide, path, overwrite=overwrite)
+        if options.kind == "png":
+            try:
+                write_png(slide, path, options, progress, cancelled)
+                return Conversion(str(path), checksum(path), 0, 0, 0, time.perf_counter() - begin)
+            except SlideError:
+                raise
+            except OSError as error:
+                raise _write_error(path, error) from error
+        slide.level_array(options.level, color=color)  # refuses sRGB without a profile
         plan = make_plan(slide, options)
         work = path.with_name(f"{path.name}.part")
         try:
@@ -225,7 +242,7 @@ class _Conversion:
         self._journal = journal
         record = make_record(slide, plan, private=options.private)
         images, self.notes = pictures(slide, private=options.private)
-        icc = slide.icc_profile
+        icc = slide.icc_profile if plan.color == "stored" else srgb_profile()
         self._target: Target
         if options.kind == "ome-zarr":
             self._target = ZarrTarget(data, plan, journal, record, images, icc, options)

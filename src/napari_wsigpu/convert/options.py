@@ -6,12 +6,15 @@ import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from napari_wsigpu.codecs.color import wants_srgb
 from napari_wsigpu.errors import ConversionError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-Kind = Literal["tiff", "ome-tiff", "ome-zarr"]
+    from napari_wsigpu.codecs.color import Color
+
+Kind = Literal["tiff", "ome-tiff", "ome-zarr", "png"]
 Compression = Literal["raw", "jpeg", "deflate", "zstd", "lz4"]
 Region = tuple[int, int, int, int]
 
@@ -19,6 +22,7 @@ COMPRESSIONS: dict[Kind, tuple[str, ...]] = {
     "tiff": ("raw", "jpeg", "deflate", "zstd"),
     "ome-tiff": ("raw", "jpeg", "deflate", "zstd"),
     "ome-zarr": ("raw", "zstd", "lz4"),
+    "png": ("deflate",),
 }
 DEFAULT_QUALITY = 90
 TILE_UNIT, LARGEST_TILE = 16, 4096
@@ -38,14 +42,15 @@ class Options:
     quality: int | None = None
     private: bool = False
     shard: int | None = None
+    color: Color = "stored"
 
     def __post_init__(self) -> None:
         allowed = COMPRESSIONS[self.kind]
         if self.compression is not None and self.compression not in allowed:
-            name = {"tiff": "TIFF", "ome-tiff": "OME-TIFF", "ome-zarr": "OME-Zarr"}[self.kind]
+            names = {"tiff": "TIFF", "ome-tiff": "OME-TIFF", "ome-zarr": "OME-Zarr", "png": "PNG"}
             raise ConversionError(
-                f"{name} is not written with the compression {self.compression!r}; "
-                f"use {', '.join(allowed[:-1])} or {allowed[-1]}."
+                f"{names[self.kind]} is not written with the compression {self.compression!r}; "
+                f"use {' or '.join(', '.join(allowed).rsplit(', ', 1))}."
             )
         _check("quality", self.quality, 1, 100)
         _check("levels", self.levels, 1, 64)
@@ -58,6 +63,9 @@ class Options:
             )
         if self.shard is not None and self.kind != "ome-zarr":
             raise ConversionError("Shards are for OME-Zarr; give the target a name in '.zarr'.")
+        if self.kind == "png" and (self.tile_size, self.levels, self.quality) != (None,) * 3:
+            raise ConversionError("A PNG file has no tiles, levels or quality; leave these out.")
+        wants_srgb(self.color)
         if self.region is not None:
             _check_region(self.region)
 
@@ -77,9 +85,11 @@ def kind_of(target: Path) -> Kind:
         return "tiff"
     if name.endswith(".zarr"):
         return "ome-zarr"
+    if name.endswith(".png"):
+        return "png"
     raise ConversionError(
         f"What '{target.name}' shall be can't be told from its name; "
-        "end it in .tif, .tiff, .ome.tif or .zarr."
+        "end it in .tif, .tiff, .ome.tif, .zarr or .png."
     )
 
 

@@ -124,7 +124,7 @@ class _Walk:
         self._group = group
         first = plan.levels[group.start]
         self._window = first.window
-        self._array = slide.level_array(first.source.number)
+        self._array = slide.level_array(first.source.number, color=plan.color)
         rows, columns = first.block
         self._side = rows * first.tile_height, columns * first.tile_width
         self._undone = {

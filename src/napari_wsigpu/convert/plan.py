@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.convert.options import Options
+    from napari_wsigpu.codecs.color import Color
+    from napari_wsigpu.convert.options import Options, Region
     from napari_wsigpu.formats.layout import PyramidLevel
     from napari_wsigpu.slide import Slide
 
@@ -135,6 +136,8 @@ class Plan:
         What tiles show that are not written.
     mpp : tuple of float or None
         Micrometres a pixel of the result, (x, y).
+    color : {"stored", "srgb"}
+        What pixels become.
     """
 
     levels: tuple[PlannedLevel, ...]
@@ -143,6 +146,7 @@ class Plan:
     rgb: bool
     background: float
     mpp: tuple[float, float] | None
+    color: Color = "stored"
 
     @property
     def groups(self) -> Iterator[range]:
@@ -176,6 +180,8 @@ class Plan:
         return blank
 
     def _holds_all(self, index: int) -> bool:
+        if self.color != "stored":  # readers show the background as it is stored
+            return True
         level = self.levels[index]
         if level.halved:
             return self._holds_all(index - 1)
@@ -233,6 +239,7 @@ def make_plan(slide: Slide, options: Options) -> Plan:
         slide.layout.rgb,
         slide.layout.background,
         None if slide.mpp is None else (slide.mpp[0] * scale, slide.mpp[1] * scale),
+        options.color,
     )
 
 
@@ -251,7 +258,7 @@ def _levels(slide: Slide, options: Options) -> list[_Chosen]:
             f"'{slide.path}' has no level {options.level}; its levels are 0 to {max(numbers)}."
         )
     start = numbers.index(options.level)
-    first = _Chosen(pyramid[start], _window(slide, pyramid[start], options), False)
+    first = _Chosen(pyramid[start], window_of(slide, pyramid[start], options.region), False)
     chosen = [first]
     for level in pyramid[start + 1 :]:
         last = chosen[-1].window
@@ -271,12 +278,18 @@ def _levels(slide: Slide, options: Options) -> list[_Chosen]:
     return chosen
 
 
-def _window(slide: Slide, level: PyramidLevel, options: Options) -> Window:
-    """Return what a region, in pixels of level 0, is on a level."""
+def window_of(slide: Slide, level: PyramidLevel, region: Region | None) -> Window:
+    """Return what a region, in pixels of level 0, is on a level.
+
+    Raises
+    ------
+    ConversionError
+        If it is not within the slide.
+    """
     layout = level.layout
-    if options.region is None:
+    if region is None:
         return Window(0, 0, layout.width, layout.height)
-    x, y, width, height = options.region
+    x, y, width, height = region
     if min(x, y) < 0 or x + width > slide.dimensions[0] or y + height > slide.dimensions[1]:
         raise ConversionError(
             f"The region {x},{y},{width},{height} reaches beyond the slide of "
@@ -336,6 +349,8 @@ def _copied(slide: Slide, options: Options, source: PyramidLevel, window: Window
     grid = source.layout.grid
     sides = grid.tile_height, grid.tile_width
     if options.kind == "ome-zarr" or source.number >= slide.level_count:
+        return None
+    if options.color != "stored":
         return None
     if options.tile_size is not None and sides != (options.tile_size, options.tile_size):
         return None

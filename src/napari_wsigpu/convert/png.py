@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import zlib
 from typing import TYPE_CHECKING, Any
@@ -10,16 +11,24 @@ import imagecodecs
 import numpy as np
 
 from napari_wsigpu.codecs.color import LARGEST_PROFILE, profile_size
-from napari_wsigpu.errors import RegionError, UnsupportedSlideError
+from napari_wsigpu.convert.plan import window_of
+from napari_wsigpu.errors import ConversionCancelledError, RegionError, UnsupportedSlideError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from threading import Event
+
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.color import Color
+    from napari_wsigpu.convert.options import Options
+    from napari_wsigpu.formats.layout import LevelLayout
     from napari_wsigpu.slide import Slide
 
 MOST_PIXELS = 1 << 27
 LONGEST_SIDE = 1_000_000  # of what libpng reads
+ROWS_AT_ONCE = 1024
 TYPES = (np.uint8, np.uint16)
 WHITE_IS_ZERO = 0
 HEADER = 33  # bytes: signature and IHDR
@@ -64,33 +73,86 @@ def check_png(slide: Slide, size: tuple[int, int]) -> None:
         )
 
 
-def encode_png(
-    slide: Slide, pixels: NDArray[Any], mpp: tuple[float, float] | None, color: Color
-) -> bytes:
-    """Encode pixels of a slide, with their resolution and what their colours mean.
+def write_png(
+    slide: Slide,
+    path: Path,
+    options: Options,
+    progress: Callable[[int, int], None] | None,
+    cancelled: Event | None,
+) -> None:
+    """Write a region of one level, beside the file first; gray is inverted where 0 is white.
 
     Parameters
     ----------
     slide : Slide
-        The slide, that `check_png` has accepted.
-    pixels : ndarray, shape (height, width, channels)
-        Pixels of a level; where zero is white in the file they are inverted, as PNG has it.
-    mpp : tuple of float or None
-        Their size (x, y) in micrometres.
-    color : {"stored", "srgb"}
-        What colours they are in.
+        The slide.
+    path : Path
+        The file, which is replaced if it exists.
+    options : Options
+        Which level and region, in which colours.
+    progress : callable, optional
+        Told how many rows of pixels are read, and of how many.
+    cancelled : threading.Event, optional
+        Ends it when it is set.
+
+    Raises
+    ------
+    ConversionCancelledError
+        If `cancelled` was set.
+    SlideError
+        If the region can't be, or can't be read, or PNG can't hold it.
+    OSError
+        If the file can't be written.
     """
-    if slide.layout.levels[0].encoding.photometric == WHITE_IS_ZERO:
+    array = slide.level_array(options.level, color=options.color)
+    level = next(level for level in slide.pyramid if level.number == options.level)
+    window = window_of(slide, level, options.region)
+    check_png(slide, (window.width, window.height))
+    pixels = np.empty((window.height, window.width, array.shape[2]), array.dtype)
+    columns = slice(window.left, window.left + window.width)
+    for start in range(0, window.height, ROWS_AT_ONCE):
+        _go_on(cancelled, progress, start, window.height)
+        stop = min(start + ROWS_AT_ONCE, window.height)
+        pixels[start:stop] = array[window.top + start : window.top + stop, columns]
+    _go_on(cancelled, progress, window.height, window.height)
+    data = _encoded(slide, pixels, level.layout, options.color)
+    _go_on(cancelled)
+    work = path.with_name(f"{path.name}.part")
+    try:
+        with work.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        work.replace(path)
+    finally:
+        work.unlink(missing_ok=True)
+
+
+def _go_on(
+    cancelled: Event | None,
+    progress: Callable[[int, int], None] | None = None,
+    done: int = 0,
+    total: int = 0,
+) -> None:
+    if progress is not None:
+        progress(done, total)
+    if cancelled is not None and cancelled.is_set():
+        raise ConversionCancelledError("The conversion was cancelled.")
+
+
+def _encoded(slide: Slide, pixels: NDArray[Any], level: LevelLayout, color: Color) -> bytes:
+    if level.encoding.photometric == WHITE_IS_ZERO:
         pixels = np.iinfo(pixels.dtype).max - pixels
-    chunks = _resolution(mpp) + _colors(slide, color)
+    downsample = level.downsample(slide.layout.levels[0])
+    chunks = _resolution(slide.mpp, downsample) + _colors(slide, color)
     data: bytes = imagecodecs.png_encode(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
     return data[:HEADER] + chunks + data[HEADER:]
 
 
-def _resolution(mpp: tuple[float, float] | None) -> bytes:
+def _resolution(mpp: tuple[float, float] | None, downsample: float) -> bytes:
     if mpp is None:
         return b""
-    a_metre = [min(round(1e6 / size), LARGEST_NUMBER) for size in mpp]
+    a_metre = [min(round(1e6 / (size * downsample)), LARGEST_NUMBER) for size in mpp]
     return _chunk(b"pHYs", struct.pack(">2IB", *a_metre, METRE))
 
 

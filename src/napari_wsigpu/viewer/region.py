@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.slide import Slide
 
-ROUNDING = 1e-6  # pixels
-UPRIGHT = 0.01  # pixels
+ROUNDING = 0.01  # pixels: napari keeps shapes in single precision
+UPRIGHT = 0.5  # pixels
 
 
 class Region(NamedTuple):

@@ -13,7 +13,7 @@ from qtpy.QtCore import QEvent, Qt, QTimer
 from qtpy.QtWidgets import QHBoxLayout, QLabel, QProgressBar, QPushButton, QVBoxLayout, QWidget
 
 from napari_wsigpu.convert import convert
-from napari_wsigpu.errors import CancelledError, SlideError
+from napari_wsigpu.errors import ConversionCancelledError, SlideError
 from napari_wsigpu.viewer.layers import slide_name, slide_of
 from napari_wsigpu.viewer.region import Region, drawn, seen, whole
 from napari_wsigpu.widgets.column import Column
@@ -62,7 +62,7 @@ class Export:
                 progress=self._note,
                 cancelled=self.cancelled,
             )
-        except CancelledError:
+        except ConversionCancelledError:
             return CANCELLED
         return f"Saved '{self.path.name}'."
 
@@ -172,7 +172,9 @@ class RegionExport(SlideDock):
 
     def _offer(self, event: Any = None) -> None:
         self.form.offer_slides(list(dict.fromkeys(self.slides())))
-        self.form.offer_regions([layer for layer in self.viewer.layers if isinstance(layer, Shapes)])
+        self.form.offer_regions(
+            [layer for layer in self.viewer.layers if isinstance(layer, Shapes)]
+        )
 
     def _choose_slide(self, slide: Slide | None) -> None:
         if slide is not None and slide is not self.slide:
@@ -226,9 +228,7 @@ class RegionExport(SlideDock):
             If there is nothing to be exported, or such a file can't hold it.
         """
         form = self.form
-        plan = Plan(
-            slide, self._region(slide), form.level.value, form.color.value, form.kind.value
-        )
+        plan = Plan(slide, self._region(slide), form.level.value, form.color.value, form.kind.value)
         plan.check()
         return plan
 

@@ -47,11 +47,13 @@ class ExportForm:
             "Level", "The level that becomes the finest one of the file; all have the same extent"
         )
         self.color = _choice(
-            "Colours", "Pixels as the file stores them, or in sRGB by the slide's ICC profile"
+            "Colours",
+            "Pixels as the file stores them, or in sRGB by the slide's ICC profile",
+            [("As stored", STORED), ("sRGB", SRGB)],
         )
-        self.kind = _choice("Format", "The kind of file that is written")
-        self.color.choices = [("As stored", STORED), ("sRGB", SRGB)]
-        self.kind.choices = list(ENDINGS)
+        self.kind = _choice(
+            "Format", "The kind of file that is written", [(kind, kind) for kind in ENDINGS]
+        )
         parts = (self.slide, self.region, self.level, self.color, self.kind)
         self._container = Container(widgets=parts)
         self._container.margins = (0, 0, 0, 0)
@@ -110,8 +112,8 @@ def pixel_size(mpp: tuple[float, float], downsample: float) -> str:
     return f"{x} µm/px" if x == y else f"{x} {TIMES} {y} µm/px"
 
 
-def _choice(label: str, tip: str) -> ComboBox:
-    choice = ComboBox(label=label, tooltip=tip, choices=())
+def _choice(label: str, tip: str, choices: Sequence[tuple[str, Any]] = ()) -> ComboBox:
+    choice = ComboBox(label=label, tooltip=tip, choices=choices)
     box: QComboBox = choice.native
     box.setAccessibleName(label)
     box.setSizeAdjustPolicy(QComboBox.AdjustToMinimumContentsLengthWithIcon)
@@ -124,9 +126,10 @@ def _offer(choice: ComboBox, offered: list[tuple[str, Any]]) -> None:
     if [tuple(old) for old in zip(_names(choice), choice.choices, strict=True)] == offered:
         return
     chosen = choice.value
-    choice.choices = offered
-    if any(value is chosen for _, value in offered):
-        choice.value = chosen
+    with choice.changed.blocked():
+        choice.choices = lambda _: offered  # a list would be forgotten with the next parent
+        if any(value == chosen for _, value in offered):
+            choice.value = chosen
 
 
 def _names(choice: ComboBox) -> list[str]:
@@ -134,7 +137,7 @@ def _names(choice: ComboBox) -> list[str]:
 
 
 def _told_apart(names: Sequence[str]) -> list[str]:
-    """Number names that are the same."""
+    """Return names of which equal ones are numbered."""
     return [
         f"{name} ({names[: index + 1].count(name)})" if names.count(name) > 1 else name
         for index, name in enumerate(names)

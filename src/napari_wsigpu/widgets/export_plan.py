@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from napari_wsigpu.convert.plan import window_of
 from napari_wsigpu.convert.png import check_png
 from napari_wsigpu.widgets.facts import TIMES, byte_size, extent
 
@@ -46,7 +47,9 @@ class Plan(NamedTuple):
     @property
     def size(self) -> tuple[int, int]:
         """(width, height) in pixels of the level."""
-        return 0, 0
+        level = next(level for level in self.slide.pyramid if level.number == self.level)
+        window = window_of(self.slide, level, self.region[:4])
+        return window.width, window.height
 
     @property
     def bytes(self) -> int:
