@@ -86,7 +86,7 @@ def click(button):
 
 def quiet(qtbot):
     """Wait until no dock works any more."""
-    qtbot.waitUntil(lambda: not workers(), timeout=5000)
+    qtbot.waitUntil(lambda: not workers(), timeout=20_000)
     qtbot.wait(20)
 
 

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from napari.layers import Shapes
 from qtpy.QtCore import QEvent, Qt, QTimer
-from qtpy.QtWidgets import QHBoxLayout, QLabel, QProgressBar, QPushButton, QVBoxLayout, QWidget
+from qtpy.QtWidgets import (
+    QDockWidget,
+    QHBoxLayout,
+    QLabel,
+    QProgressBar,
+    QPushButton,
+    QVBoxLayout,
+    QWidget,
+)
 
 from napari_wsigpu.convert import convert
 from napari_wsigpu.errors import ConversionCancelledError, SlideError
@@ -84,6 +92,7 @@ class RegionExport(SlideDock):
         self._jobs = Jobs()
         self._running: list[Export] = []  # one at most
         self._folder: Path | None = None
+        self._placed = False
         self.timer = QTimer(self)
         self.timer.setInterval(INTERVAL_MS)
 
@@ -105,7 +114,7 @@ class RegionExport(SlideDock):
         self.draw.clicked.connect(self._draw)
         self.export.clicked.connect(self._ask)
         self.cancel.clicked.connect(self._cancel)
-        self.listen(self.viewer.layers.events.removed, self._offer)
+        self.listen(self.viewer.layers.events.removed, self._look)
         self.listen(self.viewer.layers.selection.events.active, self._use_shapes)
         self.at_end += [partial(_cancel, self._running), self._jobs.close]
         self.follow()
@@ -114,7 +123,7 @@ class RegionExport(SlideDock):
         page = QWidget()
         inner = QVBoxLayout(page)
         inner.setContentsMargins(0, 0, 0, 0)
-        inner.addWidget(self.form.native)
+        inner.addWidget(self.form)
         inner.addLayout(_row(self.draw))
         inner.addWidget(self.summary)
         inner.addWidget(self.notes)
@@ -149,6 +158,10 @@ class RegionExport(SlideDock):
     def showEvent(self, event: Any) -> None:  # noqa: N802
         """Follow the view and the shapes from now on."""
         super().showEvent(event)
+        dock = self.parent()
+        if isinstance(dock, QDockWidget) and not self._placed:
+            self._placed = True
+            self.share_a_place(dock)
         self.timer.start()
         self._look()
 
@@ -170,7 +183,7 @@ class RegionExport(SlideDock):
         layers = [self.viewer.layers.selection.active, *self.viewer.layers]
         return next(layer for layer in layers if slide_of(layer) is slide)
 
-    def _offer(self, event: Any = None) -> None:
+    def _offer(self) -> None:
         self.form.offer_slides(list(dict.fromkeys(self.slides())))
         self.form.offer_regions(
             [layer for layer in self.viewer.layers if isinstance(layer, Shapes)]
@@ -234,9 +247,9 @@ class RegionExport(SlideDock):
 
     def _look(self, event: Any = None) -> None:
         """Say what would be exported now, and how far the running export is."""
-        if self.slide is None:
-            return
         self._offer()
+        if self.slide is None or self.slide not in self.slides():
+            return
         try:
             plan = self._plan(self.slide)
         except SlideError as error:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from magicgui.widgets import ComboBox, Container
-from qtpy.QtWidgets import QComboBox
+from magicgui.widgets import ComboBox
+from qtpy.QtCore import Qt, Signal
+from qtpy.QtWidgets import QComboBox, QFormLayout, QLabel, QWidget
 
 from napari_wsigpu.widgets.export_plan import ENDINGS
 from napari_wsigpu.widgets.facts import TIMES, title
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from napari.layers import Shapes
-    from qtpy.QtWidgets import QWidget
 
     from napari_wsigpu.slide import Slide
 
@@ -23,7 +23,7 @@ STORED, SRGB = "stored", "srgb"
 LEAST = 8  # characters
 
 
-class ExportForm:
+class ExportForm(QWidget):  # type: ignore[misc]
     """A column of choices.
 
     Attributes
@@ -38,9 +38,14 @@ class ExportForm:
         `STORED` or `SRGB`; hidden where a slide has no profile.
     kind : ComboBox
         One of the keys of `ENDINGS`.
+    changed : Signal
+        Something else was chosen.
     """
 
+    changed = Signal()
+
     def __init__(self) -> None:
+        super().__init__()
         self.slide = _choice("Slide", "The slide that is exported from")
         self.region = _choice("Region", "The part of the slide that is exported")
         self.level = _choice(
@@ -54,15 +59,20 @@ class ExportForm:
         self.kind = _choice(
             "Format", "The kind of file that is written", [(kind, kind) for kind in ENDINGS]
         )
-        parts = (self.slide, self.region, self.level, self.color, self.kind)
-        self._container = Container(widgets=parts)
-        self._container.margins = (0, 0, 0, 0)
-        self.changed = self._container.changed
+        layout = QFormLayout(self)
+        layout.setContentsMargins(0, 0, 0, 0)
+        layout.setRowWrapPolicy(QFormLayout.WrapLongRows)
+        layout.setLabelAlignment(Qt.AlignLeft)
+        layout.setFieldGrowthPolicy(QFormLayout.AllNonFixedFieldsGrow)
+        for choice in (self.slide, self.region, self.level, self.color, self.kind):
+            label = QLabel(choice.label)
+            label.setToolTip(choice.tooltip)
+            layout.addRow(label, choice.native)
+            choice.changed.connect(self._emit)
+        self._color_label = layout.labelForField(self.color.native)
 
-    @property
-    def native(self) -> QWidget:
-        """The widget of Qt."""
-        return self._container.native
+    def _emit(self, value: Any) -> None:
+        self.changed.emit()
 
     def offer_slides(self, slides: Sequence[Slide]) -> None:
         """Offer other slides."""
@@ -79,16 +89,16 @@ class ExportForm:
 
     def show_slide(self, slide: Slide | None, level: int) -> None:
         """Offer the levels of another slide, and choose one of them by its number."""
-        with self.changed.blocked():
-            levels = [] if slide is None else level_names(slide)
-            _offer(self.level, [(name, number) for number, name in levels])
-            if slide is not None:
-                self.slide.value = slide
-                self.level.value = level
-            has_profile = slide is not None and slide.layout.icc is not None
-            self.color.visible = has_profile
-            if not has_profile:
-                self.color.value = STORED
+        levels = [] if slide is None else level_names(slide)
+        _offer(self.level, [(name, number) for number, name in levels])
+        if slide is not None:
+            self.slide.value = slide
+            self.level.value = level
+        has_profile = slide is not None and slide.layout.icc is not None
+        for part in (self.color.native, self._color_label):
+            part.setVisible(has_profile)
+        if not has_profile:
+            self.color.value = STORED
 
 
 def level_names(slide: Slide) -> list[tuple[int, str]]:
@@ -127,6 +137,7 @@ def _offer(choice: ComboBox, offered: list[tuple[str, Any]]) -> None:
         return
     chosen = choice.value
     with choice.changed.blocked():
+        choice.choices = ()  # or those that stay come first
         choice.choices = lambda _: offered  # a list would be forgotten with the next parent
         if any(value == chosen for _, value in offered):
             choice.value = chosen

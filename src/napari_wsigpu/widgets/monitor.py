@@ -11,7 +11,6 @@ from qtpy.QtWidgets import (
     QDockWidget,
     QHBoxLayout,
     QLabel,
-    QMainWindow,
     QPushButton,
     QVBoxLayout,
     QWidget,
@@ -149,19 +148,8 @@ class DecodeMonitor(SlideDock):
         if isinstance(dock, QDockWidget) and dock is not self._dock:
             self._dock = dock
             dock.visibilityChanged.connect(self._run)
-            self._share_a_place(dock)
+            self.share_a_place(dock)
         self._run()
-
-    def _share_a_place(self, dock: QDockWidget) -> None:
-        """Come as a tab beside the slide inspector, which leaves little room below."""
-        window = self.window()
-        if not isinstance(window, QMainWindow) or dock.isFloating():
-            return
-        for other in window.findChildren(SlideDock):
-            place = other.parent()
-            if other is not self and isinstance(place, QDockWidget) and not place.isFloating():
-                window.tabifyDockWidget(place, dock)
-                dock.raise_()
 
     def hideEvent(self, event: Any) -> None:  # noqa: N802
         """Look no longer."""

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from qtpy.QtCore import QEvent, QObject
-from qtpy.QtWidgets import QLabel, QWidget
+from qtpy.QtWidgets import QDockWidget, QLabel, QMainWindow, QWidget
 
 from napari_wsigpu.viewer.layers import slide_of
 
@@ -66,6 +66,17 @@ class SlideDock(QWidget):  # type: ignore[misc]
         """Connect an event of napari as long as the dock lives."""
         signal.connect(slot)
         self.at_end.append(partial(signal.disconnect, slot))
+
+    def share_a_place(self, dock: QDockWidget) -> None:
+        """Come as a tab beside the slide inspector, which leaves little room below."""
+        window = self.window()
+        if not isinstance(window, QMainWindow) or dock.isFloating():
+            return
+        for other in window.findChildren(SlideDock):
+            place = other.parent()
+            if other is not self and isinstance(place, QDockWidget) and not place.isFloating():
+                window.tabifyDockWidget(place, dock)
+                dock.raise_()
 
     def slides(self) -> list[Slide]:
         """Return the slides of the viewer's layers."""
