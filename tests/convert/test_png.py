@@ -6,12 +6,12 @@ import imagecodecs
 import numpy as np
 import pytest
 from PIL import Image
-from tests import icc, slides
 
 from napari_wsigpu import convert, open_slide
 from napari_wsigpu.convert import png
 from napari_wsigpu.errors import RegionError, SlideError, UnsupportedSlideError
 from napari_wsigpu.viewer.sample import sample_path
+from tests import icc, slides
 
 REGION = (300, 200, 700, 500)
 

@@ -351,7 +351,7 @@ def test_what_is_closed_during_an_export_leaves_nothing(
 
 
 @pytest.mark.parametrize(
-    "last", ["viewer.close()", "QTimer.singleShot(100, viewer.close)\nnapari.run()", ""]
+    "last", ["viewer.close()", "QTimer.singleShot(100, viewer.close)\nnapari.run()"]
 )
 def test_leaving_napari_during_an_export_leaves_nothing(display, tmp_path, last):
     environment = os.environ | {"NAPARI_CONFIG": str(tmp_path / "settings.yaml")}

@@ -145,7 +145,7 @@ def _encoded(slide: Slide, pixels: NDArray[Any], level: LevelLayout, color: Colo
         pixels = np.iinfo(pixels.dtype).max - pixels
     downsample = level.downsample(slide.layout.levels[0])
     chunks = _resolution(slide.mpp, downsample) + _colors(slide, color)
-    data: bytes = imagecodecs.png_encode(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
+    data = bytes(imagecodecs.png_encode(pixels[..., 0] if pixels.shape[2] == 1 else pixels))
     return data[:HEADER] + chunks + data[HEADER:]
 
 

@@ -150,7 +150,8 @@ def _world(layer: Layer, points: NDArray[np.float64]) -> NDArray[np.float64]:
 def _pixels(layer: Layer, world: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the data coordinates of points that are given in the layer's own units."""
     matrix, origin = _affine(layer)
-    return np.linalg.solve(matrix, (world - origin).T).T
+    pixels: NDArray[Any] = np.linalg.solve(matrix, (world - origin).T).T
+    return pixels
 
 
 def _affine(layer: Layer) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

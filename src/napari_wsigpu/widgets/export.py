@@ -277,16 +277,19 @@ class RegionExport(SlideDock):
         name = f"{slide_name(plan.slide)} x{plan.region.x} y{plan.region.y}{endings[0]}"
         patterns = " ".join(f"*{ending}" for ending in endings)
         answer = ask_where_to_save(
-            self, "Export region", self._start_folder() / name, f"{plan.kind} ({patterns})"
+            self,
+            "Export region",
+            self._start_folder(plan.slide) / name,
+            f"{plan.kind} ({patterns})",
         )
         if answer:
             # Only of the very name that the dialog returned the user was asked.
             named = answer.lower().endswith(endings)
             self._write(plan, Path(answer if named else answer + endings[0]), overwrite=named)
 
-    def _start_folder(self) -> Path:
-        folders = (self._folder, self.slide and Path(self.slide.path).parent, Path.home())
-        return next(folder for folder in folders if folder is not None and folder.is_dir())
+    def _start_folder(self, slide: Slide) -> Path:
+        folder = self._folder or Path(slide.path).parent
+        return folder if folder.is_dir() else Path.home()
 
     def _write(self, plan: Plan, path: Path, *, overwrite: bool) -> None:
         self._folder = path.parent

@@ -141,6 +141,10 @@ def _offer(choice: ComboBox, offered: list[tuple[str, Any]]) -> None:
         choice.choices = lambda _: offered  # a list would be forgotten with the next parent
         if any(value == chosen for _, value in offered):
             choice.value = chosen
+    rows = choice.native.view()
+    # Its list shows whole names, however narrow the dock is.
+    bar = rows.verticalScrollBar().sizeHint().width()
+    rows.setMinimumWidth(rows.sizeHintForColumn(0) + bar)
 
 
 def _names(choice: ComboBox) -> list[str]:
