@@ -31,8 +31,9 @@ from distributed import Client, LocalCluster
 
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
 
-from common import SLIDES, ensure_slide, print_table, verdict, write_json
+from common import SLIDES, ensure_slide, verdict, write_json
 from napari_wsigpu import open_slide
+from napari_wsigpu.bench.table import print_table
 from tissue_and_stain import SETTINGS, measured, one_worker_a_gpu
 
 if TYPE_CHECKING:

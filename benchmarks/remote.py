@@ -25,8 +25,9 @@ import numpy as np
 import tifffile
 from tests.rangeserver import RangeServer
 
-from common import SLIDES, ensure_slide, print_table, verdict, write_json
+from common import SLIDES, ensure_slide, verdict, write_json
 from napari_wsigpu import open_slide, wait
+from napari_wsigpu.bench.table import print_table
 from napari_wsigpu.storage import remote
 from napari_wsigpu.storage.disk_cache import FOLDER, disk_cache
 from stage import ensure_display, open_viewer, own_settings

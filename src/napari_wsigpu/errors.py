@@ -92,10 +92,6 @@ class TargetWriteError(SlideError, OSError):
     """The operating system refuses to write a result."""
 
 
-class MissingPackageError(SlideError, ImportError):
-    """A package is needed that is optional, and not installed."""
-
-
 class TileError(SlideError, ValueError):
     """A tile that was asked for exactly could not be decoded.
 

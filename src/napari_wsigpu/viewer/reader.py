@@ -105,8 +105,10 @@ def _as_list(path: str | Sequence[str]) -> list[str]:
 def _is_ours(path: str) -> bool:
     try:
         place = None if is_url(path) else Path(path)
-        if place is not None and place.is_dir() and not any(
-            form.probe(place) for form in (ome_zarr, dicom)
+        if (
+            place is not None
+            and place.is_dir()
+            and not any(form.probe(place) for form in (ome_zarr, dicom))
         ):
             return False
         layout = describe(path)
