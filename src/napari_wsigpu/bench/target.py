@@ -141,7 +141,7 @@ class Target:
 
     @property
     def _paths(self) -> list[str]:
-        return [self.path, *(file.path for file in self.slide.layout.files)]
+        return [file.path for file in self.slide.layout.files] or [self.path]
 
     def facts(self) -> dict[str, Any]:
         """Say what is measured; JSON-serialisable."""
