@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from napari_wsigpu.bench.readers import own
 from napari_wsigpu.bench.target import Target
 from napari_wsigpu.errors import DeviceError
+from napari_wsigpu.storage.gds import direct_reads
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -53,5 +53,5 @@ def close() -> None:
 
 def check_kvikio() -> None:
     """Raise a DeviceError if files are not read by kvikio any more."""
-    if import_module("napari_wsigpu.storage.gds").direct_reads.module() is None:
+    if direct_reads.module() is None:
         raise DeviceError("kvikio could not read the file, so it was read without it.")
