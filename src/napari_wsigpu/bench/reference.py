@@ -76,11 +76,13 @@ class TiffReference:
     ) -> float:
         grid = self._image.grid
         offset = int(grid.offsets[plane, row, column])
+        page, index = self._places[offset]
         with self._lock:
+            # tifffile reads tags when they are first asked for, by the same handle.
+            decode, tables = page.decode, page.jpegtables
             self._file.seek(offset)
             data = self._file.read(int(grid.byte_counts[plane, row, column]))
-        page, index = self._places[offset]
-        tile: Any = page.decode(data, index, jpegtables=page.jpegtables)
+        tile: Any = decode(data, index, jpegtables=tables)
         top, left = row * grid.tile_height, column * grid.tile_width
         height, width = tile[0].shape[1:3]
         bottom = min(top + height, region.top + region.height)
