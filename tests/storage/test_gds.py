@@ -193,7 +193,7 @@ class TestTransfer:
         assert kvikio.open == 0
         [record] = caplog.records
         assert record.levelno == logging.WARNING
-        assert "through host memory" in record.message
+        assert "without kvikio" in record.message
         assert len(kvikio.reads) <= 2  # and never again
 
     def test_a_file_that_is_cut_short_under_kvikio(self, source, path, kvikio):
@@ -280,7 +280,7 @@ class TestState:
     def test_no_driver(self, kvikio):
         kvikio.driver = False
         assert "nvidia-fs" in gds.gds_state().reason
-        assert gds.direct_reads.module() is None
+        assert gds.direct_reads.module() is kvikio
 
     @pytest.mark.parametrize(
         ("asked", "readable", "why"),
@@ -295,28 +295,34 @@ class TestState:
         monkeypatch.setenv(gds.COMPATIBILITY, asked)
         monkeypatch.setattr(os, "access", lambda path, mode: readable)
         assert gds.gds_state().reason == f"kvikio is in compatibility mode, {why}"
-        assert gds.direct_reads.module() is None
+        assert gds.direct_reads.module() is kvikio
 
-    def test_kvikio_where_it_was_asked_for(self, kvikio, monkeypatch):
-        kvikio.compatible = True
-        monkeypatch.setenv(gds.GDS, "kvikio")
+    def test_the_user_s_number_of_threads(self, kvikio, monkeypatch):
         monkeypatch.setenv(gds.THREADS, "3")
         assert gds.direct_reads.module() is kvikio
-        assert kvikio.threads == 1  # the user's number is left alone
+        assert kvikio.threads == 1  # kvikio reads the number itself
 
     def test_off(self, kvikio, monkeypatch):
         monkeypatch.setenv(gds.GDS, "off")
         assert gds.direct_reads.module() is None
 
-    def test_it_is_asked_once(self, kvikio, monkeypatch):
-        asked = []
-        monkeypatch.setattr(gds, "gds_state", lambda: asked.append(1) or gds.GdsState("", True))
+    def test_broken(self, kvikio, monkeypatch):
+        def refuse(options):
+            raise RuntimeError("no CUDA")
+
+        monkeypatch.setattr(sys.modules["kvikio.defaults"], "set", refuse)
+        assert gds.direct_reads.module() is None
+
+    def test_it_is_loaded_once(self, monkeypatch):
+        loaded = []
+        monkeypatch.setattr(gds, "import_module", loaded.append)
+        monkeypatch.setenv(gds.THREADS, "3")
         threads = [threading.Thread(target=gds.direct_reads.module) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert len(asked) == 1
+        assert loaded == ["kvikio"]
 
 
 class TestFileSource:
