@@ -3,7 +3,6 @@ import sys
 from itertools import chain
 from pathlib import Path
 
-import numcodecs
 import numpy as np
 import pytest
 from hypothesis import given
@@ -28,6 +27,7 @@ from napari_wsigpu.storage.zarr_chunks import (
 from napari_wsigpu.storage.zarr_gpu import read_zarr_to_gpu
 
 pytest.importorskip("nvidia.nvimgcodec")
+numcodecs = pytest.importorskip("numcodecs")
 zarr = pytest.importorskip("zarr")
 
 # zarr says so of each codec that is not in the specification of v3.
