@@ -32,10 +32,17 @@ LATENCY = 0.05
 
 
 @pytest.fixture(autouse=True)
-def empty_cache():
+def empty_caches():
     yield
-    disk_cache.disk_cache().clear()
+    forget()
     assert decoding_threads() == []
+
+
+def forget(*, on_disk=True):
+    """Forget what was read of slides on servers."""
+    describing._describe_url.cache_clear()
+    if on_disk:
+        disk_cache.disk_cache().clear()
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +132,7 @@ class TestFirstView:
         server.latency = LATENCY
         describing.describe(server.url(name))
         assert len(server.requests) <= header
-        disk_cache.disk_cache().clear()
+        forget()
         server.requests.clear()
         pixels, detail, seconds = self.view(server.url(name))
         assert len(server.requests) <= most
@@ -137,6 +144,10 @@ class TestFirstView:
             np.testing.assert_array_equal(detail, local.read_region((20000, 100), (1024, 512)))
 
         server.requests.clear()
+        self.view(server.url(name))
+        assert len(server.requests) <= 1
+        forget(on_disk=False)
+        server.requests.clear()
         again, detail_again, _ = self.view(server.url(name))
         assert len(server.requests) == 1  # which asks for the version
         np.testing.assert_array_equal(again, pixels)
@@ -145,10 +156,21 @@ class TestFirstView:
     def test_without_a_cache_on_disk(self, server, monkeypatch):
         monkeypatch.setattr(disk_cache.disk_cache(), "budget", 0)
         for _ in range(2):
+            forget(on_disk=False)
             server.requests.clear()
             self.view(server.url("large.svs"))
             assert 3 < len(server.requests) <= 15
         assert not list(disk_cache.disk_cache().folder.rglob("*"))
+
+
+def test_a_slide_that_changes_is_described_anew_in_time(server):
+    describing.describe(server.url("a%20slide.svs"))
+    asked = len(server.requests)
+    first = describing.describe(server.url("a%20slide.svs"))
+    assert len(server.requests) == asked
+    server.etag = '"two"'
+    time.sleep(describing.FRESH_SECONDS + 0.1)
+    assert describing.describe(server.url("a%20slide.svs")).remote != first.remote
 
 
 def test_tiles_survive_broken_connections(server, folder):
