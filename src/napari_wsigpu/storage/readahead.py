@@ -97,7 +97,8 @@ class ReadAheadFile(io.RawIOBase):
         else:
             self._step = FIRST_STEP
             leaps = not self._leapt
-        ahead = [(begin, max(length, self._step))]
+        # Behind a long list, as of tiles' places, there mostly lies another one.
+        ahead = [(begin, max(2 * length, self._step))]
         if leaps:
             self._leapt = True
             ahead.append((max(0, self._size - TAIL), TAIL))
