@@ -1,13 +1,10 @@
-"""OME-Zarr: a folder of Zarr arrays, one a level, versions 0.1 to 0.5; and bare Zarr arrays."""
+"""OME-Zarr: images, collections and labels, versions 0.1 to 0.5; and bare Zarr arrays."""
 
 from __future__ import annotations
 
-import math
-import re
 from dataclasses import replace
 from itertools import chain
-from pathlib import Path, PureWindowsPath
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,63 +16,21 @@ from napari_wsigpu.errors import (
     file_error,
 )
 from napari_wsigpu.formats import markup, ngff, ome, tiff, wsigpu
-from napari_wsigpu.formats.layout import (
-    AssociatedLayout,
-    Encoding,
-    LabelLayout,
-    LevelLayout,
-    SlideFile,
-    SlideLayout,
-    TileGrid,
-    ZarrArray,
-)
+from napari_wsigpu.formats.layout import AssociatedLayout, LabelLayout, SlideFile, SlideLayout
 from napari_wsigpu.formats.zarr_array import brief, folder_of, open_array, read_node
+from napari_wsigpu.formats.zarr_image import ZarrImage, bare_image, child, read_image, slide_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
-    from napari_wsigpu.formats.layout import Channel
-    from napari_wsigpu.formats.ngff import Axes, Transform
     from napari_wsigpu.formats.zarr_array import Node
 
-MOST_LEVELS = 64
 MOST_IMAGES = 64
-MOST_TILES = 1 << 23
-SMALLEST_TILE = 256
-LARGEST_GROWN = 4 << 20
 LONGEST_KEPT = 1 << 18
-LONGEST_PATH = 1024
 LARGEST_PROFILE = 16 << 20
 DEEPEST = 32
 COLLECTION = "bioformats2raw.layout"
-RGB, GRAY = 2, 1
-
-
-class _Image(NamedTuple):
-    """A multiscale image: its levels, and where it lies in space."""
-
-    axes: Axes
-    place: Transform | None
-    levels: tuple[LevelLayout, ...]
-    channels: tuple[Channel, ...]
-    files: tuple[SlideFile, ...]
-    hidden_planes: int
-    background: float
-
-    @property
-    def end(self) -> int:
-        """Where its tiles end in the file that they are thought to lie in."""
-        grid, size = self.levels[-1].grid, self.levels[-1].tile_bytes
-        return int(grid.offsets[0, -1, -1]) + size
-
-    def along(self, letter: str) -> tuple[float, float, bool]:
-        """Return the size of a pixel, where the first one lies, and if that's in micrometres."""
-        if self.place is None:
-            return 1.0, 0.0, False
-        index, unit = self.axes.letters.index(letter), self.axes.unit(letter)
-        factor = unit or 1.0
-        scale, shift = self.place.scale[index], self.place.translation[index]
-        return scale * factor, shift * factor, unit is not None
 
 
 def probe(path: Path) -> bool:
@@ -110,10 +65,10 @@ def parse(path: Path) -> SlideLayout:
         raise NotASlideError(f"'{path}' is no Zarr hierarchy; choose a slide's file or folder.")
     problems: list[str] = []
     if node.is_array:
-        return _layout("zarr", node, _bare_image(node), problems)
+        return _layout("zarr", node, bare_image(node), problems)
     if COLLECTION in node.ome and "plate" not in node.ome:
         return _collection(node, problems)
-    image = _read_image(node, problems)
+    image = read_image(node, problems)
     labels = _labels(node, image, problems)
     found = replace(_layout("ome-zarr", node, image, problems), labels=labels)
     record = node.attributes.get("wsigpu")
@@ -121,13 +76,13 @@ def parse(path: Path) -> SlideLayout:
 
 
 def _layout(
-    vendor: str, node: Node, image: _Image, problems: Sequence[str], *more: Node
+    vendor: str, node: Node, image: ZarrImage, problems: Sequence[str], *more: Node
 ) -> SlideLayout:
     """Describe an image as a slide."""
     rgb = tiff.is_rgb(image.levels[0])
     count = image.levels[0].channels
     documents = chain.from_iterable(each.documents for each in (node, *more))
-    files = (*map(_file, dict.fromkeys(documents)), *image.files)
+    files = (*map(slide_file, dict.fromkeys(documents)), *image.files)
     return SlideLayout(
         path=str(node.folder),
         file_size=sum(file.size for file in files),
@@ -147,7 +102,7 @@ def _layout(
 
 def _attributes(node: Node) -> dict[str, Any]:
     """Return a node's attributes, unless they are too long to be looked at."""
-    kept = sum(_file(path).size for path in node.documents) <= LONGEST_KEPT
+    kept = sum(slide_file(path).size for path in node.documents) <= LONGEST_KEPT
     found: dict[str, Any] = _shallow(node.attributes, DEEPEST) if kept else {}
     return found
 
@@ -161,337 +116,9 @@ def _shallow(value: Any, depth: int) -> Any:
     return value
 
 
-def _mpp(image: _Image) -> tuple[float, float] | None:
+def _mpp(image: ZarrImage) -> tuple[float, float] | None:
     (x, _, x_known), (y, _, y_known) = image.along("x"), image.along("y")
     return (x, y) if x_known and y_known else None
-
-
-def _file(path: Path) -> SlideFile:
-    try:
-        status = path.stat()
-    except OSError as error:
-        raise file_error(str(path), error) from error
-    return SlideFile(str(path), status.st_size, status.st_mtime_ns)
-
-
-# Images
-
-
-def _read_image(
-    node: Node, problems: list[str], start: int = 0, *, categorical: bool = False
-) -> _Image:
-    """Describe a group's multiscale image, whose tiles are thought to lie from `start` on."""
-    said = _multiscale(node, problems)
-    arrays = _arrays(node, said, problems)
-    shape = arrays[0][2].shape
-    axes = ngff.axes(said.get("axes"), len(shape), problems)
-    if axes is None:
-        raise UnsupportedSlideError(
-            f"'{node.folder}' holds arrays of {len(shape)} dimensions and does not say which are "
-            "y and x; save it as OME-Zarr with axes."
-        )
-    omero = node.ome.get("omero")
-    count = dict(zip(axes.letters, shape, strict=True)).get("c", 1)
-    channels = ngff.channels(omero, count)
-    rgb = count == 3 and ngff.are_rgb(channels, arrays[0][2].dtype.name)
-    position = [
-        ngff.default_position(omero, letter, length)
-        for letter, length in zip(axes.letters, shape, strict=True)
-    ]
-    found: list[tuple[LevelLayout, Transform | None, Node, Any]] = []
-    for dataset, array_node, array in arrays:
-        try:
-            planes = _scaled(position, shape, array.shape)
-            level = _level(array_node.folder, array, axes.letters, planes, rgb=rgb)
-            _check_alike(level, [item[0] for item in found], array_node.folder)
-        except SlideError as error:
-            if not found:
-                raise
-            problems.append(f"A level is left out. {error}")
-            continue
-        stated = [_steps(dataset), _steps(said)]
-        place = ngff.transform([*stated[0], *stated[1]], len(shape)) if any(stated) else None
-        if place is None and any(stated):
-            problems.append(f"The scale of the level {array_node.folder.name!r} is not possible.")
-        found.append((replace(level, categorical=categorical), place, array_node, array))
-    if found[0][1] is not None and None in map(axes.unit, "xy"):
-        problems.append("The size of a pixel has no unit of length, so that none is given.")
-    hidden = math.prod(
-        length
-        for letter, length in zip(axes.letters, shape, strict=True)
-        if letter not in ngff.SHOWN
-    )
-    return _Image(
-        axes=axes,
-        place=found[0][1],
-        levels=_placed(_reduced(found, axes, problems), start),
-        channels=channels,
-        files=tuple(_file(path) for item in found for path in item[2].documents),
-        hidden_planes=hidden - 1,
-        background=_background(found[0][3]),
-    )
-
-
-def _multiscale(node: Node, problems: list[str]) -> dict[str, Any]:
-    """Return what a group says of its first multiscale image."""
-    stated = node.ome.get("multiscales")
-    if not isinstance(stated, list) or not stated or not isinstance(stated[0], dict):
-        raise _refusal(node)
-    if len(stated) > 1:
-        problems.append(f"{len(stated) - 1} further multiscale image(s) are not shown.")
-    return stated[0]
-
-
-def _refusal(node: Node) -> SlideError:
-    """Say what a group is that is no image, and what to open instead."""
-    folder, said = node.folder, node.ome
-    if "plate" in said or "well" in said:
-        kind = "plate" if "plate" in said else "well"
-        inner = "A/1/0" if kind == "plate" else "0"
-        return UnsupportedSlideError(
-            f"'{folder}' is a {kind} of many images; open the folder of one of them, "
-            f"for example '{folder.name}/{inner}'."
-        )
-    if isinstance(said.get("labels"), list):
-        return NotASlideError(
-            f"'{folder}' is a list of label images; open the folder of the image above it."
-        )
-    return NotASlideError(
-        f"'{folder}' is a Zarr group without multiscale images; open the folder of an OME-Zarr "
-        "image, or of an array."
-    )
-
-
-def _arrays(
-    node: Node, said: dict[str, Any], problems: list[str]
-) -> list[tuple[dict[str, Any], Node, Any]]:
-    """Open the arrays of a multiscale image, the largest first."""
-    datasets = said.get("datasets")
-    stated = datasets if isinstance(datasets, list) else []
-    if len(stated) > MOST_LEVELS:
-        problems.append(f"Of {len(stated)} levels, only {MOST_LEVELS} are looked at.")
-    found: list[tuple[dict[str, Any], Node, Any]] = []
-    errors: list[SlideError] = []
-    for item in stated[:MOST_LEVELS]:
-        dataset = item if isinstance(item, dict) else {}
-        try:
-            array_node = _child(node, dataset.get("path"))
-            if not array_node.is_array:
-                raise CorruptSlideError(f"'{array_node.folder}' is no array.")
-            found.append((dataset, array_node, open_array(array_node.folder)))
-        except SlideError as error:
-            errors.append(error)
-    if not found:
-        if errors:
-            raise errors[0]
-        raise CorruptSlideError(f"'{node.folder}' lists no levels; get a fresh copy of it.")
-    problems += [f"A level is left out. {error}" for error in errors]
-    return sorted(found, key=lambda item: -math.prod(item[2].shape))
-
-
-def _child(node: Node, name: Any) -> Node:
-    """Return the node below another one by the path that metadata give.
-
-    Raises
-    ------
-    CorruptSlideError
-        If there is none, or the path leads out of the group.
-    """
-    text = name if isinstance(name, str) else ""
-    parts = re.split(r"[/\\]", text)
-    if not text or len(text) > LONGEST_PATH or "\0" in text or ".." in parts:
-        raise _stray(node, name)
-    if text.startswith(("/", "\\")) or PureWindowsPath(text).drive:
-        raise _stray(node, name)
-    found = read_node(node.folder / text)
-    if found is None:
-        raise CorruptSlideError(
-            f"'{node.folder}' lacks its part {text[:80]!r}; get a fresh copy of it."
-        )
-    return found
-
-
-def _stray(node: Node, name: Any) -> CorruptSlideError:
-    return CorruptSlideError(
-        f"'{node.folder}' says that a part of it lies at {str(name)[:80]!r}, which is no place in "
-        "it; get a fresh copy of it."
-    )
-
-
-def _scaled(position: Sequence[int], base: Sequence[int], shape: Sequence[int]) -> list[int]:
-    """Return which plane along each axis of a level is the one of the finest level."""
-    if len(shape) != len(base):
-        return [0] * len(shape)
-    return [
-        at * length // max(1, whole)
-        for at, whole, length in zip(position, base, shape, strict=True)
-    ]
-
-
-def _steps(said: dict[str, Any]) -> list[Any]:
-    stated = said.get("coordinateTransformations")
-    return stated if isinstance(stated, list) else []
-
-
-# Levels
-
-
-def _level(
-    folder: Path, array: Any, letters: str, position: Sequence[int], *, rgb: bool
-) -> LevelLayout:
-    """Describe an array as a level."""
-    shape, chunks, dtype = array.shape, array.chunks, np.dtype(array.dtype)
-    if len(shape) != len(letters):
-        raise CorruptSlideError(
-            f"'{folder}' has {len(shape)} dimensions instead of {len(letters)}; "
-            "get a fresh copy of it."
-        )
-    if dtype.kind not in "iufb":
-        raise NotASlideError(
-            f"'{folder}' has samples of type {dtype.name}, which are no brightness; "
-            "save it with whole or floating-point numbers."
-        )
-    sizes = dict(zip(letters, shape, strict=True))
-    width, height, count = sizes["x"], sizes["y"], sizes.get("c", 1)
-    if min(*shape, *chunks) < 1:
-        raise CorruptSlideError(f"'{folder}' holds no pixels; get a fresh copy of it.")
-    if max(*shape, *chunks) >= tiff.LARGEST_SIDE or count > tiff.MOST_CHANNELS:
-        raise UnsupportedSlideError(
-            f"'{folder}' claims a shape of {_product(shape)} in chunks of {_product(chunks)}, more "
-            "than a slide can have; get a fresh copy of it."
-        )
-    if math.prod(chunks) * dtype.itemsize > tiff.LARGEST_TILE:
-        raise UnsupportedSlideError(
-            f"'{folder}' has chunks of {_product(chunks)}, too large to decode; "
-            "save it with chunks of 256 to 1024 pixels."
-        )
-    chunk = dict(zip(letters, chunks, strict=True))
-    pixel = count * dtype.itemsize
-    tile_width = _grown(chunk["x"], width, LARGEST_GROWN // (pixel * chunk["y"]))
-    tile_height = _grown(chunk["y"], height, LARGEST_GROWN // (pixel * tile_width))
-    rows, columns = math.ceil(height / tile_height), math.ceil(width / tile_width)
-    if rows * columns > MOST_TILES:
-        raise UnsupportedSlideError(
-            f"'{folder}' claims {rows * columns} tiles, more than a slide can have; "
-            "get a fresh copy of it."
-        )
-    size = pixel * tile_height * tile_width
-    offsets = np.arange(rows * columns, dtype=np.int64).reshape(1, rows, columns) * size
-    shown = [
-        0 if letter in ngff.SHOWN else at for letter, at in zip(letters, position, strict=True)
-    ]
-    level = LevelLayout(
-        width,
-        height,
-        count,
-        Encoding(
-            compression=1,
-            photometric=RGB if rgb else GRAY,
-            predictor=1,
-            fill_order=1,
-            byte_order="<",
-            dtype="uint8" if dtype.kind == "b" else dtype.name,
-            samples=count,
-        ),
-        TileGrid(tile_height, tile_width, offsets, np.broadcast_to(np.int64(size), offsets.shape)),
-        array=ZarrArray(str(folder), letters, tuple(shown)),
-    )
-    tiff.check_tile_size(level, str(folder))
-    return level
-
-
-def _product(lengths: Sequence[int]) -> str:
-    return " x ".join(str(length)[:20] for length in lengths[:8])
-
-
-def _grown(side: int, extent: int, most: int) -> int:
-    """Return a side of a tile: several of a chunk's if these are short, but not many pixels."""
-    times = max(1, min(math.ceil(SMALLEST_TILE / side), most // side))
-    return min(side * times, extent)
-
-
-def _check_alike(level: LevelLayout, finer: Sequence[LevelLayout], folder: Path) -> None:
-    """Refuse an array that is no smaller picture of the finer ones."""
-    if not finer:
-        return
-    base, last = finer[0], finer[-1]
-    difference = abs(level.width * base.height - level.height * base.width)
-    smaller = level.width * level.height < last.width * last.height
-    same = smaller and difference <= 4 * max(base.width, base.height)
-    if not same or (level.channels, level.dtype) != (base.channels, base.dtype):
-        raise CorruptSlideError(
-            f"'{folder}' is no smaller picture of the finest level, or has other samples."
-        )
-
-
-def _reduced(
-    found: Sequence[tuple[LevelLayout, Transform | None, Node, Any]],
-    axes: Axes,
-    problems: list[str],
-) -> list[LevelLayout]:
-    """Return the levels with how much smaller they are, if all say so and none contradicts it."""
-    levels = [item[0] for item in found]
-    places = [item[1] for item in found]
-    base = levels[0]
-    reductions = []
-    for level, place in zip(levels, places, strict=True):
-        if place is None or places[0] is None:
-            return levels
-        ratios = []
-        for letter, size, whole in (
-            ("x", level.width, base.width),
-            ("y", level.height, base.height),
-        ):
-            index = axes.letters.index(letter)
-            ratios.append(place.scale[index] / places[0].scale[index])
-            if abs(whole / ratios[-1] - size) > 2:
-                problems.append(
-                    f"The scale of the level of {level.width} x {level.height} pixels contradicts "
-                    "its size, which counts."
-                )
-                return levels
-        reductions.append(sum(ratios) / 2)
-    return [
-        replace(level, reduction=reduction)
-        for level, reduction in zip(levels, reductions, strict=True)
-    ]
-
-
-def _placed(levels: Sequence[LevelLayout], start: int) -> tuple[LevelLayout, ...]:
-    """Put the tiles of levels one after another into the file they are thought to lie in."""
-    placed = []
-    for level in levels:
-        grid = replace(level.grid, offsets=level.grid.offsets + start)
-        placed.append(replace(level, grid=grid))
-        start += level.grid.rows * level.grid.columns * level.tile_bytes
-    return tuple(placed)
-
-
-def _background(array: Any) -> float:
-    """Return an array's fill value, if it is a number that can be shown."""
-    value = np.asarray(0 if array.fill_value is None else array.fill_value)
-    if value.ndim or value.dtype.kind not in "iufb" or not np.isfinite(value):
-        return 0
-    number: float = value.item()
-    return int(number) if value.dtype.kind != "f" else number
-
-
-# Bare arrays
-
-
-def _bare_image(node: Node) -> _Image:
-    """Describe an array of which nothing more is known than its shape."""
-    array = open_array(node.folder)
-    channels = array.shape[2] if len(array.shape) == 3 else 1
-    if len(array.shape) not in (2, 3) or channels > 4:
-        raise NotASlideError(
-            f"'{node.folder}' is a Zarr array of {_product(array.shape)} without axes; "
-            "open the folder of the OME-Zarr image that it belongs to."
-        )
-    axes = ngff.Axes.of("yxc"[: len(array.shape)])
-    rgb = channels > 2 and array.dtype.name in ("uint8", "uint16")
-    level = _level(node.folder, array, axes.letters, (0,) * len(array.shape), rgb=rgb)
-    return _Image(axes, None, (level,), (), (), 0, _background(array))
 
 
 # Collections of images, as bioformats2raw writes them
@@ -505,8 +132,8 @@ def _collection(node: Node, problems: list[str]) -> SlideLayout:
         stated = [str(n) for n in range(MOST_IMAGES) if (node.folder / str(n)).is_dir()]
     if not stated:
         raise CorruptSlideError(f"'{node.folder}' lists no images; get a fresh copy of it.")
-    main = _child(node, stated[0])
-    image = _read_image(main, problems)
+    main = child(node, stated[0])
+    image = read_image(main, problems)
     end, images = image.end, {}
     files: list[SlideFile] = list(image.files)
     described, names = _described(node.folder / "OME" / "METADATA.ome.xml", problems)
@@ -518,13 +145,13 @@ def _collection(node: Node, problems: list[str]) -> SlideLayout:
             unshown.append(str(path)[:40])
             continue
         try:
-            other = _child(node, path)
-            picture = _read_image(other, problems, end)
+            other = child(node, path)
+            picture = read_image(other, problems, end)
         except SlideError as error:
             problems.append(f"The {name} image is left out. {error}")
             continue
         images[name] = AssociatedLayout(name, picture.levels[0])
-        files += [*map(_file, other.documents), *picture.files]
+        files += [*map(slide_file, other.documents), *picture.files]
         end = picture.end
     if len(stated) > MOST_IMAGES or unshown:
         count = len(unshown) + max(0, len(stated) - MOST_IMAGES)
@@ -575,7 +202,7 @@ def _described(document: Path, problems: list[str]) -> tuple[ome.OmeDescription 
 
 
 def _converted(
-    layout: SlideLayout, record: dict[str, Any], node: Node, image: _Image
+    layout: SlideLayout, record: dict[str, Any], node: Node, image: ZarrImage
 ) -> SlideLayout:
     """Add the record of a slide that was converted, its associated images and its ICC profile."""
     problems = list(layout.problems)
@@ -586,9 +213,9 @@ def _converted(
         try:
             other = read_node(folder / name)
             if other is not None and not other.is_array:
-                picture = _read_image(other, problems, end)
+                picture = read_image(other, problems, end)
                 associated.append(AssociatedLayout(name, picture.levels[0]))
-                files += [*map(_file, other.documents), *picture.files]
+                files += [*map(slide_file, other.documents), *picture.files]
                 end = picture.end
         except SlideError as error:
             problems.append(f"The {name} image is left out. {error}")
@@ -620,7 +247,7 @@ def _profile(folder: Path, problems: list[str]) -> bytes | None:
 # Label images
 
 
-def _labels(node: Node, image: _Image, problems: list[str]) -> tuple[LabelLayout, ...]:
+def _labels(node: Node, image: ZarrImage, problems: list[str]) -> tuple[LabelLayout, ...]:
     """Describe the label images of an image; what is wrong with one becomes a problem."""
     try:
         group = read_node(node.folder / "labels")
@@ -635,7 +262,7 @@ def _labels(node: Node, image: _Image, problems: list[str]) -> tuple[LabelLayout
     found: dict[str, LabelLayout] = {}
     for name in stated[:MOST_IMAGES]:
         try:
-            label = _label(_child(group, name), image)
+            label = _label(child(group, name), image)
         except SlideError as error:
             problems.append(f"A label image is left out. {error}")
         else:
@@ -644,9 +271,9 @@ def _labels(node: Node, image: _Image, problems: list[str]) -> tuple[LabelLayout
     return tuple(found.values())
 
 
-def _label(node: Node, image: _Image) -> LabelLayout:
+def _label(node: Node, image: ZarrImage) -> LabelLayout:
     own_problems: list[str] = []
-    found = _read_image(node, own_problems, categorical=True)
+    found = read_image(node, own_problems, categorical=True)
     level = found.levels[0]
     if level.channels > 1 or level.dtype.kind not in "iu":
         raise UnsupportedSlideError(
