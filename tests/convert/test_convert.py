@@ -377,7 +377,7 @@ REFUSALS = {
     "negative": ("out.tif", {"region": (-1, 0, 5, 10)}, "beyond the slide"),
     "empty": ("out.tif", {"region": (0, 0, 0, 10)}, "holds nothing"),
     "region's length": ("out.tif", {"region": (0, 0, 10)}, "four whole numbers"),
-    "workers": ("out.tif", {"workers": 0}, "from 1 on"),
+    "workers": ("out.tif", {"workers": 0}, "from 1 to 1024"),
     "shard": ("out.tif", {"shard": 2}, "OME-Zarr"),
 }
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from napari_wsigpu.codecs.color import srgb_profile
 from napari_wsigpu.convert.checksum import checksum
 from napari_wsigpu.convert.journal import Journal
-from napari_wsigpu.convert.options import Options, kind_of
+from napari_wsigpu.convert.options import Options, check_number, kind_of
 from napari_wsigpu.convert.pixels import copied_segments, read_blocks
 from napari_wsigpu.convert.plan import make_plan, segments_of
 from napari_wsigpu.convert.png import write_png
@@ -49,6 +49,7 @@ COMMIT_SECONDS = 1.0
 # How much less room encoded pixels take, at least as far as slides go.
 EXPECTED_RATIO = {"raw": 1, "deflate": 4, "zstd": 4, "lz4": 2, "jpeg": 30}
 SPARE_BYTES = 16 << 20
+MOST_WORKERS = 1024
 
 logger = logging.getLogger(__name__)
 
@@ -176,9 +177,8 @@ def convert(
     options = Options(
         kind_of(path), compression, tile_size, levels, region, level, quality, private, shard, color
     )
-    threads = workers if workers is not None else os.cpu_count() or 1
-    if threads < 1:
-        raise ConversionError(f"workers is {workers!r}; it has to be a whole number from 1 on.")
+    check_number("workers", workers, 1, MOST_WORKERS)
+    threads = workers or os.cpu_count() or 1
     with ExitStack() as stack:
         slide = (
             source if isinstance(source, Slide) else stack.enter_context(open_slide(source, "cpu"))

@@ -52,11 +52,11 @@ class Options:
                 f"{names[self.kind]} is not written with the compression {self.compression!r}; "
                 f"use {' or '.join(', '.join(allowed).rsplit(', ', 1))}."
             )
-        _check("quality", self.quality, 1, 100)
-        _check("levels", self.levels, 1, 64)
-        _check("level", self.level, 0, 1 << 16)
-        _check("tile_size", self.tile_size, TILE_UNIT, LARGEST_TILE)
-        _check("shard", self.shard, 1, MOST_SHARDED)
+        check_number("quality", self.quality, 1, 100)
+        check_number("levels", self.levels, 1, 64)
+        check_number("level", self.level, 0, 1 << 16)
+        check_number("tile_size", self.tile_size, TILE_UNIT, LARGEST_TILE)
+        check_number("shard", self.shard, 1, MOST_SHARDED)
         if self.tile_size is not None and self.tile_size % TILE_UNIT:
             raise ConversionError(
                 f"tile_size is {self.tile_size}; it has to be a multiple of {TILE_UNIT}."
@@ -93,7 +93,8 @@ def kind_of(target: Path) -> Kind:
     )
 
 
-def _check(name: str, value: int | None, least: int, most: int) -> None:
+def check_number(name: str, value: int | None, least: int, most: int) -> None:
+    """Refuse an option that is no whole number within bounds."""
     try:
         if value is None or (
             not isinstance(value, bool) and least <= operator.index(value) <= most

@@ -95,6 +95,9 @@ class TiffTarget:
             for level, pages in zip(levels, self._pages(file), strict=True):
                 for page in pages:
                     page.tags[COMPRESSION].overwrite(_coding(level).compression)
+            if self._ome:
+                first = file.pages.first
+                first.tags[DESCRIPTION].overwrite(described(first.description, self._record))
         self._open()
         self._end = os.fstat(self._handle).st_size
 
@@ -135,12 +138,9 @@ class TiffTarget:
         os.fsync(self._handle)
 
     def finish(self) -> None:
-        """Write where tiles lie, and what OME-XML says beyond tifffile's."""
+        """Write where tiles lie."""
         os.ftruncate(self._handle, self._end)
         with tifffile.TiffFile(self._path, mode="r+") as file:
-            if self._ome:
-                xml = described(file.pages.first.description, self._record)
-                file.pages.first.tags[DESCRIPTION].overwrite(xml)
             for index, pages in enumerate(self._pages(file)):
                 offsets, counts = self._journal.offsets[index], self._journal.counts[index]
                 parts = len(pages)
