@@ -3,13 +3,14 @@
 import hashlib
 import subprocess
 import threading
+from dataclasses import replace
 
 import numpy as np
 import openslide
 import pytest
 import tifffile
 
-from napari_wsigpu import convert, errors, open_slide
+from napari_wsigpu import Slide, convert, errors, open_slide
 from tests import oracles, slides
 from tests.conftest import SHARED_SLIDES
 
@@ -25,8 +26,15 @@ BARE = {"thumbnail": False, "associated": ()}
 LZ4_IS_NEW = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not:UserWarning")
 
 
+def large_picture(height, width):
+    """A picture that is made fast."""
+    return np.tile(slides.picture(300, 500), (height // 300 + 1, width // 500 + 1, 1))[
+        :height, :width
+    ]
+
+
 def aperio(path, height=300, width=500, **options):
-    slides.write_aperio(path, slides.picture(height, width), (4,), tile=(64, 64), **options)
+    slides.write_aperio(path, large_picture(height, width), (4,), tile=(64, 64), **options)
     return path
 
 
@@ -264,7 +272,7 @@ def test_a_region(tmp_path, region, name):
 def test_coarser_levels_of_a_region(tmp_path, x):
     """They are the slide's own where that is possible, and averages where it is not."""
     source, target = tmp_path / "s.svs", tmp_path / "out.tif"
-    levels = slides.write_aperio(source, slides.picture(3000, 2400), (4,), tile=(240, 240), **BARE)
+    levels = slides.write_aperio(source, large_picture(3000, 2400), (4,), tile=(240, 240), **BARE)
     convert(source, target, region=(x, 0, 2000, 3000), compression="raw")
     found = tifffile_levels(target)
     assert [level.shape[:2] for level in found] == [(3000, 2000), (1500, 1000), (750, 500)]
@@ -279,7 +287,7 @@ def test_coarser_levels_of_a_region(tmp_path, x):
 
 @pytest.mark.parametrize("level", [0, 1, 2])
 def test_a_level_becomes_the_first(tmp_path, level):
-    source, target = aperio(tmp_path / "s.svs", 3000, 2400, **BARE), tmp_path / "out.tif"
+    source, target = aperio(tmp_path / "s.svs", 1800, 2100, **BARE), tmp_path / "out.tif"
     with open_slide(source, "cpu") as slide:
         numbers = [item.number for item in slide.pyramid]
         mpp = slide.mpp[0] * slide.pyramid[numbers.index(level)].layout.downsample(
@@ -293,7 +301,7 @@ def test_a_level_becomes_the_first(tmp_path, level):
 
 
 def test_tile_size_and_levels(tmp_path):
-    source = aperio(tmp_path / "s.svs", 3000, 2400)
+    source = aperio(tmp_path / "s.svs", 1800, 2100)
     convert(source, tmp_path / "out.tif", tile_size=128, levels=2)
     with open_slide(tmp_path / "out.tif", "cpu") as slide:
         assert slide.level_count == 2
@@ -452,23 +460,32 @@ def test_the_disk_is_full_in_the_middle(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("compression", [None, "raw"])
-def test_a_damaged_tile_is_named(tmp_path, compression):
-    source = aperio(tmp_path / "s.svs", **BARE)
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_damaged_tile_is_named(tmp_path, compression, cut):
+    source = tmp_path / "s.tif"
+    slides.write_pyramid(source, slides.picture(200, 200), (), photometric="rgb")
     with tifffile.TiffFile(source) as file:
-        page = file.pages[0]
-        offset = page.dataoffsets[11]
-    data = bytearray(source.read_bytes())
-    if compression is None:
-        source.write_bytes(data[: offset + 10])
-    else:
-        data[offset : offset + 500] = bytes(500)
-        source.write_bytes(data)
-    try:
-        slide = open_slide(source, "cpu")
-    except errors.SlideError:
-        pytest.skip("the cut file can't be opened at all")
-    with slide, pytest.raises(errors.TileError, match="level 0, row"):
-        convert(slide, tmp_path / "out.tif", compression=compression)
+        offset = file.pages[0].dataoffsets[-1]
+    data = source.read_bytes()
+    source.write_bytes(data[: offset + 10] + (b"" if cut else bytes(len(data) - offset - 10)))
+    with pytest.raises(errors.TileError, match="level 0, row 3, column 3"):
+        convert(source, tmp_path / "out.tif", compression=compression)
+    assert not (tmp_path / "out.tif").exists()
+
+
+def test_a_source_that_ends_before_a_copied_tile_does(tmp_path):
+    source = aperio(tmp_path / "s.svs", **BARE)
+    with open_slide(source, "cpu") as slide:
+        layout = slide.layout
+    grid = layout.levels[0].grid
+    offsets = grid.offsets.copy()
+    offsets[0, 2, 3] = layout.file_size - 5
+    first = replace(layout.levels[0], grid=replace(grid, offsets=offsets))
+    with (
+        Slide(replace(layout, levels=(first, *layout.levels[1:])), "cpu") as slide,
+        pytest.raises(errors.TileError, match=r"level 0, row 2, column 3.*ends before"),
+    ):
+        convert(slide, tmp_path / "out.tif")
     assert not (tmp_path / "out.tif").exists()
 
 

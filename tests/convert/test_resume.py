@@ -11,13 +11,20 @@ import pytest
 from napari_wsigpu import convert, errors, open_slide
 from napari_wsigpu.convert.journal import Journal
 from tests import slides
-from tests.convert.test_convert import assert_equal_levels, pyramid_of, tifffile_levels, zarr_levels
+from tests.convert.test_convert import (
+    assert_equal_levels,
+    large_picture,
+    pyramid_of,
+    tifffile_levels,
+    zarr_levels,
+)
 
 # Says how many tiles are done, and keeps each of them at once.
 CONVERT = """
-import sys
+import os, sys
 from napari_wsigpu.convert import conversion
 conversion.COMMIT_SECONDS = 0
+os.fsync = lambda handle: None
 conversion.convert(sys.argv[1], sys.argv[2], compression="zstd", tile_size=64, workers=1,
                    progress=lambda done, total: print(done, total, flush=True))
 """
@@ -26,7 +33,7 @@ conversion.convert(sys.argv[1], sys.argv[2], compression="zstd", tile_size=64, w
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
     path = tmp_path_factory.mktemp("source") / "s.svs"
-    slides.write_aperio(path, slides.picture(2200, 2100), (4,), tile=(256, 256))
+    slides.write_aperio(path, large_picture(2200, 2100), (4,), tile=(256, 256))
     return path
 
 
