@@ -312,6 +312,10 @@ BUILTINS = {
     "UnsupportedArrayError": NotImplementedError,
     "LayerError": ValueError,
     "DisplayTimeoutError": TimeoutError,
+    "ConversionError": ValueError,
+    "ConversionCancelledError": RuntimeError,
+    "TargetExistsError": FileExistsError,
+    "TargetWriteError": OSError,
     "DeviceError": RuntimeError,
     "TileError": ValueError,
 }
