@@ -42,10 +42,11 @@ class Stream(nullcontext):
         pass
 
 
-class Codec:
+class Codec(nullcontext):
     """nvCOMP's, whose LZ4 blocks are imagecodecs'."""
 
     def __init__(self, algorithm: str, bitstream_kind: str, cuda_stream: int) -> None:
+        super().__init__(self)
         assert (algorithm, bitstream_kind, cuda_stream) == ("LZ4", "raw", STREAM)
 
     def encode(self, arrays: list[Any]) -> list[Any]:

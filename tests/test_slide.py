@@ -62,6 +62,8 @@ def opened(shared):
 
 def test_the_public_face():
     assert set(napari_wsigpu.__all__) == {
+        "Conversion",
+        "convert",
         "Slide",
         "SlideError",
         "__version__",

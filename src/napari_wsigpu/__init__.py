@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from napari_wsigpu.convert import Conversion, convert
+from napari_wsigpu.conversion import Conversion, convert
 from napari_wsigpu.errors import SlideError
 from napari_wsigpu.slide import Slide, open_slide
 from napari_wsigpu.storage.zarr_gpu import read_zarr_to_gpu

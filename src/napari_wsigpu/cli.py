@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from napari_wsigpu import __version__
 from napari_wsigpu.bench.command import add_command as add_bench
-from napari_wsigpu.convert.command import add_command as add_convert
+from napari_wsigpu.conversion.command import add_command as add_convert
 from napari_wsigpu.doctor import report
 from napari_wsigpu.errors import SlideError
 from napari_wsigpu.formats.compression import storage_name

@@ -1,7 +1,6 @@
 """Our reading and writing through kvikio, in processes of its modes."""
 
 import os
-import sys
 from contextlib import ExitStack
 from types import SimpleNamespace
 
@@ -86,9 +85,9 @@ def test_a_broken_kvikio_is_a_reason(monkeypatch):
 def by_kvikio(monkeypatch, host_gpu):
     """What is read by kvikio: all, or nothing."""
     install(monkeypatch)
-    state = SimpleNamespace(direct_reads=SimpleNamespace(module=lambda: "kvikio"))
-    monkeypatch.setitem(sys.modules, "napari_wsigpu.storage.gds", state)
-    yield state.direct_reads
+    direct_reads = SimpleNamespace(module=lambda: "kvikio")
+    monkeypatch.setattr(reading, "direct_reads", direct_reads)
+    yield direct_reads
     reading.close()
 
 

@@ -33,11 +33,6 @@ class Lz4Encoder:
                 "run pip install nvidia-nvcomp-cu12, or -cu13, as your driver's CUDA version is."
             ) from error
         self._stream = import_module("cupy").cuda.Stream(non_blocking=True)
-        self._codec = self._nvcomp.Codec(
-            algorithm="LZ4",
-            bitstream_kind=self._nvcomp.BitstreamKind.RAW,
-            cuda_stream=self._stream.ptr,
-        )
 
     def __call__(self, chunks: Any) -> tuple[Any, Sequence[int]]:
         """Encode chunks of at most 16 MiB.
@@ -60,13 +55,17 @@ class Lz4Encoder:
                 f"nvCOMP's LZ4 takes chunks of at most 16 MiB, not of {size / 2**20:.0f} MiB; "
                 "choose smaller ones."
             )
-        cupy = import_module("cupy")
+        nvcomp, cupy, stream = self._nvcomp, import_module("cupy"), self._stream
         cupy.cuda.get_current_stream().synchronize()
-        with self._stream:
-            header = cupy.asarray(np.frombuffer(size.to_bytes(4, "little"), np.uint8))
-            arrays = self._nvcomp.as_arrays(list(chunks), cuda_stream=self._stream.ptr)
-            found = self._codec.encode(arrays)
-            encoded = [cupy.asarray(block).view(np.uint8).ravel() for block in found]
-            data = cupy.concatenate([part for block in encoded for part in (header, block)])
-        self._stream.synchronize()
-        return data, [header.size + block.size for block in encoded]
+        # A codec uses its stream when it is freed, and frees what it returned.
+        with nvcomp.Codec(
+            algorithm="LZ4", bitstream_kind=nvcomp.BitstreamKind.RAW, cuda_stream=stream.ptr
+        ) as codec:
+            found = codec.encode(nvcomp.as_arrays(list(chunks), cuda_stream=stream.ptr))
+            with stream:
+                header = cupy.asarray(np.frombuffer(size.to_bytes(4, "little"), np.uint8))
+                encoded = [cupy.asarray(block).view(np.uint8).ravel() for block in found]
+                data = cupy.concatenate([part for block in encoded for part in (header, block)])
+            lengths = [header.size + block.size for block in encoded]
+            stream.synchronize()
+        return data, lengths

@@ -20,7 +20,7 @@ from qtpy.QtWidgets import (
     QWidget,
 )
 
-from napari_wsigpu.convert import convert
+from napari_wsigpu.conversion import convert
 from napari_wsigpu.errors import ConversionCancelledError, SlideError
 from napari_wsigpu.viewer.layers import slide_name, slide_of
 from napari_wsigpu.viewer.region import Region, drawn, seen, whole

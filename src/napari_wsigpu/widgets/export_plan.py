@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from napari_wsigpu.convert.plan import window_of
-from napari_wsigpu.convert.png import check_png
+from napari_wsigpu.conversion.plan import window_of
+from napari_wsigpu.conversion.png import check_png
 from napari_wsigpu.widgets.facts import TIMES, byte_size, extent
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from napari_wsigpu import convert, errors, open_slide
-from napari_wsigpu.convert.journal import Journal
+from napari_wsigpu.conversion.journal import Journal
 from tests import slides
-from tests.convert.test_convert import (
+from tests.conversion.test_convert import (
     assert_equal_levels,
     large_picture,
     pyramid_of,
@@ -22,11 +22,11 @@ from tests.convert.test_convert import (
 # Says how many tiles are done, and keeps each of them at once.
 CONVERT = """
 import os, sys
-from napari_wsigpu.convert import conversion
-conversion.COMMIT_SECONDS = 0
+from napari_wsigpu.conversion import run
+run.COMMIT_SECONDS = 0
 os.fsync = lambda handle: None
-conversion.convert(sys.argv[1], sys.argv[2], compression="zstd", tile_size=64, workers=1,
-                   progress=lambda done, total: print(done, total, flush=True))
+run.convert(sys.argv[1], sys.argv[2], compression="zstd", tile_size=64, workers=1,
+            progress=lambda done, total: print(done, total, flush=True))
 """
 
 

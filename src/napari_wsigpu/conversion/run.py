@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from napari_wsigpu.codecs.color import srgb_profile
-from napari_wsigpu.convert.checksum import checksum
-from napari_wsigpu.convert.journal import Journal
-from napari_wsigpu.convert.options import Options, check_number, kind_of
-from napari_wsigpu.convert.pixels import copied_segments, read_blocks
-from napari_wsigpu.convert.plan import make_plan, segments_of
-from napari_wsigpu.convert.png import write_png
-from napari_wsigpu.convert.record import make_record, pictures
-from napari_wsigpu.convert.tiff import TiffTarget
-from napari_wsigpu.convert.zarr import ZarrTarget
+from napari_wsigpu.conversion.checksum import checksum
+from napari_wsigpu.conversion.journal import Journal
+from napari_wsigpu.conversion.options import Options, check_number, kind_of
+from napari_wsigpu.conversion.pixels import copied_segments, read_blocks
+from napari_wsigpu.conversion.plan import make_plan, segments_of
+from napari_wsigpu.conversion.png import write_png
+from napari_wsigpu.conversion.record import make_record, pictures
+from napari_wsigpu.conversion.tiff import TiffTarget
+from napari_wsigpu.conversion.zarr import ZarrTarget
 from napari_wsigpu.errors import (
     ConversionCancelledError,
     ConversionError,
@@ -40,15 +40,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from napari_wsigpu.codecs.color import Color
-    from napari_wsigpu.convert.options import Compression, Region
-    from napari_wsigpu.convert.pixels import Segment
-    from napari_wsigpu.convert.plan import Plan
-    from napari_wsigpu.convert.target import Target
+    from napari_wsigpu.conversion.options import Compression, Region
+    from napari_wsigpu.conversion.pixels import Segment
+    from napari_wsigpu.conversion.plan import Plan
+    from napari_wsigpu.conversion.target import Target
 
 COMMIT_SECONDS = 1.0
 # How much less room encoded pixels take, at least as far as slides go.
 EXPECTED_RATIO = {"raw": 1, "deflate": 4, "zstd": 4, "lz4": 2, "jpeg": 30}
 SPARE_BYTES = 16 << 20
+CANCELLED = "The conversion was cancelled."
 MOST_WORKERS = 1024
 
 logger = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ class Conversion:
     path : str
         Absolute path of the result.
     checksum : str
-        Its SHA-256; see `napari_wsigpu.convert.checksum` for that of a folder.
+        Its SHA-256; see `napari_wsigpu.conversion.checksum` for that of a folder.
     tiles_copied, tiles_encoded : int
         How many tiles were copied as they are encoded, and how many were encoded anew, by this
         call.
@@ -212,14 +213,15 @@ def convert(
             _put_in_place(work / "data", path)
             journal.close()
             shutil.rmtree(work)
-        except ConversionCancelledError:
-            stack.close()
-            shutil.rmtree(work, ignore_errors=True)
+        except Exception as error:
+            if cancelled is not None and cancelled.is_set():
+                # Who cancels may close the slide, or end the process, before the next tile notices.
+                stack.close()
+                shutil.rmtree(work, ignore_errors=True)
+                raise ConversionCancelledError(CANCELLED) from error
+            if isinstance(error, OSError) and not isinstance(error, SlideError):
+                raise _write_error(path, error) from error
             raise
-        except SlideError:
-            raise
-        except OSError as error:
-            raise _write_error(path, error) from error
     return Conversion(
         str(path),
         digest,
@@ -274,7 +276,7 @@ class _Conversion:
 
         def advance(tiles: int = 0) -> None:
             if cancelled is not None and cancelled.is_set():
-                raise ConversionCancelledError("The conversion was cancelled.")
+                raise ConversionCancelledError(CANCELLED)
             self._count += tiles
             if time.monotonic() - self._committed > COMMIT_SECONDS:
                 self._commit()

@@ -7,11 +7,11 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from napari_wsigpu.convert.conversion import convert
+from napari_wsigpu.conversion.run import convert
 from napari_wsigpu.errors import SlideError
 
 if TYPE_CHECKING:
-    from napari_wsigpu.convert.options import Region
+    from napari_wsigpu.conversion.options import Region
 
 BAR = 30
 REFRESH_SECONDS = 0.2

@@ -4,6 +4,6 @@
 `tiff` and `zarr` write; `journal` remembers what is written.
 """
 
-from napari_wsigpu.convert.conversion import Conversion, convert
+from napari_wsigpu.conversion.run import Conversion, convert
 
 __all__ = ["Conversion", "convert"]

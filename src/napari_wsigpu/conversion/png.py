@@ -11,7 +11,7 @@ import imagecodecs
 import numpy as np
 
 from napari_wsigpu.codecs.color import LARGEST_PROFILE, profile_size
-from napari_wsigpu.convert.plan import window_of
+from napari_wsigpu.conversion.plan import window_of
 from napari_wsigpu.errors import ConversionCancelledError, RegionError, UnsupportedSlideError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.color import Color
-    from napari_wsigpu.convert.options import Options
+    from napari_wsigpu.conversion.options import Options
     from napari_wsigpu.formats.layout import LevelLayout
     from napari_wsigpu.slide import Slide
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from napari_wsigpu.convert.pixels import Segment
+from napari_wsigpu.conversion.pixels import Segment
 from napari_wsigpu.errors import MissingPackageError
 
 if TYPE_CHECKING:
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.convert.journal import Journal
-    from napari_wsigpu.convert.options import Options
-    from napari_wsigpu.convert.pixels import Block
-    from napari_wsigpu.convert.plan import Plan
-    from napari_wsigpu.convert.record import Picture
-    from napari_wsigpu.convert.target import Job
+    from napari_wsigpu.conversion.journal import Journal
+    from napari_wsigpu.conversion.options import Options
+    from napari_wsigpu.conversion.pixels import Block
+    from napari_wsigpu.conversion.plan import Plan
+    from napari_wsigpu.conversion.record import Picture
+    from napari_wsigpu.conversion.target import Job
 
 AXES = ("c", "y", "x")
 RGB_CHANNELS = (("red", "FF0000"), ("green", "00FF00"), ("blue", "0000FF"), ("alpha", "FFFFFF"))

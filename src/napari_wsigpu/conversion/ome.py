@@ -12,7 +12,7 @@ from defusedxml import ElementTree as DefusedTree
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from napari_wsigpu.convert.plan import Plan
+    from napari_wsigpu.conversion.plan import Plan
 
 NAMESPACE = "http://www.openmicroscopy.org/Schemas/OME/2016-06"
 RECORD_NAMESPACE = "napari-wsigpu"

@@ -12,7 +12,7 @@ import numpy as np
 from napari_wsigpu.codecs.cpu import decode_tile
 from napari_wsigpu.codecs.decoder import EncodedTile
 from napari_wsigpu.codecs.jpeg import FRAMES, segments
-from napari_wsigpu.convert.options import DEFAULT_QUALITY, TILE_UNIT
+from napari_wsigpu.conversion.options import DEFAULT_QUALITY, TILE_UNIT
 from napari_wsigpu.errors import ConversionError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.convert.options import Options
+    from napari_wsigpu.conversion.options import Options
     from napari_wsigpu.formats.layout import LevelLayout, SlideLayout
     from napari_wsigpu.slide import Slide
 

@@ -10,9 +10,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tifffile
 
-from napari_wsigpu.convert.coding import DEFLATE, HORIZONTAL, JPEG, MIN_IS_BLACK, RAW, RGB, encoder
-from napari_wsigpu.convert.ome import described, image_metadata
-from napari_wsigpu.convert.pixels import Segment
+from napari_wsigpu.conversion.coding import (
+    DEFLATE,
+    HORIZONTAL,
+    JPEG,
+    MIN_IS_BLACK,
+    RAW,
+    RGB,
+    encoder,
+)
+from napari_wsigpu.conversion.ome import described, image_metadata
+from napari_wsigpu.conversion.pixels import Segment
 from napari_wsigpu.formats.wsigpu import VERSION
 
 if TYPE_CHECKING:
@@ -21,12 +29,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.convert.coding import Coding
-    from napari_wsigpu.convert.journal import Journal
-    from napari_wsigpu.convert.pixels import Block
-    from napari_wsigpu.convert.plan import Plan, PlannedLevel
-    from napari_wsigpu.convert.record import Picture
-    from napari_wsigpu.convert.target import Job
+    from napari_wsigpu.conversion.coding import Coding
+    from napari_wsigpu.conversion.journal import Journal
+    from napari_wsigpu.conversion.pixels import Block
+    from napari_wsigpu.conversion.plan import Plan, PlannedLevel
+    from napari_wsigpu.conversion.record import Picture
+    from napari_wsigpu.conversion.target import Job
 
 RAW_ALIGNMENT = 4096
 COMPRESSION, DESCRIPTION, TILE_OFFSETS, TILE_BYTE_COUNTS, NO_DATA = 259, 270, 324, 325, 42113

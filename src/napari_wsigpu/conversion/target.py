@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from napari_wsigpu.convert.pixels import Block, Segment
+    from napari_wsigpu.conversion.pixels import Block, Segment
 
     # Made in any thread, and then given to `write`.
     Job = Callable[[], Sequence[Segment]]

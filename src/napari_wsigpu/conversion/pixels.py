@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from napari_wsigpu.ahead import read_ahead
-from napari_wsigpu.convert.plan import segments_of
+from napari_wsigpu.conversion.plan import segments_of
 from napari_wsigpu.engine.average import area_average
 from napari_wsigpu.errors import TileError
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.convert.plan import Plan
+    from napari_wsigpu.conversion.plan import Plan
     from napari_wsigpu.slide import Slide
 
 COPIED_AT_ONCE = 256

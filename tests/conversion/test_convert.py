@@ -373,7 +373,7 @@ def test_overwriting(tmp_path, name):
 
 
 REFUSALS = {
-    "name": ("out.png", {}, "end it in"),
+    "name": ("out.gif", {}, "end it in"),
     "jpeg": ("out.zarr", {"compression": "jpeg"}, "OME-Zarr is not written"),
     "lz4": ("out.tif", {"compression": "lz4"}, "use raw, jpeg, deflate or zstd"),
     "tile": ("out.tif", {"tile_size": 100}, "multiple of 16"),

@@ -13,7 +13,7 @@ from napari_wsigpu.privacy import MASK, PRIVATE_IMAGES, masked
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from napari_wsigpu.convert.plan import Plan
+    from napari_wsigpu.conversion.plan import Plan
     from napari_wsigpu.slide import Slide
 
 # What all vendors have is told by fields of the record, and these are of the file that was read.

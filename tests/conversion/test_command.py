@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from napari_wsigpu.cli import main
-from napari_wsigpu.convert import command
+from napari_wsigpu.conversion import command
 from tests import slides
 
 
@@ -39,7 +39,7 @@ def test_options_are_passed_on(tmp_path, source, monkeypatch, capsys):
     monkeypatch.setattr(command, "convert", convert)
     words = (
         "--compression zstd --tile-size 128 --levels 3 --region 1,2,30,40 --level 1 --workers 2 "
-        "--quality 80 --private --overwrite --shard 4"
+        "--quality 80 --private --overwrite --shard 4 --color srgb"
     )
     assert main(["convert", str(source), str(tmp_path / "out.tif"), *words.split()]) == 130
     assert "goes on where this one ended" in capsys.readouterr().err
@@ -47,6 +47,7 @@ def test_options_are_passed_on(tmp_path, source, monkeypatch, capsys):
     assert given == {
         "compression": "zstd", "tile_size": 128, "levels": 3, "region": (1, 2, 30, 40), "level": 1,
         "workers": 2, "quality": 80, "private": True, "overwrite": True, "shard": 4,
+        "color": "srgb",
     }  # fmt: skip
 
 
@@ -79,9 +80,10 @@ def test_the_bar_on_a_terminal(tmp_path, source, monkeypatch):
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows sends no SIGINT to one process")
 def test_control_c_ends_it_cleanly(tmp_path):
     source, target = tmp_path / "s.svs", tmp_path / "out.tif"
-    slides.write_aperio(source, slides.picture(1500, 1500), (), tile=(256, 256))
+    slides.write_aperio(source, slides.picture(3000, 3000), (), tile=(256, 256))
     script = (
-        "import sys; from napari_wsigpu.cli import main; from napari_wsigpu.convert import command;"
+        "import sys; from napari_wsigpu.cli import main\n"
+        "from napari_wsigpu.conversion import command\n"
         "old = command.convert\n"
         "def convert(*words, progress, **options):\n"
         "    return old(*words, progress=lambda *counts: print(*counts, flush=True), **options)\n"

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.convert.coding import Coding, copied_coding, new_coding
-from napari_wsigpu.convert.options import LARGEST_TILE, TILE_UNIT
+from napari_wsigpu.conversion.coding import Coding, copied_coding, new_coding
+from napari_wsigpu.conversion.options import LARGEST_TILE, TILE_UNIT
 from napari_wsigpu.engine.canvas import touches
 from napari_wsigpu.engine.span import Span
 from napari_wsigpu.errors import ConversionError, LevelError
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.color import Color
-    from napari_wsigpu.convert.options import Options, Region
+    from napari_wsigpu.conversion.options import Options, Region
     from napari_wsigpu.formats.layout import PyramidLevel
     from napari_wsigpu.slide import Slide
 
