@@ -10,9 +10,9 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from napari_wsigpu.conversion import Conversion, convert
+from napari_wsigpu.engine.zarr_gpu import read_zarr_to_gpu
 from napari_wsigpu.errors import SlideError
 from napari_wsigpu.slide import Slide, open_slide
-from napari_wsigpu.storage.zarr_gpu import read_zarr_to_gpu
 
 if TYPE_CHECKING:
     from napari.layers import Layer

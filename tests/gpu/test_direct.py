@@ -7,9 +7,9 @@ import pytest
 
 from napari_wsigpu import open_slide, read_zarr_to_gpu
 from napari_wsigpu.codecs import choose
-from napari_wsigpu.engine import raw_reader
+from napari_wsigpu.engine import raw_reader, zarr_gpu
 from napari_wsigpu.errors import DeviceError
-from napari_wsigpu.storage import gds, zarr_gpu
+from napari_wsigpu.storage import gds
 from tests.engine import test_raw_reader
 from tests.engine.test_raw_reader import HEIGHT, KINDS, WIDTH, WINDOWS
 from tests.test_display_color import in_srgb, with_profile
@@ -95,7 +95,7 @@ def test_a_large_raw_slide_by_many_threads(tmp_path, way, cupy):
 
 # Zarr
 
-zarr_tests = pytest.importorskip("tests.storage.test_zarr_gpu")
+zarr_tests = pytest.importorskip("tests.engine.test_zarr_gpu")
 no_warning = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3")
 
 

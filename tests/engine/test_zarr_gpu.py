@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import napari_wsigpu
+from napari_wsigpu.engine import zarr_gpu
+from napari_wsigpu.engine.zarr_gpu import read_zarr_to_gpu
 from napari_wsigpu.errors import (
     DeviceError,
     MissingPackageError,
@@ -16,7 +18,6 @@ from napari_wsigpu.errors import (
     SlideReadError,
     UnsupportedArrayError,
 )
-from napari_wsigpu.storage import zarr_gpu
 from napari_wsigpu.storage.zarr_chunks import (
     MOST_CHUNKS,
     axes_of,
@@ -24,7 +25,6 @@ from napari_wsigpu.storage.zarr_chunks import (
     encoded,
     find_chunks,
 )
-from napari_wsigpu.storage.zarr_gpu import read_zarr_to_gpu
 
 pytest.importorskip("nvidia.nvimgcodec")
 numcodecs = pytest.importorskip("numcodecs")
