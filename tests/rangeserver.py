@@ -42,6 +42,10 @@ class RangeServer(ThreadingHTTPServer):
         What it says of the version of its files.
     troubles : list of callables
         Each is called once with the handler instead of a proper answer, then dropped.
+    always : callable or None
+        The same for all other answers.
+    trouble_from : int or None
+        How many requests it answers properly before it fails for good.
     ranges : bool
         Whether it knows range requests.
     sent : int
@@ -61,6 +65,7 @@ class RangeServer(ThreadingHTTPServer):
         self.modified: str | None = None
         self.troubles: list[Callable[[Handler], None]] = []
         self.always: Callable[[Handler], None] | None = None
+        self.trouble_from: int | None = None
         self.ranges = True
         self.bandwidth = math.inf
         self.sent = 0
@@ -84,6 +89,8 @@ class RangeServer(ThreadingHTTPServer):
     def note(self, request: Request) -> Callable[[Handler], None] | None:
         with self._lock:
             self.requests.append(request)
+            if self.trouble_from is not None and len(self.requests) > self.trouble_from:
+                return status(500)
             return self.troubles.pop(0) if self.troubles else self.always
 
     def count_socket(self, step: int) -> None:

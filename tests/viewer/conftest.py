@@ -5,6 +5,7 @@ import sys
 import napari.settings
 import pytest
 import tifffile
+from napari.utils.notifications import notification_manager
 
 from napari_wsigpu.viewer.sample import sample_path
 
@@ -21,6 +22,12 @@ def own_settings(monkeypatch, tmp_path_factory):
     monkeypatch.setattr(napari.settings, "_PLUGIN_SETTINGS", {})
     monkeypatch.setattr(napari.settings, "_SETTINGS", None)
     napari.settings.get_settings(path)
+
+
+@pytest.fixture(autouse=True)
+def no_notifications():
+    """Nothing that an earlier test was told is left."""
+    notification_manager.records.clear()
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from napari_wsigpu.widgets.jobs import Jobs
 from tests.viewer.conftest import (  # noqa: F401
     damaged_slide,
     has_display,
+    no_notifications,
     own_settings,
     viewer,
     write_channels,
