@@ -123,7 +123,8 @@ class Handler(BaseHTTPRequestHandler):
         size = place.stat().st_size if place.is_file() else 0
         begin, end = (int(given[1]), min(int(given[2]) + 1, size)) if given else (0, size)
         self.part = begin, end, size
-        trouble = self.server.note(Request(self.path, begin, end, dict(self.headers.items())))
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        trouble = self.server.note(Request(self.path, begin, end, headers))
         time.sleep(self.server.latency)
         if trouble is not None:
             trouble(self)
@@ -201,6 +202,32 @@ def send_half(handler: Handler) -> None:
     begin, end, size = handler.part
     handler.part = begin, (begin + end) // 2, size
     handler.send(206, handler.place, *handler.part)
+
+
+def send_all(handler: Handler) -> None:
+    """Send the whole file as if it were a part."""
+    size = handler.part[2]
+    handler.part = 0, size, size
+    handler.send(206, handler.place, *handler.part)
+
+
+def send_unnamed(handler: Handler) -> None:
+    """Send a part without saying which."""
+    begin, end, _ = handler.part
+    handler.begin_answer(206, end - begin)
+    handler.wfile.write(bytes(end - begin))
+
+
+def redirect(url: str) -> Callable[[Handler], None]:
+    """Send on to another place."""
+
+    def trouble(handler: Handler) -> None:
+        handler.send_response(302)
+        handler.send_header("Location", url)
+        handler.send_header("Content-Length", "0")
+        handler.end_headers()
+
+    return trouble
 
 
 def send_nonsense(handler: Handler) -> None:

@@ -13,9 +13,11 @@ from urllib.parse import unquote, urlsplit
 from napari_wsigpu.errors import (
     SlideClosedError,
     SlideNotFoundError,
+    SlidePermissionError,
     SlideReadError,
     UnsupportedSlideError,
 )
+from napari_wsigpu.storage.redirect import final_url, same_server
 from napari_wsigpu.storage.refusal import BREAKS_OFF, server_error
 from napari_wsigpu.storage.url import is_supported, public_url
 
@@ -63,6 +65,7 @@ class Connection:
     def __init__(self, url: str) -> None:
         self._url = url
         self._name = public_url(url)
+        self._place: str | None = None
         self._lock = threading.Lock()
         self._closed = False
         self._running: tuple[asyncio.AbstractEventLoop, threading.Thread] | None = None
@@ -84,12 +87,14 @@ class Connection:
         SlideError
             If the URL is none that can be read from.
         """
+        if self._place is None:
+            self._place = self._find()
         with self._lock:
             if self._closed:
                 raise closed_error(self._name)
             _check_process(self._name)
             if self._running is None:
-                self._store = _open_store(self._url, self._name)
+                self._store = _open_store(self._url, self._place, self._name)
                 self._slots = asyncio.Semaphore(MOST_AT_ONCE)
                 loop = asyncio.new_event_loop()
                 thread = threading.Thread(
@@ -116,10 +121,26 @@ class Connection:
             self._closed = True
         self.release()
 
+    def _find(self) -> str:
+        """Return where the object is: elsewhere, if its server sends on to there."""
+        _check_url(self._url, self._name)
+        try:
+            return final_url(self._url, _login(self._url), SILENT_SECONDS)
+        except ValueError:
+            raise _no_object(self._name) from None
+
     async def _get(self, offset: int, length: int) -> Answer:
         async with self._slots:
             for pause in PAUSES:
-                answer = await self._ask(offset, length)
+                try:
+                    answer = await self._ask(offset, length)
+                except SlidePermissionError:
+                    if self._place == self._url:
+                        raise
+                    # What a server sends on to may hold for some minutes only.
+                    self._place = await asyncio.to_thread(self._find)
+                    self._store = _open_store(self._url, self._place, self._name)
+                    answer = await self._ask(offset, length)
                 if answer is not None:
                     return answer
                 await asyncio.sleep(pause)
@@ -170,12 +191,20 @@ def _check_process(name: str) -> None:
         )
 
 
-def _open_store(url: str, name: str) -> Any:
+def _check_url(url: str, name: str) -> None:
     if not is_supported(url):
         raise UnsupportedSlideError(
             f"'{name}' lies where slides can't be read from; "
             "use https, s3, gs or az, or the path of a file."
         )
+
+
+def _no_object(name: str) -> SlideNotFoundError:
+    return SlideNotFoundError(f"'{name}' is no URL of an object; check it.")
+
+
+def _open_store(url: str, place: str, name: str) -> Any:
+    """Open where a URL leads to; its user and password are for its own server."""
     try:
         from obstore.exceptions import BaseError
         from obstore.store import from_url
@@ -186,13 +215,13 @@ def _open_store(url: str, name: str) -> Any:
         ) from None
     try:
         return from_url(
-            url,
+            place,
             client_options={
                 "allow_http": not url.lower().startswith("https:"),
                 "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
                 "read_timeout": timedelta(seconds=SILENT_SECONDS),
                 "timeout": timedelta(seconds=REQUEST_SECONDS),
-                "default_headers": _login(url),
+                "default_headers": _login(url) if place == url or same_server(url, place) else {},
             },
             retry_config={
                 "max_retries": RETRIES,
@@ -200,7 +229,7 @@ def _open_store(url: str, name: str) -> Any:
             },
         )
     except (BaseError, ValueError):
-        raise SlideNotFoundError(f"'{name}' is no URL of an object; check it.") from None
+        raise _no_object(name) from None
 
 
 def _login(url: str) -> dict[str, str]:

@@ -48,6 +48,9 @@ WITHOUT_RANGES = (
 BY_MARK: tuple[tuple[str, tuple[type[SlideError], str]], ...] = (
     ("RangeNotSupported", WITHOUT_RANGES),
     ("NotPartial", WITHOUT_RANGES),
+    ("UnexpectedRange", WITHOUT_RANGES),
+    ("ContentRange", WITHOUT_RANGES),
+    ("MissingContentLength", WITHOUT_RANGES),
     (
         "dns error",
         (
