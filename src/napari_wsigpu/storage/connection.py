@@ -102,7 +102,9 @@ class Connection:
                 )
                 thread.start()
                 self._running = loop, thread
-            return asyncio.run_coroutine_threadsafe(self._get(offset, length), self._running[0])
+            return asyncio.run_coroutine_threadsafe(
+                self._get(self._store, offset, length), self._running[0]
+            )
 
     def release(self) -> None:
         """Let go of thread and sockets, and cancel what is asked for, until the next `get`."""
@@ -129,31 +131,31 @@ class Connection:
         except ValueError:
             raise _no_object(self._name) from None
 
-    async def _get(self, offset: int, length: int) -> Answer:
+    async def _get(self, store: Any, offset: int, length: int) -> Answer:
         async with self._slots:
             for pause in PAUSES:
                 try:
-                    answer = await self._ask(offset, length)
+                    answer = await self._ask(store, offset, length)
                 except SlidePermissionError:
                     if self._place == self._url:
                         raise
                     # What a server sends on to may hold for some minutes only.
                     self._place = await asyncio.to_thread(self._find)
-                    self._store = _open_store(self._url, self._place, self._name)
-                    answer = await self._ask(offset, length)
+                    store = self._store = _open_store(self._url, self._place, self._name)
+                    answer = await self._ask(store, offset, length)
                 if answer is not None:
                     return answer
                 await asyncio.sleep(pause)
         raise SlideReadError(BREAKS_OFF.format(self._name))
 
-    async def _ask(self, offset: int, length: int) -> Answer | None:
+    async def _ask(self, store: Any, offset: int, length: int) -> Answer | None:
         """Ask once for a range; None if it arrives incomplete."""
         from obstore import get_async
         from obstore.exceptions import BaseError
 
         options = {"range": (offset, offset + length)}
         try:
-            result = await get_async(self._store, "", options=options)
+            result = await get_async(store, "", options=options)
         except (BaseError, OSError) as error:
             raise server_error(self._name, error) from None
         meta, (begin, _) = result.meta, result.range
