@@ -5,7 +5,7 @@ import sys
 import threading
 import time
 from base64 import b64encode
-from contextlib import suppress
+from concurrent.futures import CancelledError
 from urllib.parse import quote
 
 import numpy as np
@@ -480,17 +480,16 @@ class TestLifetime:
         assert time.monotonic() - begin < 1
         assert len(errors) == 1
 
-    def test_close_at_any_time_is_one_error(self, url, server, leaves_no_thread):
-        server.latency = 0.005
-        for delay in np.linspace(0, 0.02, 40):
-            source = RemoteSource.connect(url)
-            timer = threading.Timer(delay, source.close)
-            timer.start()
-            with suppress(SlideClosedError):
-                for block in range(10, 140, 10):
-                    source.read([(block * BLOCK, 5)])
-            timer.join()
-            disk_cache().clear()
+    def test_release_cancels_what_has_just_been_asked_for(self, url, server, leaves_no_thread):
+        server.latency = 1
+        asking = connection.Connection(url)
+        for _ in range(30):
+            answers = [asking.get(0, 10) for _ in range(5)]
+            asking.release()
+            for answer in answers:
+                with pytest.raises(CancelledError):
+                    answer.result()
+        asking.close()
 
     def test_a_failed_connect_leaves_no_thread(self, server, leaves_no_thread):
         with pytest.raises(SlideNotFoundError):
