@@ -213,15 +213,21 @@ def make_plan(slide: Slide, options: Options) -> Plan:
     """
     chosen = _levels(slide, options)[: options.levels]
     base = slide.layout.levels[0]
+    raw_tiff = options.compression == "raw" and options.kind != "ome-zarr"
     planned: list[PlannedLevel] = []
     for source, window, halved in chosen:
         first = planned[0] if planned else None
-        coding = _copied(slide, options, source, window)
+        own = source.layout.grid.tile_height, source.layout.grid.tile_width
+        # libtiff reads raw tiles of one size only, whatever their level, as RGB.
+        alike = planned[-1] if halved else first if raw_tiff else None
+        tile = _tile_size(source, options, alike)
+        coding = None
+        if not halved and (tile == own or not (raw_tiff or options.tile_size)):
+            coding = _copied(slide, options, source, window)
         if coding is not None:
-            tile = source.layout.grid.tile_height, source.layout.grid.tile_width
-        else:
-            tile = _tile_size(source, options, planned[-1] if halved else None)
-            coding = None if options.kind == "ome-zarr" else new_coding(slide.layout, options)
+            tile = own
+        elif options.kind != "ome-zarr":
+            coding = new_coding(slide.layout, options)
         downsample = 1.0
         if first is not None:
             downsample = source.layout.downsample(base) / first.source.layout.downsample(base)
@@ -327,10 +333,10 @@ def _smaller(first: _Chosen, level: PyramidLevel) -> Window | None:
 
 
 def _tile_size(
-    source: PyramidLevel, options: Options, finer: PlannedLevel | None
+    source: PyramidLevel, options: Options, alike: PlannedLevel | None
 ) -> tuple[int, int]:
-    if finer is not None:
-        return finer.tile_height, finer.tile_width
+    if alike is not None:
+        return alike.tile_height, alike.tile_width
     if options.tile_size is not None:
         return options.tile_size, options.tile_size
     grid = source.layout.grid
@@ -351,8 +357,6 @@ def _copied(slide: Slide, options: Options, source: PyramidLevel, window: Window
     if options.kind == "ome-zarr" or source.number >= slide.level_count:
         return None
     if options.color != "stored":
-        return None
-    if options.tile_size is not None and sides != (options.tile_size, options.tile_size):
         return None
     for start, length, extent, side in (
         (window.left, window.width, source.layout.width, sides[1]),
