@@ -31,6 +31,7 @@ from napari_wsigpu.errors import (
     SlideError,
     TargetExistsError,
     TargetWriteError,
+    TileError,
 )
 from napari_wsigpu.formats.layout import SlideFile
 from napari_wsigpu.slide import Slide, open_slide
@@ -219,7 +220,11 @@ def convert(
                 stack.close()
                 shutil.rmtree(work, ignore_errors=True)
                 raise ConversionCancelledError(CANCELLED) from error
-            if isinstance(error, OSError) and not isinstance(error, SlideError):
+            if isinstance(error, TileError):
+                # A damaged source stays so; what was written of it is of no use.
+                stack.close()
+                shutil.rmtree(work, ignore_errors=True)
+            elif isinstance(error, OSError) and not isinstance(error, SlideError):
                 raise _write_error(path, error) from error
             raise
     return Conversion(
