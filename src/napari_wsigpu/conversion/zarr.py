@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import warnings
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from napari_wsigpu.conversion.pixels import Segment
 from napari_wsigpu.errors import MissingPackageError
+from napari_wsigpu.storage.zarr_write import put_chunk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -86,6 +88,7 @@ class ZarrTarget:
         self._pictures = pictures
         self._icc = icc
         self._compression = options.compression or "zstd"
+        self._encode = _encoder(self._compression)
         self._arrays: list[Any] = []
 
     def create(self) -> None:
@@ -156,16 +159,42 @@ class ZarrTarget:
 
     def _write_block(self, block: Block) -> list[Segment]:
         level = self._plan.levels[block.level]
-        top, left = block.row * level.tile_height, block.column * level.tile_width
         height, width, _ = block.pixels.shape
-        pixels = np.moveaxis(block.pixels, -1, 0)
-        self._arrays[block.level][:, top : top + height, left : left + width] = pixels
+        if level.shard > 1:
+            top, left = block.row * level.tile_height, block.column * level.tile_width
+            pixels = np.moveaxis(block.pixels, -1, 0)
+            self._arrays[block.level][:, top : top + height, left : left + width] = pixels
+        else:
+            self._write_chunks(block)
         rows, columns = -(-height // level.tile_height), -(-width // level.tile_width)
         return [
             Segment(block.level, 0, block.row + row, block.column + column, b"")
             for row in range(rows)
             for column in range(columns)
         ]
+
+    def _write_chunks(self, block: Block) -> None:
+        """Write chunks without zarr, which takes twice as long for it."""
+        array = self._arrays[block.level]
+        together, height, width = array.chunks
+        chunk = np.full(array.chunks, array.fill_value, array.dtype.newbyteorder("<"))
+        blank = chunk.tobytes()
+        for top, left, plane in product(
+            range(0, block.pixels.shape[0], height),
+            range(0, block.pixels.shape[1], width),
+            range(0, self._plan.channels, together),
+        ):
+            part = block.pixels[top : top + height, left : left + width]
+            if part.shape[:2] != (height, width):
+                chunk[...] = array.fill_value
+            for index in range(together):
+                inside = chunk[index, : part.shape[0], : part.shape[1]]
+                inside[...] = part[..., plane + index]
+            data = chunk.tobytes()
+            if data != blank:
+                place = plane // together, block.row + top // height, block.column + left // width
+                key = array.metadata.encode_chunk_key(place)
+                put_chunk(self._path / str(block.level) / key, self._encode(data))
 
     def _write_picture(self, group: Any, picture: Picture) -> None:
         pixels = np.moveaxis(picture.pixels, -1, 0)
@@ -252,6 +281,17 @@ def _compressors(name: str) -> Any:
     from zarr.codecs.numcodecs import LZ4
 
     return LZ4()
+
+
+def _encoder(name: str) -> Callable[[bytes], Any]:
+    """Return what makes of a chunk's samples what `_compressors` decode."""
+    if name == "raw":
+        return bytes
+    import numcodecs
+
+    codec = numcodecs.Zstd(level=1) if name == "zstd" else numcodecs.LZ4()
+    encode: Callable[[bytes], Any] = codec.encode
+    return encode
 
 
 def _range(dtype: np.dtype[Any]) -> tuple[int, int] | None:

@@ -97,7 +97,7 @@ class ChunkWriter:
 
     def _encode_and_put(self, path: Path, part: NDArray[Any]) -> None:
         whole = blocks(np, part, self._array.chunks, self._array.fill_value)[0]
-        _put(path, whole if self._encode is None else self._encode(whole))
+        put_chunk(path, whole if self._encode is None else self._encode(whole))
 
     def _submit(self, size: int, work: Callable[..., None], *given: Any) -> None:
         self._pending.append((self._pool.submit(work, *given), size))
@@ -147,7 +147,7 @@ class DeviceChunkWriter(ChunkWriter):
         host = import_module("cupyx").empty_pinned(data.shape, np.uint8)
         data.get(out=host)
         for path, place in zip(paths, places, strict=True):
-            self._submit(place.stop - place.start, _put, path, host[place])
+            self._submit(place.stop - place.start, put_chunk, path, host[place])
 
 
 class KvikioChunkWriter(DeviceChunkWriter):
@@ -190,7 +190,8 @@ def blocks(module: Any, pixels: Any, chunk: Sequence[int], fill: Any) -> Any:
     return module.ascontiguousarray(apart).reshape(rows * columns, -1).view(np.uint8)
 
 
-def _put(path: Path, data: Any) -> None:
+def put_chunk(path: Path, data: Any) -> None:
+    """Write the bytes of a chunk; it has its name only once it is whole."""
     with _whole(path) as unfinished:
         unfinished.write_bytes(data)
 
