@@ -339,6 +339,21 @@ def test_tile_size_and_levels(tmp_path):
     assert_equal_levels(pyramid_of(tmp_path / "out.tif")[:2], pyramid_of(source)[:2])
 
 
+@pytest.mark.parametrize("dtype", ["uint16", "float32"])
+def test_chunks_of_background_only_are_not_written(tmp_path, dtype):
+    source, target = tmp_path / "s.tif", tmp_path / "out.zarr"
+    pixels = slides.picture(200, 200, 1, dtype)[..., 0] + 1
+    pixels[64:128, :64] = 0
+    pixels[64:128, 64:128] = -0.0 if dtype == "float32" else 1
+    tifffile.imwrite(source, pixels, tile=(64, 64), compression="deflate")
+    convert(source, target, compression="raw")
+    chunks = {path.relative_to(target / "0/c/0").as_posix() for path in (target / "0").rglob("?/?")}
+    assert "1/0" not in chunks
+    assert "1/1" in chunks
+    [found] = zarr_levels(target)
+    assert found[..., 0].tobytes() == pixels.tobytes()
+
+
 def test_shards(tmp_path):
     source, target = aperio(tmp_path / "s.svs", 700, 900, **BARE), tmp_path / "out.zarr"
     convert(source, target, shard=4)
