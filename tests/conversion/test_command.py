@@ -80,13 +80,16 @@ def test_the_bar_on_a_terminal(tmp_path, source, monkeypatch):
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows sends no SIGINT to one process")
 def test_control_c_ends_it_cleanly(tmp_path):
     source, target = tmp_path / "s.svs", tmp_path / "out.tif"
-    slides.write_aperio(source, slides.picture(3000, 3000), (), tile=(256, 256))
+    slides.write_aperio(source, slides.picture(1500, 1500), (), tile=(256, 256))
     script = (
         "import sys; from napari_wsigpu.cli import main\n"
         "from napari_wsigpu.conversion import command\n"
         "old = command.convert\n"
         "def convert(*words, progress, **options):\n"
-        "    return old(*words, progress=lambda *counts: print(*counts, flush=True), **options)\n"
+        "    def both(*counts):\n"
+        "        print(*counts, flush=True)\n"
+        "        progress(*counts)\n"
+        "    return old(*words, progress=both, **options)\n"
         "command.convert = convert; sys.exit(main(sys.argv[1:]))"
     )
     words = ["convert", source, target, "--compression", "zstd", "--tile-size", "16"]

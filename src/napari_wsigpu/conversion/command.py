@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
+import threading
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from napari_wsigpu.conversion.run import convert
 from napari_wsigpu.errors import SlideError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from napari_wsigpu.conversion.options import Region
 
 BAR = 30
@@ -71,15 +76,23 @@ def _run(options: argparse.Namespace) -> int:
     given = vars(options)
     names = (
         "compression", "tile_size", "levels", "region", "level", "workers", "quality", "shard",
-        "color", "private", "overwrite",
+        "private", "overwrite", "color",
     )  # fmt: skip
     try:
-        done = convert(
-            options.source,
-            options.target,
-            progress=bar,
-            **{name: given[name] for name in names},
-        )
+        with _interrupt() as interrupted:
+
+            def progress(done: int, total: int) -> None:
+                if interrupted.is_set():
+                    raise KeyboardInterrupt
+                if bar is not None:
+                    bar(done, total)
+
+            done = convert(
+                options.source,
+                options.target,
+                progress=progress,
+                **{name: given[name] for name in names},
+            )
     except SlideError as error:
         _say(bar, str(error))
         return 1
@@ -96,6 +109,28 @@ def _run(options: argparse.Namespace) -> int:
         print(note, file=sys.stderr)
     print(f"{done.checksum}  {options.target}")
     return 0
+
+
+@contextmanager
+def _interrupt() -> Iterator[threading.Event]:
+    """Give out what Ctrl-C sets; the second time it interrupts at once.
+
+    An exception that a signal raises is lost if it meets Python in a finalizer.
+    """
+    noticed = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield noticed
+        return
+
+    def notice(number: int, frame: Any) -> None:
+        noticed.set()
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, notice)
+    try:
+        yield noticed
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _region(text: str) -> Region:
