@@ -519,6 +519,8 @@ class Slide:
         ------
         SlideClosedError
             If the slide was closed.
+        SlideReadError
+            If the file can't be read now.
         DeviceError
             If the device that shall decode them fails.
         """

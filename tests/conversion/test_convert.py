@@ -554,3 +554,12 @@ def test_cancelling_leaves_nothing(tmp_path, leaves_nothing):
 
 def test_nothing_is_left_open(tmp_path, leaves_nothing):
     convert(aperio(tmp_path / "s.svs"), tmp_path / "out.tif", compression="deflate")
+
+
+def test_a_folder_of_other_files_is_never_overwritten(tmp_path):
+    target = tmp_path / "out.zarr"
+    target.mkdir()
+    (target / "keep.txt").write_text("mine")
+    with pytest.raises(errors.TargetExistsError, match="folder of other files"):
+        convert(aperio(tmp_path / "s.svs"), target, overwrite=True)
+    assert (target / "keep.txt").read_text() == "mine"

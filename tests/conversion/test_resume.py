@@ -1,5 +1,6 @@
 """A conversion that is killed, and goes on."""
 
+import os
 import random
 import signal
 import subprocess
@@ -107,6 +108,17 @@ def test_an_interrupted_conversion_goes_on(tmp_path, source, compression):
     interrupted(source, target, compression=compression)
     done = convert(source, target, compression=compression)
     assert done.tiles_found > 0
+    assert_equal_levels(pyramid_of(target), pyramid_of(source))
+
+
+def test_data_that_were_cut_short_begin_anew(tmp_path, source):
+    target = tmp_path / "out.tif"
+    interrupted(source, target, compression="deflate")
+    data = tmp_path / "out.tif.part" / "data"
+    os.truncate(data, data.stat().st_size // 2)
+    done = convert(source, target, compression="deflate")
+    assert done.tiles_found == 0
+    assert "begun anew, as it was cut short" in done.notes[0]
     assert_equal_levels(pyramid_of(target), pyramid_of(source))
 
 

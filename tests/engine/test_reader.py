@@ -12,7 +12,7 @@ from napari_wsigpu import open_slide
 from napari_wsigpu.codecs import choose, cuda
 from napari_wsigpu.engine import reader
 from napari_wsigpu.engine.cache import TileKey, tile_cache
-from napari_wsigpu.errors import DeviceError, SlideClosedError
+from napari_wsigpu.errors import DeviceError, SlideClosedError, SlideReadError
 from tests import slides, tiffbytes
 from tests.conftest import pinned_places
 
@@ -533,6 +533,25 @@ class TestTilesOfDisplays:
             [key] = [TileKey(slide._number, number, 0, 0)]
             tile = slide.read_tiles([key])[key]
             np.testing.assert_array_equal(tile, exact[: tile.shape[0], : tile.shape[1]])
+
+    @pytest.mark.parametrize("device", ["cpu", "cuda"])
+    def test_a_file_that_can_not_be_read_now_is_no_background(
+        self, files, host_gpu, device, monkeypatch
+    ):
+        path, pixels = files["jpeg"]
+        with open_slide(path, device=device) as slide:
+            keys = self.keys(slide)
+
+            def fail(*given):
+                raise SlideReadError("The server is gone; try again.")
+
+            with monkeypatch.context() as patch:
+                patch.setattr(slide._source, "read", fail)
+                patch.setattr(slide._source, "read_joined", fail)
+                with pytest.raises(SlideReadError, match="gone"):
+                    slide.read_tiles(keys)
+            assert slide.stats()["failed"] == 0
+            self.check(slide.read_tiles(keys), pixels)
 
     def test_a_closed_slide_says_so(self, files):
         with open_slide(files["raw"][0]) as slide:

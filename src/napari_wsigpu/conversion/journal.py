@@ -75,6 +75,7 @@ class Journal:
             old, end, records = self._file.readline(), self._file.tell(), self._file.read()
             head = json.dumps(identity, sort_keys=True).encode() + b"\n"
             self.found = old == head
+            self._identity = head
             self._head = b"" if self.found else head
             if self.found:
                 whole = len(records) // RECORD.itemsize * RECORD.itemsize
@@ -86,6 +87,13 @@ class Journal:
         except BaseException:
             self._file.close()
             raise
+
+    def start_over(self, reason: str) -> None:
+        """Forget all tiles."""
+        self.found, self.changed, self._head = False, reason, self._identity
+        for offsets, counts in zip(self.offsets, self.counts, strict=True):
+            offsets[...], counts[...] = 0, -1
+        self._file.truncate(0)
 
     def note(self, level: int, plane: int, row: int, column: int, offset: int, count: int) -> None:
         """Remember that a tile is written; `commit` keeps it for good."""

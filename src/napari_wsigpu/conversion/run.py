@@ -34,6 +34,7 @@ from napari_wsigpu.errors import (
     TileError,
 )
 from napari_wsigpu.formats.layout import SlideFile
+from napari_wsigpu.formats.zarr_array import DOCUMENTS
 from napari_wsigpu.slide import Slide, open_slide
 
 if TYPE_CHECKING:
@@ -203,6 +204,8 @@ def convert(
                 closing(Journal(work / "journal", _identity(slide, options), plan.shapes))
             )
             notes = []
+            if journal.found and not _holds(work / "data", journal.end):
+                journal.start_over("it was cut short")
             if journal.changed:
                 notes.append(f"What '{work}' held was begun anew, as {journal.changed}.")
                 logger.warning(notes[0])
@@ -368,6 +371,14 @@ def _check_target(slide: Slide, path: Path, *, overwrite: bool) -> None:
         raise TargetExistsError(
             f"'{path}' exists already; choose another name, or allow to overwrite it."
         )
+    if (
+        path.is_dir()
+        and any(path.iterdir())
+        and not any((path / name).is_file() for name in DOCUMENTS)
+    ):
+        raise TargetExistsError(
+            f"'{path}' is a folder of other files, which is never overwritten; choose another name."
+        )
 
 
 def _check_room(folder: Path, plan: Plan, options: Options, journal: Journal) -> None:
@@ -388,6 +399,11 @@ def _check_room(folder: Path, plan: Plan, options: Options, journal: Journal) ->
             f"The disk of '{folder.parent}' has {free / 1e9:.1f} GB left, but about "
             f"{needed / 1e9:.1f} GB are needed; free some, or choose another disk."
         )
+
+
+def _holds(data: Path, end: int) -> bool:
+    """Whether what was written is there as far as its journal knows."""
+    return data.is_dir() or (data.is_file() and data.stat().st_size >= end)
 
 
 def _put_in_place(data: Path, path: Path) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from napari_wsigpu.codecs.cpu import threads_at_work
-from napari_wsigpu.errors import SlideClosedError
+from napari_wsigpu.errors import SlideError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -162,7 +162,7 @@ class TileFetcher:
             try:
                 tiles = batch.source.read_tiles(batch.keys)
             except Exception as error:
-                if not isinstance(error, SlideClosedError):
+                if not isinstance(error, SlideError):
                     logger.exception("Tiles of a display could not be read")
                 for display in self._drop(batch.source):
                     display.fail(error)

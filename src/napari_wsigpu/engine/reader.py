@@ -235,6 +235,8 @@ class RegionReader:
         ------
         SlideClosedError
             If the slide was closed.
+        SlideReadError
+            If the file can't be read now.
         DeviceError
             If the device that was chosen fails.
         """

@@ -15,7 +15,7 @@ from napari_wsigpu.engine.blocks import Block, extent
 from napari_wsigpu.engine.cache import TileKey
 from napari_wsigpu.engine.canvas import compose, touches
 from napari_wsigpu.engine.span import Span, overlaps
-from napari_wsigpu.errors import SlideClosedError, SlideError
+from napari_wsigpu.errors import SlideClosedError, SlideError, SlideReadError
 from napari_wsigpu.storage.source import ByteRange
 
 if TYPE_CHECKING:
@@ -192,6 +192,8 @@ class TileScheduler:
         ------
         SlideClosedError
             If the slide was closed.
+        SlideReadError
+            If the file can't be read now.
         """
         image = self._images[level]
         wanted: list[WholeTile] = []
@@ -206,7 +208,7 @@ class TileScheduler:
                 absent.append(wanted[-1])
             else:
                 wanted[-1].paste(tile, None)
-        self._produce(image, absent, None, tolerant=True, keep=True)
+        self._produce(image, absent, None, tolerant=True, keep=True, patient=True)
         return [tile.pixels for tile in wanted]
 
     def release(self) -> None:
@@ -250,8 +252,12 @@ class TileScheduler:
         *,
         tolerant: bool,
         keep: bool,
+        patient: bool = False,
     ) -> dict[TileKey, str]:
-        """Put tiles in their places that are not in the cache."""
+        """Put tiles in their places that are not in the cache.
+
+        Who is patient would rather wait for a file than show background in place of it.
+        """
         stored, missing = self._locate(image, absent)
         try:
             begin = time.perf_counter()
@@ -260,7 +266,7 @@ class TileScheduler:
         except SlideClosedError:
             raise
         except SlideError as error:
-            if not tolerant:
+            if not tolerant or (patient and isinstance(error, SlideReadError)):
                 raise
             failures = {placement.key: str(error) for placement, _ in stored}
             for placement, _ in stored:

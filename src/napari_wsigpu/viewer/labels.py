@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     LabelData = tuple[list[LevelArray] | NDArray[Any], dict[str, Any], str]
 
 TRANSPARENT = "#00000000"
+# Of labels whose colour the file does not say, where it says others.
+UNNAMED = "#808080"
 
 
 def label_layers(slide: Slide, name: str) -> list[LabelData]:
@@ -64,7 +66,7 @@ def _attributes(slide: Slide, label: LabelLayout, name: str) -> dict[str, Any]:
     if slide.mpp is not None:
         attributes["units"] = ("micrometer", "micrometer")
     if label.colors:
-        colors: dict[int | None, str] = {None: TRANSPARENT, 0: TRANSPARENT}
+        colors: dict[int | None, str] = {None: UNNAMED, 0: TRANSPARENT}
         colors.update(label.colors.items())
         attributes["colormap"] = DirectLabelColormap(color_dict=colors)
     if label.properties:

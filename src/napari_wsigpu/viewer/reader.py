@@ -122,7 +122,8 @@ def _is_ours(path: str) -> bool:
 def _is_slide(layout: SlideLayout) -> bool:
     base = layout.levels[0]
     large = max(base.width, base.height) > LARGE_SIDE and layout.hidden_planes == 0
-    return layout.vendor != "generic-tiff" or len(layout.levels) > 1 or large
+    own = "wsigpu" in layout.metadata
+    return own or layout.vendor != "generic-tiff" or len(layout.levels) > 1 or large
 
 
 def _report_failed_tiles(slide: Slide) -> None:
