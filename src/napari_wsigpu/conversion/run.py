@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import shutil
@@ -20,6 +19,13 @@ from napari_wsigpu.conversion.checksum import checksum
 from napari_wsigpu.conversion.journal import Journal
 from napari_wsigpu.conversion.options import Options, check_number, kind_of
 from napari_wsigpu.conversion.pixels import copied_segments, read_blocks
+from napari_wsigpu.conversion.place import (
+    check_target,
+    holds,
+    put_in_place,
+    remove,
+    write_error,
+)
 from napari_wsigpu.conversion.plan import make_plan, segments_of
 from napari_wsigpu.conversion.png import write_png
 from napari_wsigpu.conversion.record import make_record, pictures
@@ -27,14 +33,11 @@ from napari_wsigpu.conversion.tiff import TiffTarget
 from napari_wsigpu.conversion.zarr import ZarrTarget
 from napari_wsigpu.errors import (
     ConversionCancelledError,
-    ConversionError,
     SlideError,
-    TargetExistsError,
     TargetWriteError,
     TileError,
 )
 from napari_wsigpu.formats.layout import SlideFile
-from napari_wsigpu.formats.zarr_array import DOCUMENTS
 from napari_wsigpu.slide import Slide, open_slide
 
 if TYPE_CHECKING:
@@ -186,7 +189,7 @@ def convert(
         slide = (
             source if isinstance(source, Slide) else stack.enter_context(open_slide(source, "cpu"))
         )
-        _check_target(slide, path, overwrite=overwrite)
+        check_target(slide, path, overwrite=overwrite)
         if options.kind == "png":
             try:
                 write_png(slide, path, options, progress, cancelled)
@@ -194,7 +197,7 @@ def convert(
             except SlideError:
                 raise
             except OSError as error:
-                raise _write_error(path, error) from error
+                raise write_error(path, error) from error
         slide.level_array(options.level, color=color)  # refuses sRGB without a profile
         plan = make_plan(slide, options)
         work = path.with_name(f"{path.name}.part")
@@ -204,7 +207,7 @@ def convert(
                 closing(Journal(work / "journal", _identity(slide, options), plan.shapes))
             )
             notes = []
-            if journal.found and not _holds(work / "data", journal.end):
+            if journal.found and not holds(work / "data", journal.end):
                 journal.start_over("it was cut short")
             if journal.changed:
                 notes.append(f"What '{work}' held was begun anew, as {journal.changed}.")
@@ -214,21 +217,20 @@ def convert(
             stack.enter_context(closing(job))
             job.run(threads, progress, cancelled)
             digest = checksum(work / "data")
-            _put_in_place(work / "data", path)
+            put_in_place(work / "data", path)
             journal.close()
             shutil.rmtree(work)
         except Exception as error:
-            if cancelled is not None and cancelled.is_set():
-                # Who cancels may close the slide, or end the process, before the next tile notices.
-                stack.close()
-                shutil.rmtree(work, ignore_errors=True)
-                raise ConversionCancelledError(CANCELLED) from error
-            if isinstance(error, TileError):
+            # Who cancels may close the slide, or end the process, before the next tile notices.
+            ended = cancelled is not None and cancelled.is_set()
+            if ended or isinstance(error, TileError):
                 # A damaged source stays so; what was written of it is of no use.
                 stack.close()
                 shutil.rmtree(work, ignore_errors=True)
-            elif isinstance(error, OSError) and not isinstance(error, SlideError):
-                raise _write_error(path, error) from error
+            if ended:
+                raise ConversionCancelledError(CANCELLED) from error
+            if isinstance(error, OSError) and not isinstance(error, SlideError):
+                raise write_error(path, error) from error
             raise
     return Conversion(
         str(path),
@@ -264,7 +266,7 @@ class _Conversion:
         if journal.found:
             self._target.resume()
         else:
-            _remove(data)
+            remove(data)
             self._target.create()
         self.copied = self.encoded = 0
         for index in range(len(plan.levels)):
@@ -358,29 +360,6 @@ def _identity(slide: Slide, options: Options) -> dict[str, Any]:
     }
 
 
-def _check_target(slide: Slide, path: Path, *, overwrite: bool) -> None:
-    files = [slide.path, *(file.path for file in slide.layout.files)]
-    for file in map(Path, files):
-        if path == file or (path.exists() and file.exists() and path.samefile(file)):
-            raise ConversionError(f"'{path}' is the slide itself; choose another target.")
-        if path in file.parents:
-            raise ConversionError(f"'{path}' holds the slide itself; choose another target.")
-    if not path.parent.is_dir():
-        raise TargetWriteError(f"There is no folder '{path.parent}'; make it first.")
-    if path.exists() and not overwrite:
-        raise TargetExistsError(
-            f"'{path}' exists already; choose another name, or allow to overwrite it."
-        )
-    if (
-        path.is_dir()
-        and any(path.iterdir())
-        and not any((path / name).is_file() for name in DOCUMENTS)
-    ):
-        raise TargetExistsError(
-            f"'{path}' is a folder of other files, which is never overwritten; choose another name."
-        )
-
-
 def _check_room(folder: Path, plan: Plan, options: Options, journal: Journal) -> None:
     """Refuse a conversion for which the disk has clearly no room."""
     default = "zstd" if options.kind == "ome-zarr" else "deflate"
@@ -399,41 +378,3 @@ def _check_room(folder: Path, plan: Plan, options: Options, journal: Journal) ->
             f"The disk of '{folder.parent}' has {free / 1e9:.1f} GB left, but about "
             f"{needed / 1e9:.1f} GB are needed; free some, or choose another disk."
         )
-
-
-def _holds(data: Path, end: int) -> bool:
-    """Whether what was written is there as far as its journal knows."""
-    return data.is_dir() or (data.is_file() and data.stat().st_size >= end)
-
-
-def _put_in_place(data: Path, path: Path) -> None:
-    """Give the whole result its name, in one step if it is a file or nothing has that name."""
-    if path.is_dir() or (path.exists() and data.is_dir()):
-        old = data.with_name("old")
-        _remove(old)
-        path.replace(old)
-    data.replace(path)
-    if hasattr(os, "O_DIRECTORY"):
-        folder = os.open(path.parent, os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def _write_error(path: Path, error: OSError) -> SlideError:
-    """Say in one sentence why the operating system refuses a target."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return TargetWriteError(
-            f"There is no room left for '{path}'; free some and convert again, which goes on there."
-        )
-    if isinstance(error, PermissionError):
-        return TargetWriteError(f"You have no permission to write '{path}'; choose another folder.")
-    return TargetWriteError(f"'{path}' can't be written ({error.strerror or error}); try again.")

@@ -1,0 +1,93 @@
+"""The place of a conversion's result: what may not be overwritten, and how it gets its name."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from napari_wsigpu.errors import (
+    ConversionError,
+    SlideError,
+    TargetExistsError,
+    TargetWriteError,
+)
+from napari_wsigpu.formats.zarr_array import DOCUMENTS
+
+if TYPE_CHECKING:
+    from napari_wsigpu.slide import Slide
+
+
+def check_target(slide: Slide, path: Path, *, overwrite: bool) -> None:
+    """Refuse a place that can't be written, or that holds what shall be kept.
+
+    Raises
+    ------
+    ConversionError
+        If it is, or holds, the slide itself.
+    TargetWriteError
+        If its folder is not there.
+    TargetExistsError
+        If it exists and may not be overwritten, or is a folder of other files.
+    """
+    files = [slide.path, *(file.path for file in slide.layout.files)]
+    for file in map(Path, files):
+        if path == file or (path.exists() and file.exists() and path.samefile(file)):
+            raise ConversionError(f"'{path}' is the slide itself; choose another target.")
+        if path in file.parents:
+            raise ConversionError(f"'{path}' holds the slide itself; choose another target.")
+    if not path.parent.is_dir():
+        raise TargetWriteError(f"There is no folder '{path.parent}'; make it first.")
+    if path.exists() and not overwrite:
+        raise TargetExistsError(
+            f"'{path}' exists already; choose another name, or allow to overwrite it."
+        )
+    if (
+        path.is_dir()
+        and any(path.iterdir())
+        and not any((path / name).is_file() for name in DOCUMENTS)
+    ):
+        raise TargetExistsError(
+            f"'{path}' is a folder of other files, which is never overwritten; choose another name."
+        )
+
+
+def holds(data: Path, end: int) -> bool:
+    """Whether what was written is there as far as its journal knows."""
+    return data.is_dir() or (data.is_file() and data.stat().st_size >= end)
+
+
+def put_in_place(data: Path, path: Path) -> None:
+    """Give the whole result its name, in one step if it is a file or nothing has that name."""
+    if path.is_dir() or (path.exists() and data.is_dir()):
+        old = data.with_name("old")
+        remove(old)
+        path.replace(old)
+    data.replace(path)
+    if hasattr(os, "O_DIRECTORY"):
+        folder = os.open(path.parent, os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder, if there is one."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def write_error(path: Path, error: OSError) -> SlideError:
+    """Say in one sentence why the operating system refuses a target."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return TargetWriteError(
+            f"There is no room left for '{path}'; free some and convert again, which goes on there."
+        )
+    if isinstance(error, PermissionError):
+        return TargetWriteError(f"You have no permission to write '{path}'; choose another folder.")
+    return TargetWriteError(f"'{path}' can't be written ({error.strerror or error}); try again.")
