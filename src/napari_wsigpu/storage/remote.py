@@ -8,18 +8,19 @@ from contextlib import contextmanager
 from hashlib import sha256
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
 from cachetools import LRUCache
 
 from napari_wsigpu.errors import SlideChangedError
 from napari_wsigpu.storage.connection import ENTITY_TAG, Connection, closed_error
 from napari_wsigpu.storage.disk_cache import disk_cache
+from napari_wsigpu.storage.source import join_views
 from napari_wsigpu.storage.url import public_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
     from concurrent.futures import Future
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from napari_wsigpu.storage.connection import Answer
@@ -118,13 +119,8 @@ class RemoteSource:
         room: Callable[[int], bytearray] = bytearray,
     ) -> tuple[bytearray, NDArray[np.int64], NDArray[np.int64]]:
         """Read many ranges into one buffer; see `ByteSource.read_joined`."""
-        views = self.read(list(zip(offsets.tolist(), lengths.tolist(), strict=True)))
-        found = np.array([len(view) for view in views], np.int64)
-        starts = np.cumsum(found) - found
-        buffer = room(int(found.sum()))
-        for start, view in zip(starts.tolist(), views, strict=True):
-            buffer[start : start + len(view)] = view
-        return buffer, starts, found
+        ranges = list(zip(offsets.tolist(), lengths.tolist(), strict=True))
+        return join_views(self.read(ranges), room)
 
     def release(self) -> None:
         """Let go of connection and memory until the next read; reads in flight fail."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+import numpy as np
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
 
@@ -83,3 +84,15 @@ class ByteSource(Protocol):
 
     def close(self) -> None:
         """Let go of handles for good; later reads raise `SlideClosedError`."""
+
+
+def join_views(
+    views: Sequence[memoryview], room: Callable[[int], bytearray]
+) -> tuple[bytearray, NDArray[np.int64], NDArray[np.int64]]:
+    """Copy ranges that were read one by one into one buffer, as `ByteSource.read_joined` does."""
+    lengths = np.array([len(view) for view in views], np.int64)
+    starts = np.cumsum(lengths) - lengths
+    buffer = room(int(lengths.sum()))
+    for start, view in zip(starts.tolist(), views, strict=True):
+        buffer[start : start + len(view)] = view
+    return buffer, starts, lengths

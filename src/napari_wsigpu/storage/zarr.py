@@ -12,7 +12,7 @@ import numpy as np
 from napari_wsigpu.engine.blocks import Block, blocks, extent
 from napari_wsigpu.errors import SlideChangedError, SlideClosedError, file_error
 from napari_wsigpu.formats.zarr_array import brief, open_array
-from napari_wsigpu.storage.source import Unreadable
+from napari_wsigpu.storage.source import Unreadable, join_views
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -77,13 +77,8 @@ class ZarrSource:
         room: Callable[[int], bytearray] = bytearray,
     ) -> tuple[bytearray, NDArray[np.int64], NDArray[np.int64]]:
         """Read many ranges into one buffer; see `ByteSource.read_joined`."""
-        views = self.read(list(zip(offsets.tolist(), lengths.tolist(), strict=True)))
-        found = np.array([len(view) for view in views], np.int64)
-        ends = np.cumsum(found)
-        buffer = room(int(found.sum()))
-        for view, end in zip(views, ends.tolist(), strict=True):
-            buffer[end - len(view) : end] = view
-        return buffer, ends - found, found
+        ranges = list(zip(offsets.tolist(), lengths.tolist(), strict=True))
+        return join_views(self.read(ranges), room)
 
     def release(self) -> None:
         """Forget the arrays until the next read; there is no handle."""
