@@ -9,7 +9,6 @@ one process, with the file in the page cache.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import tempfile
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tifffile
 
+from common import write_json
 from napari_wsigpu import open_slide
 from napari_wsigpu.storage import gds
 
@@ -73,7 +73,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--side", type=int, default=16384, help="pixels of a side")
     parser.add_argument("--folder", help="where the slide is written")
-    parser.add_argument("--json", help="file for the results")
+    parser.add_argument("--json", type=Path, help="file for the results")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         path = Path(folder, "raw.tif")
@@ -93,8 +93,7 @@ def main() -> None:
         found = measure(path, options.side)
     for name, seconds in found["median_s"].items():
         print(f"{name:<28} {seconds * 1e3:8.2f} ms  {found['bytes'] / seconds / 1e9:6.2f} GB/s")
-    if options.json:
-        Path(options.json).write_text(json.dumps(found, indent=2))
+    write_json(options.json, found)
 
 
 def measure(path: Path, side: int) -> dict[str, Any]:
