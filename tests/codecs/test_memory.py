@@ -105,10 +105,3 @@ class TestPictureMemory:
         memory.clear()
         del picture
         assert not memory._free
-
-    def test_scratch_is_the_same_memory_again(self):
-        memory = PictureMemory()
-        first = memory.scratch((40, 30, 3), np.dtype("uint8"))
-        second = memory.scratch((20, 30), np.dtype("uint16"))
-        assert (first.shape, second.shape) == ((40, 30, 3), (20, 30))
-        assert np.shares_memory(first, second)

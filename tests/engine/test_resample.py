@@ -4,8 +4,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.ndimage import map_coordinates
 
-from napari_wsigpu.engine.resample import Axis, resample
+from napari_wsigpu.engine.resample import Axis, draw, draw_smoothly, shows_blocks
 from tests import slides
+
+
+def resample(source, down, across, out):
+    """Draw a whole picture, as displays do."""
+    if shows_blocks(down, across, out):
+        draw_smoothly(source, down, across, out)
+    else:
+        rows = down.under(out.shape[0], source.shape[0])
+        draw(source, rows, across.under(out.shape[1], source.shape[1]), out)
 
 
 @given(st.integers(1, 300), st.integers(1, 300), st.data())

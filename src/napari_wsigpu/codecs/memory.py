@@ -20,7 +20,6 @@ SMALLEST_REGION, LARGEST_REGION = 1 << 20, 64 << 20
 KEPT_REGIONS = 3
 KEPT_PICTURES = 3
 LARGEST_PREPARED = 32 << 20
-LARGEST_SCRATCH = 8 << 20
 
 Room = NDArray[np.uint8]
 
@@ -131,7 +130,6 @@ class PictureMemory:
     def __init__(self) -> None:
         self._free: deque[Room] = deque(maxlen=KEPT_PICTURES)
         self._size = 0
-        self._scratch: Room = new_room(0)
 
     def prepare(self, size: int) -> None:
         """Make room for pictures of `size` bytes: the one drawn, the one shown, the next one.
@@ -157,21 +155,10 @@ class PictureMemory:
         weakref.finalize(pixels, self._give_back, room).atexit = False
         return pixels.reshape(shape)
 
-    def scratch(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Return an array whose values are undefined, and that the next call hands out again."""
-        count = math.prod(shape)
-        size = count * dtype.itemsize
-        if size > LARGEST_SCRATCH:
-            return np.empty(shape, dtype)
-        if self._scratch.size < size:
-            self._scratch = new_room(size)
-        return np.frombuffer(self._scratch.data, dtype, count).reshape(shape)
-
     def clear(self) -> None:
         """Give back what is not in use; pictures in use are given back when they end."""
         self._free.clear()
         self._size = 0
-        self._scratch = new_room(0)
 
     def _take(self, size: int) -> Room:
         while self._free:

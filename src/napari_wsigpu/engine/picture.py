@@ -10,10 +10,10 @@ import numpy as np
 from napari_wsigpu.engine.blocks import Block, blocks, extent
 from napari_wsigpu.engine.cache import TileKey
 from napari_wsigpu.engine.canvas import touches
-from napari_wsigpu.engine.resample import Axis, resample
+from napari_wsigpu.engine.resample import Axis, draw, draw_smoothly, shows_blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -313,26 +313,47 @@ class Picture:
         part = whole.common(self._view)
         assert part is not None
         under = self._under(part, level)
-        down, across = other.height / own.height, other.width / own.width
-        resample(
-            self._mosaic(under, hand),
-            Axis(part.top * down - under.top, down),
-            Axis(part.left * across - under.left, across),
-            self._pixels[self._view.part(part)],
-        )
+        height, width = under.bottom - under.top, under.right - under.left
+        by_rows, by_columns = other.height / own.height, other.width / own.width
+        down = Axis(part.top * by_rows - under.top, by_rows)
+        across = Axis(part.left * by_columns - under.left, by_columns)
+        pixels = self._pixels[self._view.part(part)]
+        if shows_blocks(down, across, pixels):
+            source = np.empty((height, width, *pixels.shape[2:]), pixels.dtype)
+            self._gather(under, np.arange(height), np.arange(width), hand, source)
+            draw_smoothly(source, down, across, pixels)
+        else:
+            y, x = down.under(pixels.shape[0], height), across.under(pixels.shape[1], width)
+            self._gather(under, y, x, hand, pixels)
 
-    def _mosaic(self, under: View, hand: _Hand) -> NDArray[Any]:
-        """Put a region of another level together, whose tiles are all at hand."""
+    def _gather(
+        self,
+        under: View,
+        rows: NDArray[np.intp],
+        columns: NDArray[np.intp],
+        hand: _Hand,
+        out: NDArray[Any],
+    ) -> None:
+        """Draw one pixel of a region of another level, whose tiles are at hand, for each of `out`.
+
+        `rows` and `columns` count from the region's corner.
+        """
+        for top, left, tile in self._pieces(under, hand):
+            y = slice(*np.searchsorted(rows, (top, top + tile.shape[0])))
+            x = slice(*np.searchsorted(columns, (left, left + tile.shape[1])))
+            draw(tile, rows[y] - top, columns[x] - left, out[y, x])
+
+    def _pieces(self, under: View, hand: _Hand) -> Iterator[tuple[int, int, NDArray[Any]]]:
+        """Yield what is at hand under a region, and where it begins, seen from its corner."""
         if under.level == len(self.levels) - 1:
-            return self._overview[under.top : under.bottom, under.left : under.right]
+            yield -under.top, -under.left, self._overview
+            return
         image = self.levels[under.level]
-        shape = (under.bottom - under.top, under.right - under.left, *self._overview.shape[2:])
-        pixels = self._memory.scratch(shape, image.dtype)
-        for tile in under.block(image).tiles():
-            own = hand.tile(under.level, tile)
-            assert own is not None
-            _put(pixels, under, image, tile, own)
-        return pixels
+        for row, column in under.block(image).tiles():
+            tile = hand.tile(under.level, (row, column))
+            assert tile is not None
+            top, left = row * image.grid.tile_height, column * image.grid.tile_width
+            yield top - under.top, left - under.left, tile
 
 
 class _Hand:

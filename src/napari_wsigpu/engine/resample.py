@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -11,7 +12,6 @@ if TYPE_CHECKING:
 
 # From here on blocks of one colour would be seen; up to here smoothing costs more than it shows.
 COARSE = 4
-ROWS_AT_ONCE = 32
 
 
 class Axis(NamedTuple):
@@ -39,32 +39,67 @@ class Axis(NamedTuple):
         return max(0.0, min(self.start, end - self.ratio)), end
 
 
-def resample(source: NDArray[Any], down: Axis, across: Axis, out: NDArray[Any]) -> None:
-    """Draw a picture larger or smaller: nearest pixels, smoothed where these would be seen.
+def shows_blocks(down: Axis, across: Axis, pixels: NDArray[Any]) -> bool:
+    """Whether nearest pixels would be seen as blocks, and `draw_smoothly` can do better."""
+    return (
+        max(down.ratio, across.ratio) < 1 / COARSE
+        and pixels.dtype == np.uint8
+        and pixels.shape[2:] in ((), (3,), (4,))
+    )
+
+
+def draw(
+    source: NDArray[Any], rows: NDArray[np.intp], columns: NDArray[np.intp], out: NDArray[Any]
+) -> None:
+    """Draw one pixel of a picture for each of `out`.
 
     Parameters
     ----------
     source : ndarray, shape (height, width) or (height, width, channels)
         The picture.
+    rows, columns : ndarray of int
+        Which of its pixels; they never decrease.
+    out : ndarray, shape (rows, columns) or (rows, columns, channels)
+        Where to draw.
+    """
+    begins = np.flatnonzero(np.diff(rows, prepend=-1))
+    repeats = np.diff(begins, append=len(rows))
+    channels = math.prod(source.shape[2:])
+    samples = (columns[:, None] * channels + np.arange(channels)).ravel()
+    # NumPy takes single samples several times as fast as pixels of three of them.
+    lines = np.take(_lines(source, rows[begins]), samples, axis=1).reshape(-1, *out.shape[1:])
+    for number in range(repeats.max(initial=0)):
+        more = repeats > number
+        out[begins[more] + number] = lines if more.all() else lines[more]
+
+
+def _lines(source: NDArray[Any], rows: NDArray[np.intp]) -> NDArray[Any]:
+    """Return rows of a picture, all samples of each in one axis."""
+    every = len(rows) > 0 and rows[-1] - rows[0] + 1 == len(rows)
+    part = source[rows[0] : rows[-1] + 1] if every else source[rows]
+    return part.reshape(len(part), -1)
+
+
+def draw_smoothly(source: NDArray[Any], down: Axis, across: Axis, out: NDArray[Any]) -> None:
+    """Draw a picture larger, interpolated linearly; see `shows_blocks`.
+
+    Parameters
+    ----------
+    source : ndarray of uint8, shape (height, width) or (height, width, channels)
+        The picture.
     down, across : Axis
         How the pixels of `out` lie over it.
-    out : ndarray
-        Where to draw; its last axis is contiguous.
+    out : ndarray of uint8
+        Where to draw.
     """
     height, width = out.shape[:2]
-    if (
-        max(down.ratio, across.ratio) < 1 / COARSE
-        and source.dtype == np.uint8
-        and source.shape[2:] in ((), (3,), (4,))
-    ):
-        source = _smoothed(source, down, across, height, width)
-        down = across = Axis(0, 1 / COARSE)
-    rows, columns = down.under(height, source.shape[0]), across.under(width, source.shape[1])
-    pixels, target = _whole_pixels(source), _whole_pixels(out)
-    for first in range(0, height, ROWS_AT_ONCE):  # few enough to stay in the processor's cache
-        part = rows[first : first + ROWS_AT_ONCE]
-        wide = np.take(pixels[part[0] : part[-1] + 1], columns, axis=1)
-        target[first : first + ROWS_AT_ONCE] = wide[part - part[0]]
+    quarter = _smoothed(source, down, across, height, width)
+    draw(quarter, np.arange(height) // COARSE, np.arange(width) // COARSE, out)
+
+
+def prepare() -> None:
+    """Load what `draw_smoothly` needs: that takes longer than to draw."""
+    import PIL.Image  # noqa: F401
 
 
 def _smoothed(
@@ -81,12 +116,3 @@ def _smoothed(
     picture = Image.fromarray(np.ascontiguousarray(source))
     box = left, top, right, bottom
     return np.asarray(picture.resize(quarter[::-1], Image.Resampling.BILINEAR, box=box))
-
-
-def _whole_pixels(pixels: NDArray[Any]) -> NDArray[Any]:
-    """View all channels of a pixel as one value: NumPy copies these several times as fast."""
-    if pixels.ndim == 2:
-        return pixels
-    if not pixels.flags.c_contiguous and pixels.strides[2] != pixels.itemsize:
-        pixels = np.ascontiguousarray(pixels)
-    return pixels.view(f"V{pixels.shape[2] * pixels.itemsize}")[..., 0]

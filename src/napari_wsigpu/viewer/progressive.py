@@ -23,6 +23,7 @@ from napari.utils.notifications import show_warning
 from qtpy.QtCore import QObject, QTimer, Signal
 
 from napari_wsigpu.codecs.memory import PictureMemory
+from napari_wsigpu.engine import resample
 from napari_wsigpu.engine.cache import tile_cache
 from napari_wsigpu.engine.fetcher import tile_fetcher
 from napari_wsigpu.engine.level import VIEWER_CHUNK
@@ -119,7 +120,13 @@ def _start_display(viewer: Viewer, layer: Layer) -> None:
     height, width = (2 * side + 2 * VIEWER_CHUNK for side in viewer.canvas.size)
     base = layer.data[0]
     size = height * width * math.prod(base.shape[2:]) * base.dtype.itemsize
-    threading.Thread(target=_memory.prepare, args=(size,), name="wsigpu-memory").start()
+    threading.Thread(target=_prepare, args=(size,), name="wsigpu-memory").start()
+
+
+def _prepare(size: int) -> None:
+    """Have at hand what the first slices need, so that they do not wait for it."""
+    _memory.prepare(size)
+    resample.prepare()
 
 
 def _hide_secrets(layer: Layer) -> None:
