@@ -28,7 +28,11 @@ def places_of(numbers):
 
 
 def keep(cache, reserved, numbers, slide=1, level=0):
-    cache.keep(reserved, np.arange(len(numbers)), slide, level, GRID, places_of(numbers))
+    cache.keep(reserved, slide, level, GRID, places_of(numbers))
+
+
+def part_of(reserved, indices):
+    return reserved._replace(places=reserved.places[indices])
 
 
 def put(cache, *numbers, slide=1, level=0, tile=TILE):
@@ -281,7 +285,7 @@ class TestKeep:
         reserved = reserve(cache, 4)
         for address, number in zip(reserved.slots.addresses.tolist(), range(4), strict=True):
             at(address, (32,), "uint8")[:] = 100 + number
-        cache.keep(reserved, np.array([1, 3]), 1, 0, GRID, places_of(range(4)))
+        cache.keep(part_of(reserved, [1, 3]), 1, 0, GRID, places_of([1, 3]))
         cache.unpin(reserved)
         assert held(cache) == [1, 3]
         assert len(reserve(cache, 6).places) == 6  # those that failed are free again
@@ -290,7 +294,7 @@ class TestKeep:
     def test_none_of_them(self, device):
         cache = DeviceTiles(device, 8 * 32)
         reserved = reserve(cache, 2)
-        cache.keep(reserved, np.delete(np.arange(2), [0, 1]), 1, 0, GRID, places_of([0, 1]))
+        cache.keep(part_of(reserved, []), 1, 0, GRID, places_of([]))
         cache.unpin(reserved)
         assert held(cache) == []
 
@@ -466,7 +470,8 @@ class Cache(RuleBasedStateMachine):
             st.lists(st.integers(0, 19), min_size=count, max_size=count, unique=True)
         )
         indices = np.flatnonzero(kept[:count])
-        self.cache.keep(reserved, indices, slide, level, GRID, places_of(numbers))
+        tiles = places_of(numbers)[indices]
+        self.cache.keep(part_of(reserved, indices), slide, level, GRID, tiles)
         for index in indices.tolist():
             self.kept[slide, level, numbers[index]] = serials[index]
         self.seen |= set(serials)

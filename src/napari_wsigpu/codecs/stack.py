@@ -267,19 +267,15 @@ class StackedTiles:
         self._plan = plan = plan_of(tuple((len(s.scans), bool(s.end)) for s in stacks), shape)
         most = int(batch.lengths.sum()) + sum(len(s.header) + len(s.end) for s in stacks)
         work.make_room(most, plan.size, len(plan.places))
-        ends, scans = _join(stacks, batch.buffer, work.encoded)
-        first = int(work.encoded.ctypes.data)
-        self._scans = np.array(scans, np.int64).reshape(-1, 2)
-        self._scans[:, 0] += first
-        taken = [
+        ends, self._scans = _join(stacks, batch.buffer, work.encoded)
+        self._first = first = int(work.encoded.ctypes.data)
+        self._taken = [
             work.streams.add(first + start, end - start)
             for start, end in zip([0, *ends], ends, strict=False)
         ]
-        self._taken = np.array(taken, bool)
-        self._marks = np.array([stack.marks for stack in stacks], np.int64).reshape(-1, 7)
+        self._stacks = stacks
         self._groups = [[index for index, _, _ in stack.scans] for stack in stacks]
-        self._counts = np.array([len(group) for group in self._groups], np.int64)
-        self.groups = list(compress(self._groups, taken))
+        self.groups = list(compress(self._groups, self._taken))
 
     def describe(self, addresses: Sequence[int], stream: Stream) -> None:
         """Describe the stacks' planes."""
@@ -290,20 +286,25 @@ class StackedTiles:
     def rows(
         self, worked: list[bool], addresses: NDArray[np.int64], tiles: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Return rows of the decoded tiles, with what `Device.merge_planes` wants."""
+        """Return rows of the decoded tiles, with what `Device.merge_planes` wants.
+
+        All that decoding does not need is put together here, while the device is at work.
+        """
         indices = list(chain.from_iterable(self._groups))
+        counts = [len(group) for group in self._groups]
         table = np.empty((len(indices), COLUMNS), np.int64)
         table[:, 0] = addresses[indices]
         table[:, 1:3] = tiles[indices]
         table[:, 3:7] = self._plan.places + self.work.planes
         table[self._plan.places[:, 3] == NOWHERE, 6] = 0
         table[:, 7:9] = self._scans
-        table[:, 9:] = np.repeat(self._marks, self._counts, axis=0)
-        if all(worked) and self._taken.all():
+        table[:, 7] += self._first
+        table[:, 9:] = np.repeat([stack.marks for stack in self._stacks], counts, axis=0)
+        if all(worked) and all(self._taken):
             return table
-        good = self._taken.copy()
+        good = np.array(self._taken)
         good[good] = worked
-        found: NDArray[np.int64] = table[np.repeat(good, self._counts)]
+        found: NDArray[np.int64] = table[np.repeat(good, counts)]
         return found
 
     def finish(self, rows: Any, tile: TileFormat, device: Device, stream: Stream) -> None:

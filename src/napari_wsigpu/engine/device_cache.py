@@ -182,7 +182,6 @@ class DeviceTiles:
     def keep(
         self,
         reserved: Reserved,
-        indices: NDArray[Any],
         slide: int,
         level: int,
         grid: tuple[int, int],
@@ -193,15 +192,13 @@ class DeviceTiles:
         Parameters
         ----------
         reserved : Reserved
-            The batch's places.
-        indices : ndarray of int
-            Which of them hold a tile.
+            Their places.
         slide, level : int
             As in a tile's key.
         grid : tuple of int
             (rows, columns) of the level's whole grid of tiles.
         tiles : ndarray of int64, shape (places, 2)
-            (row, column) of each tile of the batch.
+            (row, column) of each.
         """
         shelf = reserved.shelf
         with self._lock:
@@ -210,12 +207,13 @@ class DeviceTiles:
                 level_places = LevelPlaces(shelf, np.full(grid, NOBODY, np.int32))
                 self._levels[slide, level] = level_places
             table = level_places.table
-            places, (rows, columns) = reserved.places[indices], tiles[indices].T
+            places, (rows, columns) = reserved.places, tiles.T
             before = table[rows, columns]
             shelf.owners[before[before != NOBODY], 0] = NOBODY
             table[rows, columns] = places
-            shelf.owners[places, :2] = slide, level
-            shelf.owners[places, 2:] = tiles[indices]
+            owners = np.empty((len(tiles), 4), np.int64)
+            owners[:, 0], owners[:, 1], owners[:, 2:] = slide, level, tiles
+            shelf.owners[places] = owners
             self._clock += 1
             shelf.used[places] = self._clock
 

@@ -564,24 +564,18 @@ class DeviceReader:
             if self._decoder.verifier.reason is not None and not self._doubted:
                 self._doubted = True
                 self.forget_tiles()
-            good = np.arange(len(batch.tiles))
+            kept, tiles = batch.reserved, batch.tiles
             if failed:
-                good = np.delete(good, list(failed))
+                kept = kept._replace(places=np.delete(kept.places, list(failed)))
+                tiles = np.delete(tiles, list(failed), axis=0)
             grid = reading.image.grid
-            self._tiles.keep(
-                batch.reserved,
-                good,
-                self._slide,
-                reading.level,
-                (grid.rows, grid.columns),
-                batch.tiles,
-            )
+            self._tiles.keep(kept, self._slide, reading.level, (grid.rows, grid.columns), tiles)
         finally:
             self._tiles.unpin(batch.reserved)
         self._idle_rooms.append(batch.room)
         by_cpu = batch.pending.on_cpu
         self._log.count_decoded(cpu=by_cpu - len(failed), nvimagecodec=len(batch.tiles) - by_cpu)
-        self._log.count(bytes_decoded=len(good) * reading.image.tile_bytes)
+        self._log.count(bytes_decoded=len(tiles) * reading.image.tile_bytes)
         for index, reason in failed.items():
             row, column = batch.tiles[index].tolist()
             reading.failures[TileKey(self._slide, reading.level, row, column)] = reason

@@ -7,7 +7,6 @@ import threading
 from contextlib import contextmanager
 from functools import partial
 from io import FileIO
-from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -101,28 +100,28 @@ def join_ranges(
         What offsets and sizes of runs, and their places, are to be multiples of, but for where
         the file ends.
     """
-    lengths = np.maximum(np.minimum(lengths, end - offsets), 0)
+    lengths = np.minimum(lengths, end - offsets).clip(0)
     lengths[offsets < 0] = 0
     order = np.flatnonzero(lengths)
-    first = offsets[order]
-    if (first[1:] < first[:-1]).any():
-        order = order[np.argsort(first, kind="stable")]
-        first = offsets[order]
-    past = np.minimum(-(-(first + lengths[order]) // page) * page, end)
-    begin, reached = first // page * page, np.maximum.accumulate(past)
-    breaks = np.flatnonzero(begin[1:] > reached[:-1] + MERGE_GAP) + 1
-    shifts, runs, place = np.empty_like(first), [], 0
-    for head, stop in pairwise((0, *breaks.tolist(), len(first))):
-        if head == stop:
-            continue
-        offset = int(begin[head])
-        run = Run(offset, place, int(reached[stop - 1]) - offset)
-        shifts[head:stop] = place - offset
-        runs.append(run)
-        place += run.size
+    if not len(order):
+        return Joined(0, [], np.zeros_like(offsets), lengths)
+    begin = offsets[order]
+    if (begin[1:] < begin[:-1]).any():
+        order = order[np.argsort(begin, kind="stable")]
+        begin = offsets[order]
+    first, past = begin, begin + lengths[order]
+    if page > 1:
+        begin, past = first // page * page, np.minimum(-(-past // page) * page, end)
+    reached = np.maximum.accumulate(past)
+    heads = np.flatnonzero(np.append(True, begin[1:] > reached[:-1] + MERGE_GAP))
+    stops = np.append(heads[1:], len(first))
+    sizes = reached[stops - 1] - begin[heads]
+    places = sizes.cumsum() - sizes
+    table = begin[heads], places, sizes
+    runs = list(map(Run, *(column.tolist() for column in table)))
     starts = np.zeros_like(offsets)
-    starts[order] = first + shifts
-    return Joined(place, runs, starts, lengths)
+    starts[order] = first + np.repeat(places - begin[heads], stops - heads)
+    return Joined(int(sizes.sum()), runs, starts, lengths)
 
 
 class FileSource:

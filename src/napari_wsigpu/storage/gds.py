@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 PAGE = 4096
 # Rooms of more than this in all would not stay in the processor's cache.
 SMALLEST_PIECE, LARGEST_PIECE = 1 << 20, 4 << 20
-MOST_THREADS = 8
+# Our threads wait for each other's turn in the interpreter; those of kvikio don't.
+MOST_THREADS, MOST_KVIKIO_THREADS = 8, 16
 GDS = "WSIGPU_GDS"
 THREADS, COMPATIBILITY = "KVIKIO_NTHREADS", "KVIKIO_COMPAT_MODE"
 UDEV = "/run/udev"
@@ -121,7 +122,9 @@ class DirectReads:
         try:
             module = import_module("kvikio")
             if THREADS not in os.environ:
-                import_module("kvikio.defaults").set({"num_threads": reading_threads()})
+                import_module("kvikio.defaults").set(
+                    {"num_threads": reading_threads(MOST_KVIKIO_THREADS)}
+                )
             return module
         except Exception as error:  # whatever is wrong with it, files are read without it
             logger.info("Files are read without kvikio: %s", error)
@@ -131,9 +134,9 @@ class DirectReads:
 direct_reads = DirectReads()
 
 
-def reading_threads() -> int:
+def reading_threads(most: int = MOST_THREADS) -> int:
     """Return how many threads read one file."""
-    return min(MOST_THREADS, os.cpu_count() or 1)
+    return min(most, os.cpu_count() or 1)
 
 
 class _Piece(NamedTuple):
