@@ -23,14 +23,12 @@ from napari_wsigpu.formats.compression import compression_name
 from napari_wsigpu.storage.source import Unreadable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.decoder import Deliver, EncodedTile
     from napari_wsigpu.formats.layout import Encoding, LevelLayout
-
-    Shape = tuple[int, int, int]
 
 LZW, APERIO_YCBCR = 5, 33003
 NO_PREDICTOR, HORIZONTAL, FLOATING_POINT = 1, 2, 3
@@ -192,14 +190,10 @@ def _decode_segment(
     if isinstance(data.obj, Unreadable):
         raise ValueError(data.obj.reason)
     encoding = tile.level.encoding
-    dtype = tile.level.dtype
-    views = [
-        memory[: math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
-        for shape in _possible_shapes(tile.level, tile.row, tile.column)
-    ]
+    views = _possible_views(tile.level, tile.row, tile.column, memory)
     image_codec = IMAGE_CODECS.get(encoding.compression)
     if image_codec is None:
-        return _decode_bytes(data, encoding, views)
+        return _decode_bytes(data, encoding, list(views))
     # A codec checks its own header against `pixels` before it allocates anything, so a tile
     # that claims to be huge costs nothing.
     first_error: Exception | None = None
@@ -214,18 +208,20 @@ def _decode_segment(
     raise first_error
 
 
-def _possible_shapes(level: LevelLayout, row: int, column: int) -> list[Shape]:
-    """Return the shapes that a tile's pixels may have, full size first.
+def _possible_views(
+    level: LevelLayout, row: int, column: int, memory: NDArray[np.uint8]
+) -> Iterator[NDArray[Any]]:
+    """Yield memory in the shapes that a tile's pixels may have, full size first.
 
     Some writers cut the tiles at the right and lower edge to the level's extent.
     """
-    grid = level.grid
+    grid, samples, dtype = level.grid, level.encoding.samples, level.dtype
     height = min(grid.tile_height, level.height - row * grid.tile_height)
     width = min(grid.tile_width, level.width - column * grid.tile_width)
-    samples = level.encoding.samples
-    full = (grid.tile_height, grid.tile_width, samples)
-    cut = [(height, grid.tile_width, samples), (height, width, samples)]
-    return list(dict.fromkeys([full, *cut]))
+    sizes = (grid.tile_height, grid.tile_width), (height, grid.tile_width), (height, width)
+    for high, wide in dict.fromkeys(sizes):
+        size = high * wide * samples * dtype.itemsize
+        yield memory[:size].view(dtype).reshape(high, wide, samples)
 
 
 def _decode_bytes(data: Any, encoding: Encoding, views: Sequence[NDArray[Any]]) -> NDArray[Any]:
