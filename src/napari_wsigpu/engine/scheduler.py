@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.formats.layout import LevelLayout, PyramidLevel
     from napari_wsigpu.storage.source import ByteSource
 
-BATCH_TILES = 128
+BATCH_TILES = 256
 BATCH_BYTES = 64 << 20
 BATCH_PIXEL_BYTES = 256 << 20
 
