@@ -60,7 +60,8 @@ class Shelf:
         self.slabs.append(slab)
         places = address + self.tile_bytes * np.arange(count, dtype=np.int64)
         self.addresses = np.append(self.addresses, places)
-        self.owners = np.append(self.owners, np.full((count, 4), NOBODY, np.int64), axis=0)
+        owners = np.append(self.owners, np.full((count, 4), NOBODY, np.int64), axis=0)
+        self.owners = np.asfortranarray(owners)  # its first column is looked through for each batch
         self.pins = np.append(self.pins, np.zeros(count, np.int32))
         self.used = np.append(self.used, np.zeros(count, np.int64))
 

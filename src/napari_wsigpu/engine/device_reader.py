@@ -182,8 +182,9 @@ class DeviceReader:
         grid = image.grid
         rows = _tiles(window.top, window.height, image.height, grid.tile_height)
         columns = _tiles(window.left, window.width, image.width, grid.tile_width)
-        stored = np.any(grid.byte_counts[:, rows, columns] > 0, axis=0, keepdims=False)
-        if image.missing == "finer" and not stored.all():
+        stored: NDArray[np.bool_] = np.any(grid.byte_counts[:, rows, columns] > 0, axis=0)
+        complete = bool(stored.all())
+        if image.missing == "finer" and not complete:
             return None
         samples = () if window.channel is not None else (image.channels,)
         reading = _Reading(
@@ -192,7 +193,7 @@ class DeviceReader:
             tile=tile_format(image),
             window=window,
             shape=(window.height, window.width, *samples),
-            blank=tolerant or not stored.all() or not _within(window, image),
+            blank=tolerant or not complete or not _within(window, image),
             to_host=to_host,
             share=share,
             pixels=out,
@@ -223,7 +224,7 @@ class DeviceReader:
         self._log.count(
             tiles_asked=stored.size,
             cache_hits=reading.hits,
-            background=stored.size - int(stored.sum()),
+            background=stored.size - int(np.count_nonzero(stored)),
         )
         self._log.note(reading.failures, report=tolerant)
         if reading.failures and not tolerant:
@@ -529,9 +530,10 @@ class DeviceReader:
         )
 
     def _encoded(self, image: LevelLayout, tiles: NDArray[np.int64]) -> EncodedBatch:
-        rows, columns = tiles.T
-        offsets = image.grid.offsets[:, rows, columns]
-        wanted = image.grid.byte_counts[:, rows, columns]
+        grid = image.grid
+        numbers = tiles[:, 0] * grid.columns + tiles[:, 1]
+        offsets = grid.offsets.reshape(grid.planes, -1).take(numbers, axis=1)
+        wanted = grid.byte_counts.reshape(grid.planes, -1).take(numbers, axis=1)
         buffer, starts, lengths = self._source.read_joined(
             offsets.ravel(), wanted.ravel(), self._room
         )
