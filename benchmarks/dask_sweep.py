@@ -57,7 +57,7 @@ class Part(NamedTuple):
 
 
 PARTS = {
-    "cpu": Part("cpu", (1, 2), 1.7, side=8192, slides=4, tiles=8),
+    "cpu": Part("cpu", (1, 2), 1.7, side=8192, slides=12, tiles=8),
     "gpu": Part("cuda", (1, 2, 4), 3.4, side=65536, slides=12, tiles=32),
 }
 QUICK = {

@@ -121,28 +121,39 @@ def measure_stains(pixels: Any, tile: tuple[int, ...]) -> NDArray[np.float64]:
         Mean and standard deviation of the optical densities of haematoxylin, then of eosin.
     """
     xp: Any = sys.modules[type(pixels).__module__.partition(".")[0]]  # numpy or cupy
-    table = xp.asarray(DENSITY, np.float32)
     height, width = pixels.shape[:2]
-    columns = -(-width // tile[1])
-    widths = xp.asarray(np.minimum(tile[1], width - tile[1] * np.arange(columns)))
-    found = []
+    # A tile's numbers stay in a processor's cache; a GPU would rather have many tiles at once.
+    across = tile[1] if xp is np else width
+    rows = []
     for top in range(0, height, tile[0]):
-        strip = pixels[top : top + tile[0], :, :3]
-        # White has no density, so what fills up the last tile adds nothing to the sums.
-        whole = xp.full((len(strip), columns * tile[1], 3), WHITE, np.uint8)
-        whole[:, :width] = strip
-        red, green, blue = (table[whole[..., channel]] for channel in range(3))
-        figures = []
-        for stain in UNMIX.T.tolist():
-            density = red * stain[0] + green * stain[1] + blue * stain[2]
-            density = density.reshape(len(strip), columns, tile[1])
-            mean = density.sum((0, 2), dtype=np.float64) / (len(strip) * widths)
-            square = (density * density).sum((0, 2), dtype=np.float64) / (len(strip) * widths)
-            figures += [mean, xp.sqrt(xp.maximum(square - mean * mean, 0))]
-        found.append(xp.stack(figures, -1))
-    result = xp.stack(found)
+        parts = [
+            _row_of_stains(xp, pixels[top : top + tile[0], left : left + across], tile[1])
+            for left in range(0, width, across)
+        ]
+        rows.append(xp.concatenate(parts))
+    result = xp.stack(rows)
     on_host: NDArray[np.float64] = result if xp is np else result.get()
     return on_host
+
+
+def _row_of_stains(xp: Any, pixels: Any, tile_width: int) -> Any:
+    """Measure tiles beside each other, shape (columns, 4)."""
+    table = xp.asarray(DENSITY, np.float32)
+    height, width = pixels.shape[:2]
+    columns = -(-width // tile_width)
+    # White has no density, so what fills up the last tile adds nothing to the sums.
+    whole = xp.full((height, columns * tile_width, 3), WHITE, np.uint8)
+    whole[:, :width] = pixels[..., :3]
+    counts = height * xp.asarray(np.minimum(tile_width, width - tile_width * np.arange(columns)))
+    red, green, blue = (table[whole[..., channel]] for channel in range(3))
+    figures = []
+    for stain in UNMIX.T.tolist():
+        density = red * stain[0] + green * stain[1] + blue * stain[2]
+        density = density.reshape(height, columns, tile_width)
+        mean = density.sum((0, 2), dtype=np.float64) / counts
+        square = (density * density).sum((0, 2), dtype=np.float64) / counts
+        figures += [mean, xp.sqrt(xp.maximum(square - mean * mean, 0))]
+    return xp.stack(figures, -1)
 
 
 def measured(pixels: dask.array.Array, tile: tuple[int, ...]) -> dask.array.Array:
