@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from napari_wsigpu import convert
 from napari_wsigpu.cli import main
 from tests import philips, slides
 
@@ -42,6 +43,12 @@ def test_a_philips_slide(tmp_path, capsys):
         "  level 1     75 x 50 (3 x uint8), downsample 4, tiles 64 x 64, JPEG",
         "  label       30 x 20",
     ]
+
+
+def test_a_region_of_a_slide(tmp_path, path, capsys):
+    convert(path, tmp_path / "region.tif", region=(16, 32, 64, 48))
+    assert main(["info", str(tmp_path / "region.tif")]) == 0
+    assert "  region      64 x 48 at 16, 32 of its source's level 0\n" in capsys.readouterr().out
 
 
 def test_as_json(path, capsys):

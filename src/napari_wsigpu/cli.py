@@ -15,6 +15,7 @@ from napari_wsigpu.conversion.command import add_command as add_convert
 from napari_wsigpu.doctor import report
 from napari_wsigpu.errors import SlideError
 from napari_wsigpu.formats.compression import storage_name
+from napari_wsigpu.formats.wsigpu import region_of
 from napari_wsigpu.privacy import MASK, masked
 from napari_wsigpu.slide import Slide, open_slide
 
@@ -105,6 +106,10 @@ def _as_text(slide: Slide, metadata: Mapping[str, Any]) -> str:
         f"  pixel size  {mpp}",
         f"  objective   {objective}",
     ]
+    region = region_of(slide.metadata)
+    if region is not None:
+        x, y, width, height = region
+        lines.append(f"  region      {width} x {height} at {x}, {y} of its source's level 0")
     given = {"scanner": "scanner", "scan_date": "scanned", "barcode": "barcode"}
     lines += [f"  {name:<11} {metadata[key]}" for key, name in given.items() if metadata[key]]
     for index, level in enumerate(slide.layout.levels):

@@ -159,3 +159,45 @@ def test_the_description_is_json(tmp_path, source):
         record = json.loads(file.pages[0].description)
     assert record["wsigpu"] == 1
     assert record["mpp"] == [0.499, 0.499]
+
+
+@pytest.mark.parametrize("name", ["out.tif", "out.ome.tif", "out.zarr"])
+@pytest.mark.parametrize("private", [False, True])
+def test_a_region_knows_its_place(tmp_path, source, name, private):
+    convert(source, tmp_path / name, region=(64, 128, 150, 100), private=private)
+    with open_slide(source, "cpu") as slide, open_slide(tmp_path / name, "cpu") as found:
+        assert found.metadata["wsigpu"] == {"vendor": "aperio", "region": [64, 128, 150, 100]}
+        assert found.mpp == pytest.approx(slide.mpp, rel=1e-12)
+        np.testing.assert_array_equal(
+            found.read_region((0, 0), (150, 100)), slide.read_region((64, 128), (150, 100))
+        )
+        # What shows the glass is asked for; a thumbnail would show the whole slide.
+        assert set(found.associated_images) == ({"label", "macro"} if private else set())
+
+
+@pytest.mark.parametrize("name", ["out.tif", "out.ome.tif", "out.zarr"])
+def test_all_of_a_slide_as_a_region_keeps_its_thumbnail(tmp_path, source, name):
+    convert(source, tmp_path / name, region=(0, 0, 300, 300))
+    with open_slide(tmp_path / name, "cpu") as found:
+        assert set(found.associated_images) == {"thumbnail"}
+        assert "region" not in found.metadata["wsigpu"]
+
+
+@pytest.mark.parametrize("name", ["out.tif", "out.ome.tif", "out.zarr"])
+def test_a_region_of_a_region_lies_in_the_first_slide(tmp_path, name):
+    source = tmp_path / "s.svs"
+    slides.write_aperio(source, slides.picture(300, 400), (2,), tile=(64, 64))
+    convert(source, tmp_path / f"one.{name}", region=(64, 32, 200, 160), level=1)
+    convert(tmp_path / f"one.{name}", tmp_path / f"two.{name}", region=(10, 20, 30, 40))
+    convert(tmp_path / f"two.{name}", tmp_path / f"three.{name}")
+    with open_slide(source, "cpu") as slide:
+        mpp = slide.mpp[0]
+    for file, region, size in (
+        ("one", [64, 32, 200, 160], (100, 80)),
+        ("two", [84, 72, 60, 80], (30, 40)),
+        ("three", [84, 72, 60, 80], (30, 40)),
+    ):
+        with open_slide(tmp_path / f"{file}.{name}", "cpu") as found:
+            assert found.metadata["wsigpu"]["region"] == region
+            assert found.dimensions == size
+            assert found.mpp == pytest.approx((2 * mpp, 2 * mpp), rel=1e-12)

@@ -47,7 +47,14 @@ def test_a_damaged_record(tmp_path, case):
 WRONG = [0, -1, 1e300, "a", None, [], {}, True, [[]], [None, None], [0, 0], [-1, 1], ["x", "y"],
          [1, 2, 3], {"a": 1}, 1e999, "\ud800"]  # fmt: skip
 KEYS = ["vendor", "scanner", "scan_date", "barcode", "objective", "mpp", "background", "channels",
-        "downsamples", "metadata"]  # fmt: skip
+        "downsamples", "metadata", "region"]  # fmt: skip
+
+
+@pytest.mark.parametrize("region", [[0, 0, 0, 9], [-1, 0, 9, 9], [0, 0, True, 9], [0, 0, 9, 1e9]])
+def test_a_region_that_can_not_be_is_left_out(tmp_path, region):
+    for record in ({"region": region}, {"metadata": {"wsigpu": {"region": region}}}):
+        with opened(tmp_path, record) as slide:
+            assert slide.metadata["wsigpu"] == {"vendor": None}
 
 
 @pytest.mark.parametrize("key", KEYS)

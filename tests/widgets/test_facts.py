@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tifffile
 
-from napari_wsigpu import open_slide
+from napari_wsigpu import convert, open_slide
 from napari_wsigpu.slide import Slide
 from napari_wsigpu.viewer.sample import sample_path
 from napari_wsigpu.widgets.facts import (
@@ -44,6 +44,12 @@ def test_facts_of_channels(write_channels):
     assert found["Extent"] == "750 x 300 µm"
     assert found["Channels"] == "2, uint16: DAPI, CD3"
     assert found["Objective"] == "not given"
+
+
+def test_a_region_says_where_it_lies(tmp_path):
+    convert(sample_path(), tmp_path / "out.ome.tif", region=(1024, 512, 700, 300))
+    with open_slide(tmp_path / "out.ome.tif") as slide:
+        assert table(slide)["Region"] == "700 x 300 px at 1,024, 512 of its source"
 
 
 def test_many_channels_are_cut_short(tmp_path):

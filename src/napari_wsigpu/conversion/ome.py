@@ -9,13 +9,14 @@ from xml.etree import ElementTree
 
 from defusedxml import ElementTree as DefusedTree
 
+from napari_wsigpu.formats.wsigpu import RECORD_NAMESPACE
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from napari_wsigpu.conversion.plan import Plan
 
 NAMESPACE = "http://www.openmicroscopy.org/Schemas/OME/2016-06"
-RECORD_NAMESPACE = "napari-wsigpu"
 DATE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?([+-]\d\d:\d\d|Z)?")
 OPAQUE = 0xFF
 

@@ -166,6 +166,13 @@ class Plan:
         pixels = sum(level.width * level.height for level in self.levels)
         return pixels * self.channels * self.dtype.itemsize
 
+    @property
+    def is_part(self) -> bool:
+        """Whether a part of the slide is written, not all of it."""
+        first = self.levels[0]
+        layout = first.source.layout
+        return (first.width, first.height) != (layout.width, layout.height)
+
     def blank_tiles(self, index: int) -> NDArray[np.bool_]:
         """Return which tiles of a level the source does not hold, by row and column."""
         level = self.levels[index]

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from napari_wsigpu.errors import SlideError
 from napari_wsigpu.formats.tiff import is_rgb
-from napari_wsigpu.formats.wsigpu import VERSION
+from napari_wsigpu.formats.wsigpu import VERSION, region_of
 from napari_wsigpu.privacy import MASK, PRIVATE_IMAGES, masked
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from napari_wsigpu.conversion.options import Region
     from napari_wsigpu.conversion.plan import Plan
     from napari_wsigpu.slide import Slide
 
@@ -43,6 +44,7 @@ def make_record(slide: Slide, plan: Plan, *, private: bool) -> dict[str, Any]:
     metadata = slide.metadata
     if not private:
         metadata = _without_hidden(masked(metadata))
+    region = _region(slide, plan)
     own = metadata.pop("wsigpu", {})
     scale = plan.levels[0].source.layout.downsample(slide.layout.levels[0])
     objective = metadata.get("objective")
@@ -60,6 +62,7 @@ def make_record(slide: Slide, plan: Plan, *, private: bool) -> dict[str, Any]:
         # What it was when the slide was scanned, over the scale at which it is kept.
         "objective": objective and objective / scale,
         "mpp": plan.mpp and list(plan.mpp),
+        **({"region": list(region)} if region else {}),
         "background": slide.layout.background,
         "channels": channels,
         "downsamples": [level.downsample for level in plan.levels],
@@ -67,17 +70,19 @@ def make_record(slide: Slide, plan: Plan, *, private: bool) -> dict[str, Any]:
     }
 
 
-def pictures(slide: Slide, *, private: bool) -> tuple[list[Picture], list[str]]:
+def pictures(slide: Slide, plan: Plan, *, private: bool) -> tuple[list[Picture], list[str]]:
     """Return the associated images that travel, and a sentence for each that can't.
 
-    Label and macro can show a patient's name, and travel only if `private` is true.
+    Label and macro can show a patient's name, and travel only if `private` is true. They show the
+    glass, of which a part of the slide is one as well; what else there is, as a thumbnail, shows
+    all of the slide, and travels only with that.
     """
     found: list[Picture] = []
     problems: list[str] = []
     for item in slide.layout.associated:
-        image = slide.associated_images[item.name]
-        if item.name in PRIVATE_IMAGES and not private:
+        if not private if item.name in PRIVATE_IMAGES else plan.is_part:
             continue
+        image = slide.associated_images[item.name]
         try:
             pixels = image.read()
             icc = None if item.icc is None else bytes(slide.read_bytes([item.icc])[0])
@@ -86,6 +91,23 @@ def pictures(slide: Slide, *, private: bool) -> tuple[list[Picture], list[str]]:
         else:
             found.append(Picture(item.name, pixels, is_rgb(item.image), icc))
     return found, problems
+
+
+def _region(slide: Slide, plan: Plan) -> Region | None:
+    """Return what is written, in pixels of level 0 of the slide that it was cut from first."""
+    outer = region_of(slide.metadata)
+    if not plan.is_part:
+        return outer
+    left, top, across, down = outer or (0, 0, *slide.dimensions)
+    window, level = plan.levels[0].window, plan.levels[0].source.layout
+    x, width = across / level.width, window.width
+    y, height = down / level.height, window.height
+    return (
+        left + round(window.left * x),
+        top + round(window.top * y),
+        max(1, round(width * x)),
+        max(1, round(height * y)),
+    )
 
 
 def _without_hidden(value: Any) -> Any:

@@ -134,7 +134,9 @@ def convert(
         `Slide.pyramid` defines them.
     region : tuple of int, optional
         (x, y, width, height) in pixels of the slide's level 0. Coarser levels are the slide's
-        own where the region's edges do not lie within their pixels, and averages otherwise.
+        own where the region's edges do not lie within their pixels, and averages otherwise. The
+        result remembers its place as ``metadata["wsigpu"]["region"]`` (PNG does not); the slide's
+        thumbnail, which shows more than that, stays behind.
     level : int
         Number of the level of `Slide.pyramid` that becomes level 0 of the result.
     workers : int, optional
@@ -253,7 +255,7 @@ class _Conversion:
         self._plan = plan
         self._journal = journal
         record = make_record(slide, plan, private=options.private)
-        images, self.notes = pictures(slide, private=options.private)
+        images, self.notes = pictures(slide, plan, private=options.private)
         icc = slide.icc_profile if plan.color == "stored" else srgb_profile()
         self._target: Target
         if options.kind == "ome-zarr":

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from napari_wsigpu.errors import SlideError
-from napari_wsigpu.formats import markup, tiff
+from napari_wsigpu.formats import markup, tiff, wsigpu
 from napari_wsigpu.formats.fields import positive_number
 from napari_wsigpu.formats.layout import AssociatedLayout, Channel, SlideLayout
 
@@ -80,6 +80,9 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
     named = not layout.rgb and len(described.channels) == count
     associated, problems = _other_images(main, file, path)
     metadata = {"ome": described.metadata, **layout.metadata}
+    record = _record(root)
+    if record:
+        metadata["wsigpu"] = wsigpu.origin(record)
     if len(xml) <= LONGEST_KEPT:
         described.metadata["OME"] = markup.nested(root)
         metadata["tiff"].pop("ImageDescription", None)
@@ -249,6 +252,15 @@ def _other_images(
             f"{', '.join(unshown[:MOST_NAMED])}{more}."
         )
     return tuple(associated.values()), problems
+
+
+def _record(root: Element) -> dict[str, Any]:
+    """Return the record of a slide that was converted; an empty one if there is none."""
+    annotations = markup.child(root, "StructuredAnnotations")
+    for annotation in markup.children(annotations, "CommentAnnotation"):
+        if annotation.get("Namespace") == wsigpu.RECORD_NAMESPACE:
+            return wsigpu.read_record(markup.text(annotation, "Value") or "")
+    return {}
 
 
 def _instrument(root: Element, image: Element) -> Element | None:

@@ -8,6 +8,9 @@ The ImageDescription of the first page is a record in JSON of what the tags can'
 ``vendor``, ``scanner``, ``scan_date``, ``barcode``, ``objective``, ``mpp``
     As `Slide.metadata` says them of the source; those of the result's own level 0 for the last
     two. Absent or null where they are unknown, or private and not asked for.
+``region``
+    Where a part of a slide lies in that: x, y, width and height in pixels of its level 0. Absent
+    from whole slides.
 ``background``
     Value of pixels that the file does not hold.
 ``channels``
@@ -36,9 +39,11 @@ if TYPE_CHECKING:
     from tifffile import TiffFile, TiffPage
 
 VERSION = 1
+RECORD_NAMESPACE = "napari-wsigpu"  # of the record in OME-XML
 START = '{"wsigpu":'
 LONGEST_RECORD = 16 << 20
 DEEPEST = 64
+LARGEST_PLACE = 1 << 32
 
 
 def probe(file: TiffFile) -> bool:
@@ -114,6 +119,25 @@ def read_record(text: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def origin(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a record says of the slide that a file was made of."""
+    region = record.get("region")
+    place = {"region": region} if _is_region(region) else {}
+    return {"vendor": _text(record, "vendor"), **place}
+
+
+def region_of(metadata: Mapping[str, Any]) -> tuple[int, int, int, int] | None:
+    """Return where a part of a slide lies in that, by its metadata; None if it is no part.
+
+    Returns
+    -------
+    tuple of int or None
+        (x, y, width, height) in pixels of that slide's level 0.
+    """
+    region = metadata.get("wsigpu", {}).get("region")
+    return region and tuple(region)
+
+
 def with_record(layout: SlideLayout, record: Mapping[str, Any]) -> SlideLayout:
     """Add what a record says to a slide; each of its values is checked, and left out if wrong."""
     mpp = _numbers(record.get("mpp"))
@@ -126,6 +150,7 @@ def with_record(layout: SlideLayout, record: Mapping[str, Any]) -> SlideLayout:
     background = record.get("background")
     sections = record.get("metadata")
     kept = dict(sections) if isinstance(sections, Mapping) else {}
+    kept.pop("wsigpu", None)
     count = layout.levels[0].channels
     channels = _channels(record.get("channels"))
     return replace(
@@ -139,7 +164,7 @@ def with_record(layout: SlideLayout, record: Mapping[str, Any]) -> SlideLayout:
         barcode=_text(record, "barcode"),
         channels=layout.channels if layout.rgb else tiff.channel_names(count, channels),
         metadata={
-            "wsigpu": {"vendor": _text(record, "vendor")},
+            "wsigpu": origin(record),
             **{key: value for key, value in kept.items() if isinstance(value, Mapping)},
             **layout.metadata,
         },
@@ -151,6 +176,16 @@ def _numbers(values: Any) -> list[float]:
     found = [positive_number(value) for value in values] if isinstance(values, list) else []
     numbers = [value for value in found if value is not None]
     return numbers if len(numbers) == len(found) else []
+
+
+def _is_region(value: Any) -> bool:
+    """Whether a value is x, y, width and height."""
+    return (
+        isinstance(value, list)
+        and len(value) == 4
+        and all(type(number) is int and 0 <= number < LARGEST_PLACE for number in value)
+        and min(value[2:]) > 0
+    )
 
 
 def _channels(values: Any) -> list[Channel]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from napari_wsigpu.formats.compression import storage_name
+from napari_wsigpu.formats.wsigpu import region_of
 from napari_wsigpu.privacy import masked
 from napari_wsigpu.storage.url import file_name
 
@@ -67,6 +68,11 @@ def facts(slide: Slide) -> list[tuple[str, str]]:
     found.append(("Dimensions", _unbroken(f"{width:,} {TIMES} {height:,} px")))
     if slide.mpp is not None:
         found.append(("Extent", extent(width * slide.mpp[0], height * slide.mpp[1])))
+    region = region_of(slide.metadata)
+    if region is not None:
+        x, y, across, down = region
+        place = _unbroken(f"at {x:,}, {y:,} of its source")
+        found.append(("Region", f"{_unbroken(f'{across:,} {TIMES} {down:,} px')} {place}"))
     found.append(("Channels", _channels(slide)))
     if layout.hidden_planes:
         found.append(("Further planes", f"{layout.hidden_planes}, not shown"))
