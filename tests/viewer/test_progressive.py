@@ -13,13 +13,19 @@ import pytest
 import tifffile
 from napari.layers import Layer
 from napari.settings import get_settings
+from napari.utils.notifications import notification_manager
 from qtpy.QtWidgets import QApplication
 
 import napari_wsigpu
 from napari_wsigpu import open_slide
 from napari_wsigpu.codecs import cpu
 from napari_wsigpu.engine.cache import tile_cache
-from napari_wsigpu.errors import DisplayTimeoutError, LayerError
+from napari_wsigpu.errors import (
+    DisplayTimeoutError,
+    LayerError,
+    SlideClosedError,
+    SlideReadError,
+)
 from napari_wsigpu.viewer import progressive
 from napari_wsigpu.viewer.layers import slide_layers
 from napari_wsigpu.viewer.sample import sample_path
@@ -549,6 +555,120 @@ def test_wait_raises_why_tiles_can_not_be_had(make_viewer, monkeypatch):
     look_at(viewer, layer, 2600, 3300, 1)
     with pytest.raises(RuntimeError, match="the device is gone"):
         napari_wsigpu.wait(layer, 30)
+
+
+class Unsteady:
+    """Reads tiles of a slide, but fails so many times before."""
+
+    def __init__(self, slide, error, times):
+        self.read_tiles = slide.read_tiles
+        self.error, self.left = error, times
+        self.asked = []
+
+    def __call__(self, keys):
+        self.asked.append(time.monotonic())
+        if self.left:
+            self.left -= 1
+            raise self.error
+        return self.read_tiles(keys)
+
+
+@pytest.fixture
+def unsteady(monkeypatch):
+    """Have a slide's tiles fail some times, with pauses that a test can wait for."""
+    monkeypatch.setattr(progressive, "FIRST_PAUSE_MS", 50)
+    monkeypatch.setattr(progressive, "LONGEST_PAUSE_MS", 200)
+
+    def make(layer, error, times):
+        slide = layer.data[0].slide
+        settle()
+        slide.clear_cache()
+        reader = Unsteady(slide, error, times)
+        monkeypatch.setattr(slide, "read_tiles", reader)
+        return reader
+
+    return make
+
+
+AWAY = SlideReadError("The server is away; try again later.")
+
+
+def test_a_view_that_failed_is_tried_again_by_itself(make_viewer, slicing, unsteady):
+    viewer = make_viewer()
+    [layer] = viewer.open(sample_path(), plugin=PLUGIN)
+    reader = unsteady(layer, AWAY, 5)
+    look_at(viewer, layer, 2600, 3300, 1)
+    canvas_of(viewer)
+    display = progressive.display_of(layer)
+    assert not display.exact
+    end = time.monotonic() + 30
+    while not display.exact:
+        assert time.monotonic() < end
+        settle(0.02)
+    pauses = np.diff(reader.asked[:6])
+    assert (pauses > [0.045, 0.095, 0.19, 0.19, 0.19]).all()
+    assert display.error is None
+    np.testing.assert_array_equal(*decoded(layer))
+    [warning] = notification_manager.records
+    assert warning.message == f"Some tiles stay blurred, and are tried again by themselves: {AWAY}"
+
+
+def test_what_does_not_pass_is_not_tried_again(make_viewer, unsteady):
+    viewer = make_viewer()
+    [layer] = viewer.open(sample_path(), plugin=PLUGIN)
+    reader = unsteady(layer, SlideClosedError("The slide was closed."), 100)
+    look_at(viewer, layer, 2600, 3300, 1)
+    canvas_of(viewer)
+    settle(0.5)
+    assert len(reader.asked) == 1
+    assert not progressive.display_of(layer).exact
+
+
+@pytest.mark.parametrize("hide", [False, True])
+def test_only_what_is_on_screen_is_tried_again(make_viewer, unsteady, hide):
+    viewer = make_viewer()
+    [layer] = viewer.open(sample_path(), plugin=PLUGIN)
+    reader = unsteady(layer, AWAY, 100)
+    look_at(viewer, layer, 2600, 3300, 1)
+    canvas_of(viewer)
+    settle()
+    assert len(reader.asked) > 1
+    if hide:
+        layer.visible = False
+    else:
+        viewer.reset_view()
+        canvas_of(viewer)
+    settle(0.1)
+    asked = len(reader.asked)
+    settle(0.5)
+    assert len(reader.asked) == asked
+    reader.left = 0
+    layer.visible = True
+    look_at(viewer, layer, 2600, 3300, 1)
+    canvas_of(viewer)
+    napari_wsigpu.wait(layer, 30)
+    np.testing.assert_array_equal(*decoded(layer))
+
+
+@pytest.mark.parametrize("close", [False, True])
+def test_nothing_is_tried_again_of_a_slide_that_left(make_viewer, slicing, unsteady, close):
+    viewer = make_viewer()
+    [layer] = viewer.open(sample_path(), plugin=PLUGIN)
+    reader = unsteady(layer, AWAY, 100)
+    look_at(viewer, layer, 2600, 3300, 1)
+    canvas_of(viewer)
+    end = time.monotonic() + 30
+    while not reader.asked:
+        assert time.monotonic() < end
+        settle(0.01)
+    if close:
+        viewer.close()
+    else:
+        viewer.layers.remove(layer)
+    asked = len(reader.asked)
+    settle(0.5)
+    assert len(reader.asked) == asked
+    assert fetching() == []
 
 
 def test_hidden_layers_keep_no_tiles_that_others_fetch(make_viewer, slicing, gate):

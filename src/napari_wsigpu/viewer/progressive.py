@@ -29,6 +29,7 @@ from napari_wsigpu.engine.fetcher import tile_fetcher
 from napari_wsigpu.engine.level import VIEWER_CHUNK
 from napari_wsigpu.engine.picture import Picture, View
 from napari_wsigpu.engine.wanted import next_likely, on_screen
+from napari_wsigpu.errors import SlideReadError
 from napari_wsigpu.viewer.layers import slide_of
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
 REFRESH_SECONDS = 0.1
 IDLE_MS = 100
+FIRST_PAUSE_MS, LONGEST_PAUSE_MS = 1_000, 30_000
 MOST_PIXELS = 40 << 20
 PREFETCH_SHARE = 0.25
 SEAM = ("_make_slice_request_internal", "_make_slice_request", "_update_slice_response")
@@ -202,6 +204,7 @@ class _Landings(QObject):  # type: ignore[misc]
     """Brings news from the fetcher's thread to the main one."""
 
     landed = Signal()
+    failed = Signal()
 
 
 class ProgressiveDisplay:
@@ -234,12 +237,17 @@ class ProgressiveDisplay:
         self._news = threading.Event()
         self._landings = _Landings()
         self._landings.landed.connect(self._on_landed)
+        self._landings.failed.connect(self._on_failed)
         self._timer = QTimer()
         self._timer.setSingleShot(True)
         self._timer.timeout.connect(self._refresh)
         self._idle = QTimer()
         self._idle.setSingleShot(True)
         self._idle.timeout.connect(self._prefetch)
+        self._again = QTimer()
+        self._again.setSingleShot(True)
+        self._again.timeout.connect(self._retry)
+        self._pause_ms = FIRST_PAUSE_MS
         self._last_refresh = 0.0
         state = layer._slicing_state
         state._make_slice_request_internal = self._make_internal
@@ -262,11 +270,16 @@ class ProgressiveDisplay:
                 self._landings.landed.emit()
 
     def fail(self, error: Exception) -> None:
-        """Say why tiles can't be had; `wait` raises it."""
+        """Say why tiles can't be had; `wait` raises it. What may pass is tried again."""
         self._error = error
+        passing = isinstance(error, SlideReadError)
+        if passing:
+            with suppress(RuntimeError):  # the application ends, and Qt's part is gone already
+                self._landings.failed.emit()
         if not self._warned:
             self._warned = True
-            show_warning(f"Some tiles stay blurred: {error}")
+            again = ", and are tried again by themselves" if passing else ""
+            show_warning(f"Some tiles stay blurred{again}: {error}")
 
     # What napari calls, all in its main thread
 
@@ -320,7 +333,7 @@ class ProgressiveDisplay:
         last = picture.view
         pixels = picture.compose(view)
         if view != last:
-            self._error = None
+            self._forget_failure()
             self._motion = _motion(last, view)
             tile_fetcher.shown(picture.found, picture.lacked)
             self.slide.count_shown(len(picture.found) + len(picture.lacked), len(picture.found))
@@ -345,7 +358,9 @@ class ProgressiveDisplay:
         with suppress(RuntimeError):  # the application ends, and Qt's part is gone already
             self._timer.stop()
             self._idle.stop()
+            self._again.stop()
             self._landings.landed.disconnect(self._on_landed)
+            self._landings.failed.disconnect(self._on_failed)
         self._picture = None
         layer = self._layer()
         if layer is not None:
@@ -400,11 +415,32 @@ class ProgressiveDisplay:
         """Show what napari reads by itself: nothing is missing."""
         self._exact = True
         self._idle.stop()
+        self._forget_failure()
         tile_fetcher.forget(self)
+
+    def _forget_failure(self) -> None:
+        """Begin anew with another view: what failed of the last one is of no interest."""
+        self._error = None
+        self._again.stop()
+        self._pause_ms = FIRST_PAUSE_MS
+
+    def _on_failed(self) -> None:
+        """Try again after a pause, which is longer each time that nothing lands meanwhile."""
+        if self._picture is not None and self._error is not None and not self._exact:
+            self._again.start(self._pause_ms)
+            self._pause_ms = min(2 * self._pause_ms, LONGEST_PAUSE_MS)
+
+    def _retry(self) -> None:
+        """Want again what the view lacks; a hidden layer does so when it is shown."""
+        self._error = None
+        picture, layer = self._picture, self._layer()
+        if picture is not None and layer is not None and layer.visible:
+            self._want(picture)
 
     def _on_landed(self) -> None:
         """Refresh the layer, but not much more often than an eye can see."""
         self._news.clear()
+        self._pause_ms = FIRST_PAUSE_MS
         picture, layer = self._picture, self._layer()
         if picture is None:
             return
