@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from napari_wsigpu import __version__
 from napari_wsigpu.bench.command import add_command as add_bench
 from napari_wsigpu.conversion.command import add_command as add_convert
+from napari_wsigpu.conversion.command import with_value
 from napari_wsigpu.doctor import report
 from napari_wsigpu.errors import SlideError
 from napari_wsigpu.formats.compression import storage_name
@@ -52,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     doctor.set_defaults(run=_doctor)
     add_bench(commands)
     add_convert(commands)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(with_value(sys.argv[1:] if arguments is None else arguments))
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal may know no micro sign
     try:

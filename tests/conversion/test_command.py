@@ -58,6 +58,19 @@ def test_a_wrong_region(tmp_path, source, region, capsys):
     assert "is not X,Y,W,H" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [["--region", "-1,0,5,10"], ["--region=-1,0,5,10"]])
+def test_a_region_beyond_the_slide(tmp_path, source, words, capsys):
+    assert main(["convert", *words, str(source), str(tmp_path / "out.tif")]) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("The region -1,0,5,10 reaches beyond the slide of 400 x 300 pixels")
+
+
+def test_a_region_that_was_forgotten(tmp_path, source, capsys):
+    with pytest.raises(SystemExit):
+        main(["convert", str(source), str(tmp_path / "out.tif"), "--region", "--private"])
+    assert "expected one argument" in capsys.readouterr().err
+
+
 def test_an_error_is_one_sentence(tmp_path, source, capsys):
     (tmp_path / "out.tif").write_bytes(b"mine")
     assert main(["convert", str(source), str(tmp_path / "out.tif")]) == 1

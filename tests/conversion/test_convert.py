@@ -3,6 +3,7 @@
 import hashlib
 import subprocess
 import threading
+from collections import namedtuple
 from dataclasses import replace
 
 import numpy as np
@@ -424,6 +425,8 @@ REFUSALS = {
     "tile": ("out.tif", {"tile_size": 100}, "multiple of 16"),
     "huge tile": ("out.tif", {"tile_size": 1 << 20}, "from 16 to 4096"),
     "quality": ("out.tif", {"quality": 0}, "from 1 to 100"),
+    "quality without JPEG": ("out.tif", {"quality": 80}, "of JPEG only; choose"),
+    "quality of Zarr": ("out.zarr", {"quality": 80, "compression": "zstd"}, "of JPEG only"),
     "levels": ("out.tif", {"levels": 0}, "from 1 to"),
     "text": ("out.tif", {"tile_size": "256"}, "whole number"),
     "region": ("out.tif", {"region": (0, 0, 501, 10)}, "beyond the slide of 500 x 300"),
@@ -471,14 +474,40 @@ def test_no_folder(tmp_path):
         convert(aperio(tmp_path / "s.svs"), tmp_path / "no" / "out.tif")
 
 
-def test_no_room(tmp_path, monkeypatch):
-    from collections import namedtuple
-
+@pytest.fixture
+def no_room(monkeypatch):
+    """Have the disk say that it is full."""
     usage = namedtuple("usage", "free")
-    monkeypatch.setattr("shutil.disk_usage", lambda path: usage(1000))
-    with pytest.raises(errors.TargetWriteError, match="GB left, but about"):
-        convert(aperio(tmp_path / "s.svs"), tmp_path / "out.tif")
-    assert not (tmp_path / "out.tif").exists()
+
+    def fill():
+        monkeypatch.setattr("shutil.disk_usage", lambda path: usage(123_456))
+
+    return fill
+
+
+@pytest.mark.parametrize("name", ["out.tif", "out.zarr"])
+def test_no_room(tmp_path, no_room, name):
+    source = aperio(tmp_path / "s.svs")
+    no_room()
+    with pytest.raises(errors.TargetWriteError, match=r"has 123\.5 kB left, but about 1\d\.\d+ MB"):
+        convert(source, tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == ["s.svs"]
+
+
+def test_no_room_to_go_on(tmp_path, no_room):
+    source, target = aperio(tmp_path / "s.svs"), tmp_path / "out.tif"
+
+    def stop(done, total):
+        if done > 5:
+            no_room()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(source, target, compression="raw", progress=stop)
+    written = (tmp_path / "out.tif.part" / "data").read_bytes()
+    with pytest.raises(errors.TargetWriteError, match="kB left"):
+        convert(source, target, compression="raw")
+    assert (tmp_path / "out.tif.part" / "data").read_bytes() == written
 
 
 def test_the_disk_is_full_in_the_middle(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from napari_wsigpu.conversion.run import convert
 from napari_wsigpu.errors import SlideError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from napari_wsigpu.conversion.options import Region
 
@@ -52,7 +52,9 @@ def add_command(commands: Any) -> None:
         "--level", type=int, default=0, metavar="N", help="the level that becomes level 0"
     )
     parser.add_argument("--workers", type=int, metavar="N", help="threads that encode")
-    parser.add_argument("--quality", type=int, metavar="Q", help="of JPEG, 1 to 100 (90)")
+    parser.add_argument(
+        "--quality", type=int, metavar="Q", help="of --compression jpeg, 1 to 100 (90)"
+    )
     parser.add_argument(
         "--shard", type=int, metavar="N", help="OME-Zarr: keep N x N tiles in one file"
     )
@@ -69,6 +71,17 @@ def add_command(commands: Any) -> None:
     )
     parser.add_argument("--overwrite", action="store_true", help="replace what exists")
     parser.set_defaults(run=_run)
+
+
+def with_value(words: Sequence[str]) -> list[str]:
+    """Join `--region` to a value that begins with a minus, which would pass for an option."""
+    joined: list[str] = []
+    for word in words:
+        if joined and joined[-1] == "--region" and word[:1] == "-" and word[1:2].isdigit():
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined
 
 
 def _run(options: argparse.Namespace) -> int:

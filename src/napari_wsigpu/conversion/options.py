@@ -65,6 +65,11 @@ class Options:
             raise ConversionError("Shards are for OME-Zarr; give the target a name in '.zarr'.")
         if self.kind == "png" and (self.tile_size, self.levels, self.quality) != (None,) * 3:
             raise ConversionError("A PNG file has no tiles, levels or quality; leave these out.")
+        if self.quality is not None and self.compression != "jpeg":
+            raise ConversionError(
+                "A quality is of JPEG only; choose the compression 'jpeg', which TIFF and OME-TIFF "
+                "can have, or give no quality."
+            )
         wants_srgb(self.color)
         if self.region is not None:
             _check_region(self.region)

@@ -39,6 +39,7 @@ from napari_wsigpu.errors import (
 )
 from napari_wsigpu.formats.layout import SlideFile
 from napari_wsigpu.slide import Slide, open_slide
+from napari_wsigpu.units import byte_size
 
 if TYPE_CHECKING:
     import threading
@@ -142,7 +143,8 @@ def convert(
     workers : int, optional
         How many threads encode tiles; by default one a core.
     quality : int, optional
-        Of JPEG tiles, 1 to 100; 90 by default. If it is given, JPEG tiles are not copied.
+        Of JPEG tiles, 1 to 100; 90 by default. If it is given, which only `compression` "jpeg"
+        allows, tiles that are JPEG already are not copied.
     private : bool
         Whether fields that can name a patient, dates, the barcode, and the label and macro images
         travel too.
@@ -203,6 +205,7 @@ def convert(
         slide.level_array(options.level, color=color)  # refuses sRGB without a profile
         plan = make_plan(slide, options)
         work = path.with_name(f"{path.name}.part")
+        refused = False
         try:
             work.mkdir(exist_ok=True)
             journal = stack.enter_context(
@@ -214,7 +217,9 @@ def convert(
             if journal.changed:
                 notes.append(f"What '{work}' held was begun anew, as {journal.changed}.")
                 logger.warning(notes[0])
+            refused = not journal.found
             job = _Conversion(slide, plan, options, work / "data", journal)
+            refused = False
             notes += job.notes
             stack.enter_context(closing(job))
             job.run(threads, progress, cancelled)
@@ -225,7 +230,7 @@ def convert(
         except Exception as error:
             # Who cancels may close the slide, or end the process, before the next tile notices.
             ended = cancelled is not None and cancelled.is_set()
-            if ended or isinstance(error, TileError):
+            if ended or refused or isinstance(error, TileError):
                 # A damaged source stays so; what was written of it is of no use.
                 stack.close()
                 shutil.rmtree(work, ignore_errors=True)
@@ -377,6 +382,6 @@ def _check_room(folder: Path, plan: Plan, options: Options, journal: Journal) ->
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise TargetWriteError(
-            f"The disk of '{folder.parent}' has {free / 1e9:.1f} GB left, but about "
-            f"{needed / 1e9:.1f} GB are needed; free some, or choose another disk."
+            f"The disk of '{folder.parent}' has {byte_size(free)} left, but about "
+            f"{byte_size(needed)} are needed; free some, or choose another disk."
         )

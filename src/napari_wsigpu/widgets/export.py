@@ -22,12 +22,12 @@ from qtpy.QtWidgets import (
 
 from napari_wsigpu.conversion import convert
 from napari_wsigpu.errors import ConversionCancelledError, SlideError
+from napari_wsigpu.units import byte_size
 from napari_wsigpu.viewer.layers import slide_name, slide_of
 from napari_wsigpu.viewer.region import Region, drawn, seen, whole
 from napari_wsigpu.widgets.column import Column
 from napari_wsigpu.widgets.export_form import VIEW, WHOLE, ExportForm
 from napari_wsigpu.widgets.export_plan import ENDINGS, Plan
-from napari_wsigpu.widgets.facts import byte_size
 from napari_wsigpu.widgets.jobs import Jobs
 from napari_wsigpu.widgets.saving import ask_where_to_save
 from napari_wsigpu.widgets.slide_dock import SlideDock

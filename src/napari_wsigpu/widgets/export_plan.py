@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from napari_wsigpu.conversion.plan import window_of
 from napari_wsigpu.conversion.png import check_png
-from napari_wsigpu.widgets.facts import TIMES, byte_size, extent
+from napari_wsigpu.units import byte_size
+from napari_wsigpu.widgets.facts import TIMES, extent
 
 if TYPE_CHECKING:
     from napari_wsigpu.codecs.color import Color

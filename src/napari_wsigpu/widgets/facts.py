@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,6 +9,7 @@ from napari_wsigpu.formats.compression import storage_name
 from napari_wsigpu.formats.wsigpu import region_of
 from napari_wsigpu.privacy import masked
 from napari_wsigpu.storage.url import file_name
+from napari_wsigpu.units import byte_size
 
 if TYPE_CHECKING:
     from napari_wsigpu.formats.layout import LevelLayout
@@ -19,7 +19,6 @@ TIMES = "\N{MULTIPLICATION SIGN}"
 TOGETHER = "\N{NO-BREAK SPACE}"
 MOST_CHANNELS = 6
 MUCH = 5000  # fields
-BYTE_UNITS = ("bytes", "kB", "MB", "GB", "TB")
 
 
 class Said(NamedTuple):
@@ -151,12 +150,6 @@ def _is_stored(level: LevelLayout) -> bool:
 
 def _stored_bytes(level: LevelLayout) -> int:
     return sum(int(image.grid.byte_counts.sum()) for image in level.stored)
-
-
-def byte_size(count: int) -> str:
-    """Return a number of bytes in decimal units."""
-    power = min(int(math.log10(count) / 3), len(BYTE_UNITS) - 1) if count > 0 else 0
-    return f"{count / 1000**power:.4g} {BYTE_UNITS[power]}"
 
 
 def _channels(slide: Slide) -> str:

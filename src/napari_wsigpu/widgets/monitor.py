@@ -20,10 +20,11 @@ from superqt import QElidingLabel
 from napari_wsigpu.codecs.choose import device_index
 from napari_wsigpu.engine.cache import tile_cache
 from napari_wsigpu.engine.device_cache import DeviceTiles, tiles_on
+from napari_wsigpu.units import byte_size
 from napari_wsigpu.widgets.budgets import Budget, machine_memory
 from napari_wsigpu.widgets.column import Column
 from napari_wsigpu.widgets.device_choice import AUTO, CPU, DeviceChoice
-from napari_wsigpu.widgets.facts import byte_size, title
+from napari_wsigpu.widgets.facts import title
 from napari_wsigpu.widgets.failures import Failures
 from napari_wsigpu.widgets.jobs import Jobs
 from napari_wsigpu.widgets.rate_plot import RatePlot, per_second
