@@ -19,6 +19,7 @@ from napari_wsigpu.codecs.intervals import join_intervals
 from napari_wsigpu.codecs.jpeg import END_OF_IMAGE
 from napari_wsigpu.codecs.lzw import lzw_decode
 from napari_wsigpu.codecs.memory import TileMemory
+from napari_wsigpu.errors import SlideError
 from napari_wsigpu.formats.compression import compression_name
 from napari_wsigpu.storage.source import Unreadable
 
@@ -34,6 +35,7 @@ LZW, APERIO_YCBCR = 5, 33003
 NO_PREDICTOR, HORIZONTAL, FLOATING_POINT = 1, 2, 3
 CODESTREAM_HEAD = 4096
 FEW_CORES = 4
+SMALLEST_FILLED = 64 << 10
 
 BYTE_CODECS: dict[int, Callable[..., bytes | bytearray]] = {
     8: imagecodecs.deflate_decode,
@@ -127,8 +129,13 @@ def decode_tile(tile: EncodedTile, memory: NDArray[np.uint8]) -> NDArray[Any]:
     ------
     RuntimeError, ValueError
         If the bytes are damaged; the codec says how.
+    SlideError
+        If the source they are read from right into memory can't be read.
     """
     level = tile.level
+    if tile.fill is not None:
+        views = list(_possible_views(level, tile.row, tile.column, memory))
+        return _view_of(tile.fill(memory.data), views)
     if level.encoding.jpeg_header is not None:
         return _decode_intervals(level.encoding.jpeg_header, tile, memory)
     if len(tile.segments) == 1 and tile.segments[0] is not None:
@@ -146,6 +153,17 @@ def decode_tile(tile: EncodedTile, memory: NDArray[np.uint8]) -> NDArray[Any]:
             target = pixels[: part.shape[0], : part.shape[1]]
             target[..., plane * samples : (plane + 1) * samples] = part
     return pixels[:height, :width]
+
+
+def lies_decoded(level: LevelLayout) -> bool:
+    """Whether a level's tiles are stored as they come to lie in memory, and worth a read each."""
+    encoding = level.encoding
+    return (
+        (encoding.compression, encoding.predictor, encoding.fill_order) == (1, NO_PREDICTOR, 1)
+        and level.grid.planes == 1
+        and level.dtype.newbyteorder(encoding.byte_order).isnative
+        and level.tile_bytes >= SMALLEST_FILLED
+    )
 
 
 def _decode_intervals(header: bytes, tile: EncodedTile, memory: NDArray[np.uint8]) -> NDArray[Any]:
@@ -225,18 +243,16 @@ def _possible_views(
 
 
 def _decode_bytes(data: Any, encoding: Encoding, views: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    sizes = [view.nbytes for view in views]
+    size = views[0].nbytes
     if encoding.fill_order == 2:
         data = imagecodecs.bitorder_decode(bytes(data))
     if encoding.compression == 1:
-        raw = memoryview(data)[: sizes[0]]
+        raw = memoryview(data)[:size]
     elif encoding.compression == LZW:
-        raw = memoryview(lzw_decode(data, sizes))
+        raw = memoryview(lzw_decode(data, [view.nbytes for view in views]))
     else:
-        raw = memoryview(BYTE_CODECS[encoding.compression](data, out=sizes[0]))
-    if len(raw) not in sizes:
-        raise ValueError(f"it holds {len(raw)} bytes of {sizes[0]}")
-    pixels = views[sizes.index(len(raw))]
+        raw = memoryview(BYTE_CODECS[encoding.compression](data, out=size))
+    pixels = _view_of(len(raw), views)
     if encoding.predictor == FLOATING_POINT:
         # This predictor works on the stored order of bytes and restores the native one.
         values = np.frombuffer(raw, pixels.dtype).reshape(pixels.shape)
@@ -247,6 +263,14 @@ def _decode_bytes(data: Any, encoding: Encoding, views: Sequence[NDArray[Any]]) 
     if encoding.predictor == HORIZONTAL:
         imagecodecs.delta_decode(pixels, axis=-2, out=pixels)
     return pixels
+
+
+def _view_of(size: int, views: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Return the one of possible views that has so many bytes."""
+    for pixels in views:
+        if pixels.nbytes == size:
+            return pixels
+    raise ValueError(f"it holds {size} bytes of {views[0].nbytes}")
 
 
 def _check_codestream(data: memoryview, shape: tuple[int, ...]) -> bool:
@@ -374,6 +398,7 @@ class CpuBatch:
         self._deliver = deliver
         self._queue = deque(range(len(batch)))
         self._failures: dict[int, str] = {}
+        self._error: SlideError | None = None
         self.helpers: list[Future[None]] = []
 
     def work(self) -> None:
@@ -385,6 +410,9 @@ class CpuBatch:
                 return
             try:
                 pixels = decode_tile(self._batch[index], self._memory[index])
+            except SlideError as error:
+                self._error = error
+                self._queue.clear()
             except (RuntimeError, ValueError, TypeError, MemoryError) as error:
                 self._failures[index] = str(error) or type(error).__name__
             else:
@@ -396,6 +424,8 @@ class CpuBatch:
             self.work()
         finally:
             self.cancel()
+        if self._error is not None:
+            raise self._error
         return self._failures
 
     def cancel(self) -> None:

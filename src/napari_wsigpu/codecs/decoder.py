@@ -11,16 +11,21 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.formats.layout import Encoding, LevelLayout
+    from napari_wsigpu.storage.source import Fill
 
 
 class EncodedTile(NamedTuple):
-    """One tile's encoded bytes, one segment a plane (None where the file has none)."""
+    """One tile's encoded bytes, one segment a plane (None where the file has none).
+
+    Instead of them, `fill` may read its samples as they are to be right into its memory.
+    """
 
     level: LevelLayout
     row: int
     column: int
     segments: tuple[memoryview | None, ...]
     background: float
+    fill: Fill | None = None
 
 
 class EncodedBatch(Sequence["EncodedTile"]):
@@ -95,7 +100,13 @@ class PendingBatch(Protocol):
     """A batch of tiles that is being decoded."""
 
     def wait(self) -> dict[int, str]:
-        """Return when every tile was delivered or failed: index -> reason of each failure."""
+        """Return when every tile was delivered or failed: index -> reason of each failure.
+
+        Raises
+        ------
+        SlideError
+            If the source of tiles that are read right into memory can't be read.
+        """
 
     def cancel(self) -> None:
         """Drop tiles that are not begun and return when no more will be delivered."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from napari_wsigpu.codecs.cpu import lies_decoded
 from napari_wsigpu.codecs.decoder import EncodedTile
 from napari_wsigpu.codecs.memory import RegionMemory, TileMemory
 from napari_wsigpu.engine.average import area_average
@@ -16,7 +17,7 @@ from napari_wsigpu.engine.cache import TileKey
 from napari_wsigpu.engine.canvas import compose, touches
 from napari_wsigpu.engine.span import Span, overlaps
 from napari_wsigpu.errors import SlideClosedError, SlideError, SlideReadError
-from napari_wsigpu.storage.source import ByteRange
+from napari_wsigpu.storage.source import ByteRange, FillingSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -334,10 +335,10 @@ class TileScheduler:
         in_flight: tuple[list[StoredTile], PendingBatch] | None = None
         try:
             for batch in _batches(image, tiles):
-                pending = self._schedule(image, batch, channel, keep=keep)
-                if in_flight is not None:
-                    failures |= self._finish(*in_flight)
-                in_flight = batch, pending
+                before = in_flight
+                in_flight = batch, self._schedule(image, batch, channel, keep=keep)
+                if before is not None:
+                    failures |= self._finish(*before)
             if in_flight is not None:
                 failures |= self._finish(*in_flight)
                 in_flight = None
@@ -349,23 +350,6 @@ class TileScheduler:
     def _schedule(
         self, image: LevelLayout, batch: list[StoredTile], channel: int | None, *, keep: bool
     ) -> PendingBatch:
-        views = self._source.read([segment for tile in batch for segment in tile.segments])
-        self._log.count(bytes_read=sum(len(view) for view in views))
-        unread = iter(views)
-        encoded = [
-            EncodedTile(
-                image,
-                tile.placement.key.row,
-                tile.placement.key.column,
-                tuple(
-                    view if segment.length else None
-                    for segment, view in zip(tile.segments, unread, strict=False)
-                ),
-                self._background,
-            )
-            for tile in batch
-        ]
-
         def deliver(index: int, tile: NDArray[Any]) -> None:
             placement = batch[index].placement
             tile = self._colored(tile)
@@ -373,7 +357,34 @@ class TileScheduler:
                 self._cache.put(self._kept(placement.key), tile)
             placement.paste(tile, channel)
 
-        return self._decoder.schedule(encoded, deliver)
+        return self._decoder.schedule(self._encoded(image, batch), deliver)
+
+    def _encoded(self, image: LevelLayout, batch: list[StoredTile]) -> list[EncodedTile]:
+        """Read a batch's tiles, or have each read by who decodes it if they are not encoded."""
+        places = [segment for tile in batch for segment in tile.segments]
+        keys = [tile.placement.key for tile in batch]
+        if lies_decoded(image) and isinstance(self._source, FillingSource):
+            self._log.count(bytes_read=sum(length for _, length in places))
+            return [
+                EncodedTile(image, key.row, key.column, (), self._background, fill)
+                for key, fill in zip(keys, self._source.fills(places), strict=True)
+            ]
+        views = self._source.read(places)
+        self._log.count(bytes_read=sum(len(view) for view in views))
+        unread = iter(views)
+        return [
+            EncodedTile(
+                image,
+                key.row,
+                key.column,
+                tuple(
+                    view if segment.length else None
+                    for segment, view in zip(tile.segments, unread, strict=False)
+                ),
+                self._background,
+            )
+            for key, tile in zip(keys, batch, strict=True)
+        ]
 
     def _finish(self, batch: list[StoredTile], pending: PendingBatch) -> dict[TileKey, str]:
         failed = pending.wait()

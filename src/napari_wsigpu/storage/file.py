@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from napari_wsigpu.storage.source import Fill
+
 MERGE_GAP = 64 << 10
 MERGE_LIMIT = 16 << 20
 
@@ -180,6 +182,10 @@ class FileSource:
                 self._read_into(file, view[place : place + size], offset)
         return buffer, joined.starts, joined.lengths
 
+    def fills(self, ranges: Sequence[tuple[int, int]]) -> list[Fill]:
+        """Return what reads each (offset, length) later; see `FillingSource.fills`."""
+        return [partial(self._fill, offset, length) for offset, length in ranges]
+
     def join(self, offsets: NDArray[np.int64], lengths: NDArray[np.int64], page: int = 1) -> Joined:
         """Plan how many ranges are read into one buffer; see `join_ranges`."""
         return join_ranges(offsets, lengths, self._size, page)
@@ -199,6 +205,13 @@ class FileSource:
         with self._handle() as file:
             self._check_unchanged(file)
             yield partial(self._read_into, file)
+
+    def _fill(self, offset: int, length: int, view: memoryview) -> int:
+        length = max(0, min(length, len(view), self._size - offset)) if offset >= 0 else 0
+        with self._handle() as file:
+            self._check_unchanged(file)
+            self._read_into(file, view[:length], offset)
+        return length
 
     def release(self) -> None:
         """Close the file, after reads in flight, until the next read opens it again."""

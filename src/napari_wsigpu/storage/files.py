@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.formats.layout import SlideFile
+    from napari_wsigpu.storage.source import Fill
 
 
 class FilesSource:
@@ -63,6 +64,15 @@ class FilesSource:
             found[members] = part_lengths
             place += len(part)
         return buffer, starts, found
+
+    def fills(self, ranges: Sequence[tuple[int, int]]) -> list[Fill]:
+        """Return what reads each (offset, length) later; see `FillingSource.fills`."""
+        owners = np.searchsorted(self._starts, [offset for offset, _ in ranges], "right") - 1
+        starts = self._starts[owners].tolist()
+        return [
+            self._sources[owner].fills([(offset - start, length)])[0]
+            for owner, start, (offset, length) in zip(owners.tolist(), starts, ranges, strict=True)
+        ]
 
     def release(self) -> None:
         """Close the files, after reads in flight, until the next read opens them again."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -84,6 +85,30 @@ class ByteSource(Protocol):
 
     def close(self) -> None:
         """Let go of handles for good; later reads raise `SlideClosedError`."""
+
+
+Fill = Callable[[memoryview], int]
+
+
+@runtime_checkable
+class FillingSource(ByteSource, Protocol):
+    """One that can read uncompressed tiles right to where they are wanted."""
+
+    def fills(self, ranges: Sequence[tuple[int, int]]) -> list[Fill]:
+        """Return what reads each (offset, length) later, in order.
+
+        Returns
+        -------
+        list of callable
+            Each fills a view of at most so many bytes, in any thread, and returns how many there
+            were: fewer where the source ends before. It raises `SlideError` if the source can't
+            be read, and ValueError if others of its bytes may be.
+
+        Raises
+        ------
+        SlideError
+            If the source can't be read.
+        """
 
 
 def join_views(
