@@ -35,7 +35,6 @@ LZW, APERIO_YCBCR = 5, 33003
 NO_PREDICTOR, HORIZONTAL, FLOATING_POINT = 1, 2, 3
 CODESTREAM_HEAD = 4096
 FEW_CORES = 4
-SMALLEST_FILLED = 64 << 10
 
 BYTE_CODECS: dict[int, Callable[..., bytes | bytearray]] = {
     8: imagecodecs.deflate_decode,
@@ -153,17 +152,6 @@ def decode_tile(tile: EncodedTile, memory: NDArray[np.uint8]) -> NDArray[Any]:
             target = pixels[: part.shape[0], : part.shape[1]]
             target[..., plane * samples : (plane + 1) * samples] = part
     return pixels[:height, :width]
-
-
-def lies_decoded(level: LevelLayout) -> bool:
-    """Whether a level's tiles are stored as they come to lie in memory, and worth a read each."""
-    encoding = level.encoding
-    return (
-        (encoding.compression, encoding.predictor, encoding.fill_order) == (1, NO_PREDICTOR, 1)
-        and level.grid.planes == 1
-        and level.dtype.newbyteorder(encoding.byte_order).isnative
-        and level.tile_bytes >= SMALLEST_FILLED
-    )
 
 
 def _decode_intervals(header: bytes, tile: EncodedTile, memory: NDArray[np.uint8]) -> NDArray[Any]:

@@ -18,6 +18,7 @@ UNCOMPRESSED = 1
 FIRST_BIT_HIGHEST = 1
 NUMBERS = "iuf"
 COLUMNS = 6
+SMALLEST_READ = 64 << 10
 
 
 class Segments(NamedTuple):
@@ -55,6 +56,16 @@ def is_swapped(level: LevelLayout) -> bool:
     """Whether the bytes of a raw level's samples are in the other order than this machine's."""
     stored = level.dtype.newbyteorder(level.encoding.byte_order)
     return stored.itemsize > 1 and not stored.isnative
+
+
+def lies_decoded(level: LevelLayout) -> bool:
+    """Whether tiles are stored as they come to lie in memory, and are worth a read each."""
+    return (
+        is_raw(level)
+        and not is_swapped(level)
+        and level.grid.planes == 1
+        and level.tile_bytes >= SMALLEST_READ
+    )
 
 
 def segments_of(

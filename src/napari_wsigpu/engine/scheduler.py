@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.codecs.cpu import lies_decoded
 from napari_wsigpu.codecs.decoder import EncodedTile
 from napari_wsigpu.codecs.memory import RegionMemory, TileMemory
+from napari_wsigpu.codecs.raw import lies_decoded
 from napari_wsigpu.engine.average import area_average
 from napari_wsigpu.engine.blocks import Block, extent
 from napari_wsigpu.engine.cache import TileKey
