@@ -313,6 +313,12 @@ def slides_in(folder: Path, opened: ExitStack) -> Iterator[Slide]:
             print(f"Left out: '{path}' is not 8-bit RGB.", file=sys.stderr)
 
 
+def refuse(sentence: str) -> int:
+    """Say why nothing is done; return the exit status."""
+    print(sentence, file=sys.stderr)
+    return 1
+
+
 def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(description="Measure the stains of a folder's slides.")
@@ -325,7 +331,12 @@ def main() -> int:
     given = parser.parse_args()
     dask.config.set(SETTINGS)
     with ExitStack() as opened:
-        slides = list(slides_in(given.folder, opened))
+        try:
+            slides = list(slides_in(given.folder, opened))
+        except OSError as error:
+            return refuse(f"'{given.folder}' can't be read ({error.strerror}); give a folder.")
+        if not slides:
+            return refuse(f"'{given.folder}' holds no 8-bit RGB slide; give a folder of slides.")
         client = None
         if given.workers or given.cuda or given.scheduler:
             cluster: Any = given.scheduler
@@ -337,7 +348,10 @@ def main() -> int:
                         n_workers=given.workers, threads_per_worker=1, dashboard_address=None
                     )
                 )
-            client = opened.enter_context(Client(cluster))
+            try:
+                client = opened.enter_context(Client(cluster))
+            except (OSError, ValueError) as error:
+                return refuse(f"There is no scheduler at '{cluster}' ({error}); start one.")
         begin = time.perf_counter()
         records = []
         for record in sweep(slides, client, "cuda" if given.cuda else "cpu"):

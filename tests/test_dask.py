@@ -346,6 +346,26 @@ class TestExample:
         expected = alone(example, folder)
         assert json.loads(out.read_text()) == json.loads(json.dumps(expected))
 
+    @pytest.mark.parametrize(
+        ("given", "sentence"),
+        [
+            (["{}/missing"], "'{}/missing' can't be read ("),
+            (["{}/0.svs"], "'{}/0.svs' can't be read ("),
+            (["{}/empty"], "'{}/empty' holds no 8-bit RGB slide"),
+            (["{}", "--scheduler", "127.0.0.1:9"], "There is no scheduler at '127.0.0.1:9'"),
+            (["{}", "--scheduler", "x://a"], "There is no scheduler at 'x://a'"),
+        ],
+    )
+    def test_what_can_not_be_is_said(self, example, folder, monkeypatch, capsys, given, sentence):
+        (folder / "empty").mkdir(exist_ok=True)
+        words = [word.format(folder) for word in given]
+        monkeypatch.setattr(sys, "argv", [str(EXAMPLE), *words])
+        with dask.config.set({"distributed.comm.timeouts.connect": "0.2s"}):
+            assert example.main() == 1
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert printed.err.splitlines()[-1].startswith(sentence.format(folder))
+
     def test_otsus_threshold_parts_with_the_least_variance_within(self, example):
         rng = np.random.default_rng(0)
         values = np.concatenate([rng.normal(60, 9, 3000), rng.normal(150, 20, 900)])
