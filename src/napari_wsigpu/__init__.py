@@ -40,13 +40,14 @@ def wait(layer: Layer, timeout: float = 60.0) -> None:
     ----------
     layer : napari.layers.Layer
         A layer that shows a slide. One that is invisible, or in no viewer, is not waited for.
+        A labels layer has no stand-ins, and is waited for until napari has drawn it.
     timeout : float
         How many seconds to wait at most.
 
     Raises
     ------
     LayerError
-        If the layer shows no slide.
+        If the layer shows neither a slide nor labels.
     DisplayTimeoutError
         If tiles are still missing after the timeout.
     SlideError

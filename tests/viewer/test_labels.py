@@ -3,8 +3,11 @@
 import numpy as np
 import pytest
 from napari.layers import Image, Labels
+from napari.settings import get_settings
 
+import napari_wsigpu
 from napari_wsigpu import open_slide
+from napari_wsigpu.errors import DisplayTimeoutError
 from napari_wsigpu.viewer.layers import slide_layers, slide_of
 from napari_wsigpu.viewer.reader import get_reader
 from tests import slides
@@ -82,6 +85,20 @@ def test_labels_have_their_colors_and_properties(path):
         features = layer.features.set_index("index")
         assert features.loc[7, "class"] == "tumour"
         assert features.loc[9, "area"] == 4
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_labels_can_be_waited_for(path, viewer, monkeypatch, asynchronous):
+    get_settings().experimental.async_ = asynchronous
+    *_, layer = viewer.open(str(path), plugin="napari-wsigpu")
+    viewer.scene.camera.zoom = 8
+    napari_wsigpu.wait(layer, 30)
+    (top, left), (bottom, right) = layer.corner_pixels
+    exact = layer.data[layer.data_level][top : bottom + 1, left : right + 1]
+    np.testing.assert_array_equal(np.asarray(layer._slice.image.raw), exact)
+    monkeypatch.setattr(Labels, "loaded", False)
+    with pytest.raises(DisplayTimeoutError, match="'slide cells' was not drawn exactly"):
+        napari_wsigpu.wait(layer, 0.1)
 
 
 def test_labels_without_metadata(path):

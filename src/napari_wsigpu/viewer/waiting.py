@@ -6,6 +6,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from napari.layers import Labels
 from qtpy.QtWidgets import QApplication
 
 from napari_wsigpu.errors import DisplayTimeoutError, LayerError
@@ -22,10 +23,13 @@ PAUSE_SECONDS = 0.005
 def wait(layer: Layer, timeout: float) -> None:
     """Handle the application's events until a layer's slice is exact; see `napari_wsigpu.wait`."""
     slide = slide_of(layer)
-    if slide is None:
-        raise LayerError(f"The layer '{layer}' shows no slide; wait for a layer of a slide.")
+    if slide is None and not isinstance(layer, Labels):
+        raise LayerError(
+            f"The layer '{layer}' shows no slide; wait for a layer of a slide, or of its labels."
+        )
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("wait can only be called in the main thread, which draws.")
+    name = layer.name if slide is None else slide.path
     viewers = [viewer for viewer in open_viewers() if layer in viewer.layers]
     end = time.monotonic() + timeout
     while not _is_settled(layer, viewers):
@@ -34,7 +38,7 @@ def wait(layer: Layer, timeout: float) -> None:
             raise display.error
         if time.monotonic() >= end:
             raise DisplayTimeoutError(
-                f"'{slide.path}' was not drawn exactly within {timeout:g} s; "
+                f"'{name}' was not drawn exactly within {timeout:g} s; "
                 "wait longer, or look at a smaller region."
             )
         QApplication.processEvents()
