@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 from napari_wsigpu.formats import tiff
 from napari_wsigpu.formats.fields import positive_number
-from napari_wsigpu.formats.layout import AssociatedLayout, LevelLayout, SlideLayout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from tifffile import TiffFile, TiffPage
+
+    from napari_wsigpu.formats.layout import LevelLayout, SlideFile, SlideLayout
 
 NAMES_BY_SUBFILE_TYPE = {1: "label", 9: "macro"}
 REDUCED_FROM = " -> "
@@ -34,32 +35,15 @@ def probe(file: TiffFile) -> bool:
     return first.description.startswith("Aperio") and first.is_tiled
 
 
-def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideLayout:
-    """Describe an Aperio slide.
-
-    Parameters
-    ----------
-    file : TiffFile
-        The open file.
-    path : str
-        Its absolute path.
-    file_size, modified_ns : int
-        Its size in bytes and its modification time.
-
-    Raises
-    ------
-    CorruptSlideError, UnsupportedSlideError
-        If the structure is damaged, or can't be shown as a slide.
-    """
-    layout = stored(file, path, file_size, modified_ns)
-    first = file.pages.first
-    header, fields = parse_description(first.description)
+def parse(file: TiffFile, source: SlideFile) -> SlideLayout:
+    """Describe an Aperio slide."""
+    header, fields = parse_description(file.pages.first.description)
+    layout = stored(file, source, "aperio", {"Header": header, **fields})
     mpp = positive_number(fields.get("MPP"))
     return replace(
         layout,
         mpp=None if mpp is None else (mpp, mpp),
         objective=positive_number(fields.get("AppMag")),
-        metadata={"aperio": {"Header": header, **fields}, "tiff": tiff.tiff_metadata(first)},
         scanner=scanner(header, fields),
         scan_date=scan_date(fields),
         barcode=_barcode(fields),
@@ -67,43 +51,42 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
     )
 
 
-def stored(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideLayout:
-    """Describe the images of a file that stores them as Aperio's do; arguments as in `parse`."""
-    pages: list[TiffPage] = [page.aspage() for page in file.pages]
+def stored(
+    file: TiffFile,
+    source: SlideFile,
+    vendor: str,
+    fields: Mapping[str, str],
+    *,
+    with_description: bool = True,
+) -> SlideLayout:
+    """Describe a slide that is stored as Aperio's are; arguments as of `tiff.slide_layout`."""
+    path, pages = source.path, tiff.pages(file)
     first = pages[0]
     levels: list[LevelLayout] = []
-    associated: dict[str, AssociatedLayout] = {}
+    named: list[tuple[str | None, TiffPage]] = []
     problems: list[str] = []
     sizes: set[tuple[int, int]] = set()
     hidden_planes = 0
     for index, page in enumerate(pages):
         size = (page.imagewidth, page.imagelength)
         if not page.is_tiled:
-            if name := _associated_name(page, index):
-                tiff.add_associated(associated, name, page, path, problems)
+            named.append((_associated_name(page, index), page))
         elif size in sizes:
             hidden_planes += size == (first.imagewidth, first.imagelength)
         else:
             sizes.add(size)
             levels.append(tiff.page_level(page, path, missing="finer" if levels else "background"))
-    tiff.check_alike(levels, path)
-    tiff.check_tiles_present(levels, path, file_size)
-    base = levels[0]
-    rgb = tiff.is_rgb(base)
-    return SlideLayout(
-        path=path,
-        file_size=file_size,
-        modified_ns=modified_ns,
-        vendor="aperio",
-        levels=tuple(levels),
-        associated=tuple(associated.values()),
-        rgb=rgb,
-        channels=() if rgb else tiff.channel_names(base.channels),
-        background=tiff.background(base),
-        hidden_planes=hidden_planes,
-        icc=tiff.icc_place(first),
-        problems=tuple(problems),
+    layout = tiff.slide_layout(
+        source,
+        vendor,
+        levels,
+        first,
+        fields,
+        with_description=with_description,
+        associated=tiff.associated_images(named, path, problems),
+        problems=problems,
     )
+    return replace(layout, hidden_planes=hidden_planes)
 
 
 def parse_description(description: str) -> tuple[str, dict[str, str]]:

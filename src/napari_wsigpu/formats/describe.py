@@ -40,7 +40,7 @@ from napari_wsigpu.formats import (
     wsigpu,
 )
 from napari_wsigpu.formats.fields import iso_date
-from napari_wsigpu.formats.layout import RemoteFile
+from napari_wsigpu.formats.layout import RemoteFile, SlideFile
 from napari_wsigpu.storage.readahead import ReadAheadFile
 from napari_wsigpu.storage.remote import RemoteSource
 from napari_wsigpu.storage.url import file_name, is_url, public_url
@@ -60,8 +60,21 @@ class Vendor(Protocol):
     def probe(self, file: TiffFile) -> bool:
         """Whether the file is one of them, by its content."""
 
-    def parse(self, file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideLayout:
-        """Describe the slide."""
+    def parse(self, file: TiffFile, source: SlideFile) -> SlideLayout:
+        """Describe the slide.
+
+        Parameters
+        ----------
+        file : TiffFile
+            The open file.
+        source : SlideFile
+            Which file that is.
+
+        Raises
+        ------
+        CorruptSlideError, NotASlideError, UnsupportedSlideError
+            If the structure is damaged, or can't be shown as a slide.
+        """
 
 
 # What none of them claims is described by `tiff`.
@@ -189,7 +202,7 @@ def _describe_tiff(name: str, stream: str | IO[bytes], size: int, modified_ns: i
                     "get a fresh copy of it."
                 )
             parse = next((vendor.parse for vendor in VENDORS if vendor.probe(file)), tiff.parse)
-            return parse(file, name, size, modified_ns)
+            return parse(file, SlideFile(name, size, modified_ns))
     except SlideError:
         raise
     except OSError as error:

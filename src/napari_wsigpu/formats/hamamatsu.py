@@ -14,8 +14,8 @@ from tifffile.tifffile import jpeg_shape
 from napari_wsigpu.errors import CorruptSlideError
 from napari_wsigpu.formats import tiff
 from napari_wsigpu.formats.layout import (
-    AssociatedLayout,
     LevelLayout,
+    SlideFile,
     SlideLayout,
     TileGrid,
     computed_level,
@@ -45,24 +45,9 @@ def probe(file: TiffFile) -> bool:
     return FORMAT in file.pages.first.tags
 
 
-def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideLayout:
-    """Describe a Hamamatsu slide.
-
-    Parameters
-    ----------
-    file : TiffFile
-        The open file.
-    path : str
-        Its absolute path.
-    file_size, modified_ns : int
-        Its size in bytes and its modification time.
-
-    Raises
-    ------
-    CorruptSlideError, UnsupportedSlideError
-        If the structure is damaged, or can't be shown as a slide.
-    """
-    pages: list[TiffPage] = [page.aspage() for page in file.pages]
+def parse(file: TiffFile, source: SlideFile) -> SlideLayout:
+    """Describe a Hamamatsu slide."""
+    path, pages = source.path, tiff.pages(file)
     problems: list[str] = []
     in_pyramid = [page for page in pages if _number(page, SOURCE_LENS) > 0]
     if not in_pyramid:
@@ -74,32 +59,27 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
     for page in in_pyramid:
         if _focal_plane(page) == shown and all(page.imagewidth < item.width for item in stored):
             stored.append(_level(page, path, problems))
-    base, first = stored[0], pages[0]
-    tiff.check_alike(stored, path)
-    tiff.check_tiles_present(stored, path, file_size)
+    first = pages[0]
     same_size = [page for page in in_pyramid if page.imagewidth == in_pyramid[0].imagewidth]
     lens = _number(first, SOURCE_LENS)
-    rgb = tiff.is_rgb(base)
-    properties, tags = _properties(first), tiff.tiff_metadata(first)
-    return SlideLayout(
-        path=path,
-        file_size=file_size,
-        modified_ns=modified_ns,
-        vendor="hamamatsu",
+    properties = _properties(first)
+    named = (("macro", page) for page in pages if _number(page, SOURCE_LENS) == MACRO)
+    layout = tiff.slide_layout(
+        source,
+        "hamamatsu",
+        stored,
+        first,
+        properties,
+        associated=tiff.associated_images(named, path, problems),
+        problems=problems,
+    )
+    return replace(
+        layout,
         levels=_with_scaled(stored),
-        associated=_associated(pages, path, problems),
-        rgb=rgb,
-        channels=() if rgb else tiff.channel_names(base.channels),
-        background=0 if first.tags.valueof(FLUORESCENCE) else tiff.background(base),
-        mpp=tiff.resolution_mpp(first),
+        background=0 if first.tags.valueof(FLUORESCENCE) else layout.background,
         objective=lens if lens > 0 else None,
-        metadata={"hamamatsu": properties, "tiff": tags},
         hidden_planes=len(same_size) - 1,
-        scanner=tiff.make_and_model(tags),
-        scan_date=tags.get("DateTime"),
         barcode=properties.get("Reference"),
-        icc=tiff.icc_place(first),
-        problems=tuple(problems),
     )
 
 
@@ -232,16 +212,6 @@ def _scaled(level: LevelLayout, scale: int) -> LevelLayout:
         encoding=replace(level.encoding, jpeg_scale=scale),
         grid=TileGrid(tile_height, tile_width, grid.offsets[needed], grid.byte_counts[needed]),
     )
-
-
-def _associated(
-    pages: list[TiffPage], path: str, problems: list[str]
-) -> tuple[AssociatedLayout, ...]:
-    found: dict[str, AssociatedLayout] = {}
-    for page in pages:
-        if _number(page, SOURCE_LENS) == MACRO:
-            tiff.add_associated(found, "macro", page, path, problems)
-    return tuple(found.values())
 
 
 def _properties(page: TiffPage) -> dict[str, Any]:

@@ -335,7 +335,7 @@ class Channel:
 
 @dataclass(frozen=True, slots=True)
 class SlideFile:
-    """One of the files of a slide that has several.
+    """A file of a slide.
 
     Attributes
     ----------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import math
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,6 +17,7 @@ from napari_wsigpu.formats.layout import (
     Channel,
     LevelLayout,
     Part,
+    SlideFile,
     SlideLayout,
 )
 
@@ -100,24 +102,9 @@ def probe(file: TiffFile) -> bool:
     return first.is_tiled and any(name in text for name in NAMESPACES)
 
 
-def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideLayout:
-    """Describe a Leica slide: all regions of one kind on one canvas.
-
-    Parameters
-    ----------
-    file : TiffFile
-        The open file.
-    path : str
-        Its absolute path.
-    file_size, modified_ns : int
-        Its size in bytes and its modification time.
-
-    Raises
-    ------
-    CorruptSlideError, UnsupportedSlideError
-        If the structure is damaged, or can't be shown as a slide.
-    """
-    pages: list[TiffPage] = [page.aspage() for page in file.pages]
+def parse(file: TiffFile, source: SlideFile) -> SlideLayout:
+    """Describe a Leica slide: all regions of one kind on one canvas."""
+    path, pages = source.path, tiff.pages(file)
     problems: list[str] = []
     collection = _collection(tiff.text_tag(pages[0], tiff.DESCRIPTION), len(pages), problems)
     macros = [image for image in collection.images if collection.is_macro(image)]
@@ -132,38 +119,31 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
     page = pages[regions[0].dimensions[0].pages[0]] if regions else _largest(pages)
     if not levels:
         levels = [tiff.page_level(page, path)]
-    tiff.check_tiles_present(levels, path, file_size)
 
-    base = levels[0]
     first = regions[0] if regions else None
     fields = dict(first.fields) if first is not None else {}
     if collection.barcode is not None:
         fields["barcode"] = collection.barcode
-    rgb = tiff.is_rgb(base)
-    mpp = tiff.resolution_mpp(page)
-    if mpp is None and first is not None:
-        mpp = first.spacing(0) / 1000, first.spacing(0) / 1000
-    tags = tiff.tiff_metadata(page)
-    tags.pop("ImageDescription", None)
-    return SlideLayout(
-        path=path,
-        file_size=file_size,
-        modified_ns=modified_ns,
-        vendor="leica",
-        levels=tuple(levels),
+    layout = tiff.slide_layout(
+        source,
+        "leica",
+        levels,
+        page,
+        {**fields, "regions": levels[0].places},
+        with_description=False,
+        channels=first.channels if first is not None else (),
         associated=_macro(macros, pages, path, problems),
-        rgb=rgb,
-        channels=() if rgb else tiff.channel_names(base.channels, first.channels if first else ()),
-        background=tiff.background(base),
-        mpp=mpp,
+        problems=problems,
+    )
+    spacing = None if first is None else first.spacing(0) / 1000
+    return replace(
+        layout,
+        mpp=layout.mpp or (None if spacing is None else (spacing, spacing)),
         objective=positive_number(fields.get("objective")),
-        metadata={"leica": {**fields, "regions": base.places}, "tiff": tags},
         hidden_planes=first.planes - 1 if first is not None else 0,
         scanner=fields.get("device-model", "").split(";")[0] or None,
         scan_date=fields.get("creation-date"),
         barcode=fields.get("barcode"),
-        icc=tiff.icc_place(page),
-        problems=tuple(problems),
     )
 
 
@@ -342,14 +322,12 @@ def _levels(
 
 def _macro(
     macros: list[_Image], pages: list[TiffPage], path: str, problems: list[str]
-) -> tuple[AssociatedLayout, ...]:
+) -> list[AssociatedLayout]:
     macros = [image for image in macros if image.illumination == BRIGHTFIELD]
     if len(macros) > 1:
         problems.append(f"The slide has {len(macros)} overviews; the first one is shown.")
-    found: dict[str, AssociatedLayout] = {}
-    for image in macros[:1]:
-        tiff.add_associated(found, "macro", pages[image.dimensions[0].pages[0]], path, problems)
-    return tuple(found.values())
+    named = (("macro", pages[image.dimensions[0].pages[0]]) for image in macros[:1])
+    return tiff.associated_images(named, path, problems)
 
 
 def _largest(pages: list[TiffPage]) -> TiffPage:

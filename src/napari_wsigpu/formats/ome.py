@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from napari_wsigpu.errors import SlideError
 from napari_wsigpu.formats import markup, tiff, wsigpu
 from napari_wsigpu.formats.fields import positive_number
-from napari_wsigpu.formats.layout import AssociatedLayout, Channel, SlideLayout
+from napari_wsigpu.formats.layout import AssociatedLayout, Channel, SlideFile, SlideLayout
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
@@ -46,39 +46,24 @@ def probe(file: TiffFile) -> bool:
     return bool(file.is_ome)
 
 
-def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideLayout:
-    """Describe the largest image of an OME-TIFF.
-
-    Parameters
-    ----------
-    file : TiffFile
-        The open file.
-    path : str
-        Its absolute path.
-    file_size, modified_ns : int
-        Its size in bytes and its modification time.
-
-    Raises
-    ------
-    CorruptSlideError, NotASlideError, UnsupportedSlideError
-        If the structure is damaged, or can't be shown as a slide.
-    """
+def parse(file: TiffFile, source: SlideFile) -> SlideLayout:
+    """Describe the largest image of an OME-TIFF."""
     xml = file.pages.first.description
     root = markup.parse(xml)
     distrust = _distrust(root, file.filename) or ""
     if root is None or distrust:
         # tifffile would look for images where such XML says.
         setattr(file, "is_ome", False)  # noqa: B010
-        layout = tiff.parse(file, path, file_size, modified_ns)
+        layout = tiff.parse(file, source)
         return replace(layout, problems=(*layout.problems, distrust))
-    layout = tiff.parse(file, path, file_size, modified_ns)
-    main = tiff.main_image(file, path)
+    layout = tiff.parse(file, source)
+    main = tiff.main_image(file, source.path)
     described = describe(root, _index_of(main, file, root)) if main.kind == "ome" else None
     if described is None:
         return layout
     count = layout.levels[0].channels
     named = not layout.rgb and len(described.channels) == count
-    associated, problems = _other_images(main, file, path)
+    associated, problems = _other_images(main, file, source.path)
     metadata = {"ome": described.metadata, **layout.metadata}
     record = _record(root)
     if record:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from napari_wsigpu.formats import markup, tiff
 from napari_wsigpu.formats.fields import positive_number
-from napari_wsigpu.formats.layout import AssociatedLayout, Channel, SlideLayout
+from napari_wsigpu.formats.layout import Channel, SlideFile, SlideLayout
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
@@ -26,36 +27,20 @@ def probe(file: TiffFile) -> bool:
     return first.software.startswith("PerkinElmer-QPI") or f"<{ROOT}" in first.description[:500]
 
 
-def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideLayout:
-    """Describe a QPTIFF slide.
-
-    Parameters
-    ----------
-    file : TiffFile
-        The open file.
-    path : str
-        Its absolute path.
-    file_size, modified_ns : int
-        Its size in bytes and its modification time.
-
-    Raises
-    ------
-    CorruptSlideError, UnsupportedSlideError
-        If the structure is damaged, or can't be shown as a slide.
-    """
-    pages: list[TiffPage] = [page.aspage() for page in file.pages]
+def parse(file: TiffFile, source: SlideFile) -> SlideLayout:
+    """Describe a QPTIFF slide."""
+    path, pages = source.path, tiff.pages(file)
     described = [markup.parse(page.description) for page in pages]
     kinds = [_kind(page, root, pages[0]) for page, root in zip(pages, described, strict=True)]
     problems: list[str] = []
     if described[0] is None:
         problems.append("The XML in the first page can't be read, so that channels have no names.")
     sizes: dict[tuple[int, int], list[int]] = {}
-    associated: dict[str, AssociatedLayout] = {}
     for index, (page, kind) in enumerate(zip(pages, kinds, strict=True)):
         if kind in LEVELS:
             sizes.setdefault((page.imagewidth, page.imagelength), []).append(index)
-        elif name := ASSOCIATED.get(kind, ""):
-            tiff.add_associated(associated, name, page, path, problems)
+    named = zip(map(ASSOCIATED.get, kinds), pages, strict=True)
+    associated = tiff.associated_images(named, path, problems)
     (full, *reduced) = sorted(sizes.items(), reverse=True)
     channels_of = full[1]
     levels = [tiff.channels_level([pages[index] for index in channels_of], path)]
@@ -67,33 +52,26 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
                 f"The level of {width} x {height} pixels is left out: it has {len(indices)} "
                 f"channels instead of {len(channels_of)}."
             )
-    base = levels[0]
-    tiff.check_alike(levels, path)
-    tiff.check_tiles_present(levels, path, file_size)
-    first, root = pages[channels_of[0]], described[channels_of[0]]
-    rgb = tiff.is_rgb(base)
     roots = [described[index] for index in channels_of]
-    tags = tiff.tiff_metadata(first)
-    tags.pop("ImageDescription", None)
-    return SlideLayout(
-        path=path,
-        file_size=file_size,
-        modified_ns=modified_ns,
-        vendor="perkinelmer",
-        levels=tuple(levels),
-        associated=tuple(associated.values()),
-        rgb=rgb,
-        channels=() if rgb else tiff.channel_names(base.channels, _channels(roots)),
-        background=tiff.background(base),
-        mpp=tiff.resolution_mpp(first),
+    layout = tiff.slide_layout(
+        source,
+        "perkinelmer",
+        levels,
+        pages[channels_of[0]],
+        _metadata(roots),
+        with_description=False,
+        channels=_channels(roots),
+        associated=associated,
+        problems=problems,
+    )
+    root = roots[0]
+    return replace(
+        layout,
         objective=_objective(root),
-        metadata={"perkinelmer": _metadata(roots), "tiff": tags},
         scanner=markup.text(root, "InstrumentType"),
         scan_date=next((date for key in DATES if (date := markup.text(root, key))), None)
-        or tags.get("DateTime"),
+        or layout.scan_date,
         barcode=markup.text(root, "Barcode"),
-        icc=tiff.icc_place(first),
-        problems=tuple(problems),
     )
 
 

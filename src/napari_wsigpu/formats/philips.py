@@ -18,6 +18,7 @@ from napari_wsigpu.formats.layout import (
     AssociatedLayout,
     Encoding,
     LevelLayout,
+    SlideFile,
     SlideLayout,
     TileGrid,
 )
@@ -50,32 +51,21 @@ def probe(file: TiffFile) -> bool:
     )
 
 
-def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideLayout:
-    """Describe a Philips slide.
-
-    Parameters
-    ----------
-    file : TiffFile
-        The open file.
-    path : str
-        Its absolute path.
-    file_size, modified_ns : int
-        Its size in bytes and its modification time.
-
-    Raises
-    ------
-    CorruptSlideError, NotASlideError, UnsupportedSlideError
-        If the structure is damaged, or can't be shown as a slide.
-    """
-    pages: list[TiffPage] = [page.aspage() for page in file.pages]
+def parse(file: TiffFile, source: SlideFile) -> SlideLayout:
+    """Describe a Philips slide."""
+    path, pages = source.path, tiff.pages(file)
     first = pages[0]
     problems: list[str] = []
     described = _described(first.description, path, problems)
     slide = described.attributes
     levels = _levels([page for page in pages if page.is_tiled], slide, path, problems)
-    tiff.check_tiles_present(levels, path, file_size)
-    associated = _pictures_of_pages(pages, path, problems)
-    _add_pictures_of_xml(associated, described.pictures, path, problems)
+    named = (
+        (NAMES_BY_DESCRIPTION.get(page.description[:5]), page)
+        for page in pages
+        if not page.is_tiled
+    )
+    associated = tiff.associated_images(named, path, problems)
+    associated += _pictures_of_xml(described.pictures, associated, path, problems)
 
     spacing = philips_xml.spacing(slide.get(philips_xml.SPACING))
     mpp = None if spacing is None else (1e3 * spacing[1], 1e3 * spacing[0])
@@ -84,28 +74,25 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
             f"The pixel spacing of '{path}' is no pair of numbers above 0; its pixel size is "
             "not given."
         )
-    base = levels[0]
-    rgb = tiff.is_rgb(base)
-    tags = tiff.tiff_metadata(first)
-    tags.pop("ImageDescription", None)
-    return SlideLayout(
-        path=path,
-        file_size=file_size,
-        modified_ns=modified_ns,
-        vendor="philips",
-        levels=tuple(levels),
-        associated=tuple(associated.values()),
-        rgb=rgb,
-        channels=() if rgb else tiff.channel_names(base.channels),
-        background=tiff.background(base),
+    barcode = _barcode(_text(slide, "PIM_DP_UFS_BARCODE"), path, problems)
+    layout = tiff.slide_layout(
+        source,
+        "philips",
+        levels,
+        first,
+        slide,
+        with_description=False,
+        associated=associated,
+        problems=problems,
+    )
+    return replace(
+        layout,
         mpp=mpp,
         objective=_objective(_text(slide, "DICOM_DERIVATION_DESCRIPTION")),
-        metadata={"philips": slide, "tiff": tags},
         scanner=_scanner(slide),
         scan_date=_text(slide, "DICOM_ACQUISITION_DATETIME") or None,
-        barcode=_barcode(_text(slide, "PIM_DP_UFS_BARCODE"), path, problems),
-        icc=tiff.icc_place(first) or _icc_of_xml(slide),
-        problems=tuple(problems),
+        barcode=barcode,
+        icc=layout.icc or _icc_of_xml(slide),
     )
 
 
@@ -201,36 +188,28 @@ def _downsamples(pages: Sequence[TiffPage], slide: Mapping[str, Any]) -> list[in
     return downsamples[1:]
 
 
-def _pictures_of_pages(
-    pages: Sequence[TiffPage], path: str, problems: list[str]
-) -> dict[str, AssociatedLayout]:
-    found: dict[str, AssociatedLayout] = {}
-    for page in pages:
-        name = NAMES_BY_DESCRIPTION.get(page.description[:5])
-        if name is not None and not page.is_tiled:
-            tiff.add_associated(found, name, page, path, problems)
-    return found
-
-
-def _add_pictures_of_xml(
-    associated: dict[str, AssociatedLayout],
+def _pictures_of_xml(
     pictures: Sequence[tuple[Mapping[str, Any], str]],
+    of_pages: Sequence[AssociatedLayout],
     path: str,
     problems: list[str],
-) -> None:
-    """Add those pictures that no page holds."""
+) -> list[AssociatedLayout]:
+    """Describe those pictures that no page holds."""
+    held = {image.name for image in of_pages}
+    found: dict[str, AssociatedLayout] = {}
     for owner, text in pictures:
         name = NAMES_BY_TYPE.get(_text(owner, "PIM_DP_IMAGE_TYPE"))
-        if name is None or name in associated:
+        if name is None or name in held or name in found:
             continue
         try:
             data = binascii.a2b_base64(text)
-            associated[name] = AssociatedLayout(name, _jpeg_image(data), data)
+            found[name] = AssociatedLayout(name, _jpeg_image(data), data)
         except (ValueError, struct.error) as error:
             problems.append(
                 f"The {name} image in the XML of '{path}' is no JPEG in base64 that can be shown "
                 f"({error}); it is left out."
             )
+    return list(found.values())
 
 
 def _jpeg_image(data: bytes) -> LevelLayout:

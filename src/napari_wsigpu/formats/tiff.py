@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -24,12 +25,13 @@ from napari_wsigpu.formats.layout import (
     Encoding,
     JpegColor,
     LevelLayout,
+    SlideFile,
     SlideLayout,
     TileGrid,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from tifffile import TiffFile, TiffFrame, TiffPage, TiffPageSeries
 
@@ -62,48 +64,84 @@ IMAGE_CODECS = frozenset(
 )
 
 
-def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideLayout:
-    """Describe the file's largest image and its pyramid.
+def parse(file: TiffFile, source: SlideFile) -> SlideLayout:
+    """Describe the file's largest image and its pyramid."""
+    main = main_image(file, source.path)
+    levels = [series_level(series, source.path) for series in _pyramid(file, main)]
+    page = keyframe(main)
+    layout = slide_layout(source, "generic-tiff", levels, page)
+    hidden_planes = _image_count(main) // len(_channel_pages(main)) - 1
+    return replace(layout, background=page.nodata, hidden_planes=hidden_planes)
+
+
+def slide_layout(
+    source: SlideFile,
+    vendor: str,
+    levels: Sequence[LevelLayout],
+    page: TiffPage,
+    fields: Mapping[str, Any] | None = None,
+    *,
+    with_description: bool = True,
+    channels: Sequence[Channel] = (),
+    associated: Iterable[AssociatedLayout] = (),
+    problems: Iterable[str] = (),
+) -> SlideLayout:
+    """Describe a slide as far as a page's tags do; vendors replace what they know better.
 
     Parameters
     ----------
-    file : TiffFile
-        The open file.
-    path : str
-        Its absolute path.
-    file_size, modified_ns : int
-        Its size in bytes and its modification time.
+    source : SlideFile
+        The file.
+    vendor : str
+        Vendor of the slide.
+    levels : sequence of LevelLayout
+        Its levels, finest first.
+    page : TiffPage
+        The page whose tags count.
+    fields : Mapping, optional
+        What else the file says; kept under the vendor's name.
+    with_description : bool
+        Whether the page's ImageDescription is kept beside the fields.
+    channels : sequence of Channel
+        What the file says of channels; counts if it is as many as there are.
+    associated, problems
+        As in `SlideLayout`.
 
     Raises
     ------
-    CorruptSlideError, NotASlideError, UnsupportedSlideError
-        If the structure is damaged, or can't be shown as a slide.
+    CorruptSlideError
+        If the levels can't belong together, or no tile is left of them.
     """
-    main = main_image(file, path)
-    levels = [series_level(series, path) for series in _pyramid(file, main)]
+    _check_alike(levels, source.path)
+    check_tiles_present(levels, source.path, source.size)
     base = levels[0]
-    check_alike(levels, path)
-    check_tiles_present(levels, path, file_size)
-
-    page = keyframe(main)
-    metadata: dict[str, Any] = {"tiff": tiff_metadata(page)}
     rgb = is_rgb(base)
+    tags = tiff_metadata(page)
+    metadata = {"tiff": tags} if fields is None else {vendor: fields, "tiff": tags}
+    if not with_description:
+        tags.pop("ImageDescription", None)
     return SlideLayout(
-        path=path,
-        file_size=file_size,
-        modified_ns=modified_ns,
-        vendor="generic-tiff",
+        path=source.path,
+        file_size=source.size,
+        modified_ns=source.modified_ns,
+        vendor=vendor,
         levels=tuple(levels),
+        associated=tuple(associated),
         rgb=rgb,
-        channels=() if rgb else channel_names(base.channels),
-        background=page.nodata,
+        channels=() if rgb else channel_names(base.channels, channels),
+        background=background(base),
         mpp=resolution_mpp(page),
         metadata=metadata,
-        hidden_planes=_image_count(main) // len(_channel_pages(main)) - 1,
-        scanner=make_and_model(metadata["tiff"]),
-        scan_date=metadata["tiff"].get("DateTime"),
+        scanner=_make_and_model(tags),
+        scan_date=tags.get("DateTime"),
         icc=icc_place(page),
+        problems=tuple(problems),
     )
+
+
+def pages(file: TiffFile) -> list[TiffPage]:
+    """Return all pages of a file, each with its tags."""
+    return [page.aspage() for page in file.pages]
 
 
 def keyframe(series: TiffPageSeries) -> TiffPage:
@@ -156,7 +194,7 @@ def tiff_metadata(page: TiffPage) -> dict[str, Any]:
     return metadata
 
 
-def make_and_model(metadata: Mapping[str, Any]) -> str | None:
+def _make_and_model(metadata: Mapping[str, Any]) -> str | None:
     """Return what `tiff_metadata` says of the scanner."""
     make, model = (" ".join(metadata.get(key, "").split()) for key in ("Make", "Model"))
     return (model if model.startswith(make) else f"{make} {model}".strip()) or None
@@ -188,15 +226,18 @@ def page_level(
     return channels_level([page], path, missing=missing, size=size)
 
 
-def add_associated(
-    found: dict[str, AssociatedLayout], name: str, page: TiffPage, path: str, problems: list[str]
-) -> None:
-    """Add a page as the associated image of a name that is not there yet, or a problem."""
-    if name not in found:
-        try:
-            found[name] = AssociatedLayout(name, page_level(page, path), icc=icc_place(page))
-        except SlideError as error:
-            problems.append(f"The {name} image is left out: {error}")
+def associated_images(
+    named: Iterable[tuple[str | None, TiffPage]], path: str, problems: list[str]
+) -> list[AssociatedLayout]:
+    """Describe the first page of each name that can be shown; pages without a name are none."""
+    found: dict[str, AssociatedLayout] = {}
+    for name, page in named:
+        if name and name not in found:
+            try:
+                found[name] = AssociatedLayout(name, page_level(page, path), icc=icc_place(page))
+            except SlideError as error:
+                problems.append(f"The {name} image is left out: {error}")
+    return list(found.values())
 
 
 def channels_level(
@@ -219,7 +260,7 @@ def channels_level(
     return _build_level(pages, first, width, height, path, missing=missing)
 
 
-def check_alike(levels: Sequence[LevelLayout], path: str) -> None:
+def _check_alike(levels: Sequence[LevelLayout], path: str) -> None:
     """Refuse levels that are not of the same channels and samples."""
     if len({(level.channels, level.dtype) for level in levels}) > 1:
         raise CorruptSlideError(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from napari_wsigpu.formats import tiff
 from napari_wsigpu.formats.fields import LONGEST_TEXT, positive_number
-from napari_wsigpu.formats.layout import LevelLayout, Part, Pieces, SlideLayout
+from napari_wsigpu.formats.layout import LevelLayout, Part, Pieces, SlideFile, SlideLayout
 
 if TYPE_CHECKING:
     from tifffile import TiffFile, TiffPage
@@ -25,24 +26,9 @@ def probe(file: TiffFile) -> bool:
     )
 
 
-def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideLayout:
-    """Describe a Trestle slide.
-
-    Parameters
-    ----------
-    file : TiffFile
-        The open file.
-    path : str
-        Its absolute path.
-    file_size, modified_ns : int
-        Its size in bytes and its modification time.
-
-    Raises
-    ------
-    CorruptSlideError, UnsupportedSlideError
-        If the structure is damaged, or can't be shown as a slide.
-    """
-    pages: list[TiffPage] = [page.aspage() for page in file.pages]
+def parse(file: TiffFile, source: SlideFile) -> SlideLayout:
+    """Describe a Trestle slide."""
+    pages = tiff.pages(file)
     first = pages[0]
     fields = parse_description(tiff.text_tag(first, tiff.DESCRIPTION))
     problems: list[str] = []
@@ -50,33 +36,20 @@ def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideL
     overlaps += [(0, 0)] * (len(pages) - len(overlaps))
     levels: list[LevelLayout] = []
     for page, overlap in zip(pages, overlaps, strict=False):
-        level = _level(tiff.page_level(page, path), overlap, problems)
+        level = _level(tiff.page_level(page, source.path), overlap, problems)
         finest = levels[0] if levels else level
         if (level.channels, level.dtype) != (finest.channels, finest.dtype):
             problems.append("A level of other channels or another sample type is left out.")
         else:
             levels.append(level)
     levels.sort(key=lambda level: -level.width * level.height)
-    tiff.check_tiles_present(levels, path, file_size)
-    base = levels[0]
-    rgb = tiff.is_rgb(base)
-    tags = tiff.tiff_metadata(first)
-    return SlideLayout(
-        path=path,
-        file_size=file_size,
-        modified_ns=modified_ns,
-        vendor="trestle",
-        levels=tuple(levels),
-        rgb=rgb,
-        channels=() if rgb else tiff.channel_names(base.channels),
-        background=_background(fields.get("Background Color"), base),
+    layout = tiff.slide_layout(source, "trestle", levels, first, fields, problems=problems)
+    return replace(
+        layout,
+        background=_background(fields.get("Background Color"), levels[0]),
         mpp=_mpp(first),
         objective=positive_number(fields.get("Objective Power")),
-        metadata={"trestle": fields, "tiff": tags},
-        scanner=tags.get("Model"),
-        scan_date=tags.get("DateTime"),
-        icc=tiff.icc_place(first),
-        problems=tuple(problems),
+        scanner=layout.metadata["tiff"].get("Model"),
     )
 
 

@@ -11,13 +11,7 @@ import numpy as np
 from napari_wsigpu.errors import NotASlideError
 from napari_wsigpu.formats import markup, tiff
 from napari_wsigpu.formats.fields import number, positive_number, texts, whole_number
-from napari_wsigpu.formats.layout import (
-    AssociatedLayout,
-    LevelLayout,
-    Part,
-    Pieces,
-    SlideLayout,
-)
+from napari_wsigpu.formats.layout import LevelLayout, Part, Pieces, SlideFile, SlideLayout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,56 +56,36 @@ def probe(file: TiffFile) -> bool:
     return "<iScan" in tiff.text_tag(file.pages.first, tiff.XML_PACKET)
 
 
-def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideLayout:
-    """Describe a Ventana slide.
-
-    Parameters
-    ----------
-    file : TiffFile
-        The open file.
-    path : str
-        Its absolute path.
-    file_size, modified_ns : int
-        Its size in bytes and its modification time.
-
-    Raises
-    ------
-    CorruptSlideError, NotASlideError, UnsupportedSlideError
-        If the structure is damaged, or can't be shown as a slide.
-    """
-    pages: list[TiffPage] = [page.aspage() for page in file.pages]
+def parse(file: TiffFile, source: SlideFile) -> SlideLayout:
+    """Describe a Ventana slide."""
+    pages = tiff.pages(file)
     problems: list[str] = []
     fields = _fields(tiff.text_tag(pages[0], tiff.XML_PACKET), problems)
-    found = _pyramid(pages, path, problems)
+    found = _pyramid(pages, source.path, problems)
     page = found[0][1]
     stored = [
-        replace(tiff.page_level(page, path), reduction=found[0][0] / magnification)
+        replace(tiff.page_level(page, source.path), reduction=found[0][0] / magnification)
         for magnification, page in found
     ]
     levels = _placed(stored, tiff.text_tag(page, tiff.XML_PACKET), fields, problems)
-    tiff.check_tiles_present(levels, path, file_size)
-    base = levels[0]
-    rgb = tiff.is_rgb(base)
+    named = ((NAMES.get(page.description), page) for page in pages)
+    layout = tiff.slide_layout(
+        source,
+        "ventana",
+        levels,
+        page,
+        {**fields, "regions": levels[0].places},
+        associated=tiff.associated_images(named, source.path, problems),
+        problems=problems,
+    )
     mpp = positive_number(fields.get("ScanRes"))
-    tags = tiff.tiff_metadata(page)
-    return SlideLayout(
-        path=path,
-        file_size=file_size,
-        modified_ns=modified_ns,
-        vendor="ventana",
-        levels=tuple(levels),
-        associated=_associated(pages, path, problems),
-        rgb=rgb,
-        channels=() if rgb else tiff.channel_names(base.channels),
-        background=_background(fields.get("ScanWhitePoint"), base),
+    return replace(
+        layout,
+        background=_background(fields.get("ScanWhitePoint"), levels[0]),
         mpp=None if mpp is None else (mpp, mpp),
         objective=positive_number(fields.get("Magnification")),
-        metadata={"ventana": {**fields, "regions": base.places}, "tiff": tags},
         scanner=fields.get("ScannerModel"),
-        scan_date=tags.get("DateTime"),
         barcode=fields.get("Barcode2D") or fields.get("Barcode1D"),
-        icc=tiff.icc_place(page),
-        problems=tuple(problems),
     )
 
 
@@ -147,17 +121,6 @@ def _pyramid(pages: list[TiffPage], path: str, problems: list[str]) -> list[tupl
         problems.append("The file says of no image that it is a level; the largest one is shown.")
         return [(1.0, largest)]
     return sorted(found.items(), reverse=True)
-
-
-def _associated(
-    pages: list[TiffPage], path: str, problems: list[str]
-) -> tuple[AssociatedLayout, ...]:
-    found: dict[str, AssociatedLayout] = {}
-    for page in pages:
-        name = NAMES.get(page.description)
-        if name is not None:
-            tiff.add_associated(found, name, page, path, problems)
-    return tuple(found.values())
 
 
 def _background(text: str | None, level: LevelLayout) -> float:

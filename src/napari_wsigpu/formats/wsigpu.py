@@ -33,10 +33,10 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from napari_wsigpu.formats import tiff
 from napari_wsigpu.formats.fields import LONGEST_TEXT, positive_number
-from napari_wsigpu.formats.layout import AssociatedLayout, Channel, LevelLayout, SlideLayout
+from napari_wsigpu.formats.layout import Channel, LevelLayout, SlideFile, SlideLayout
 
 if TYPE_CHECKING:
-    from tifffile import TiffFile, TiffPage
+    from tifffile import TiffFile
 
 VERSION = 1
 RECORD_NAMESPACE = "napari-wsigpu"  # of the record in OME-XML
@@ -52,60 +52,30 @@ def probe(file: TiffFile) -> bool:
     return first.description.startswith(START) and first.is_tiled
 
 
-def parse(file: TiffFile, path: str, file_size: int, modified_ns: int) -> SlideLayout:
-    """Describe a slide that was converted.
-
-    Parameters
-    ----------
-    file : TiffFile
-        The open file.
-    path : str
-        Its absolute path.
-    file_size, modified_ns : int
-        Its size in bytes and its modification time.
-
-    Raises
-    ------
-    CorruptSlideError, UnsupportedSlideError
-        If the structure is damaged, or can't be shown as a slide.
-    """
-    pages: list[TiffPage] = [page.aspage() for page in file.pages]
-    problems: list[str] = []
-    levels: list[LevelLayout] = []
-    associated: dict[str, AssociatedLayout] = {}
-    for page in pages:
-        if page.is_tiled:
-            levels.append(tiff.page_level(page, path))
-            continue
-        name = read_record(page.description).get("associated")
-        if isinstance(name, str) and name:
-            tiff.add_associated(associated, name[:LONGEST_TEXT], page, path, problems)
-    tiff.check_alike(levels, path)
-    tiff.check_tiles_present(levels, path, file_size)
+def parse(file: TiffFile, source: SlideFile) -> SlideLayout:
+    """Describe a slide that was converted."""
+    pages = tiff.pages(file)
     first = pages[0]
     record = read_record(first.description)
+    named = (
+        (_text(read_record(page.description), "associated"), page)
+        for page in pages
+        if not page.is_tiled
+    )
+    problems: list[str] = []
+    associated = tiff.associated_images(named, source.path, problems)
     if not record:
         problems.append("The record of the slide can't be read, so that only its pixels are known.")
-    base = levels[0]
-    rgb = tiff.is_rgb(base)
-    metadata = tiff.tiff_metadata(first)
-    metadata.pop("ImageDescription", None)
-    layout = SlideLayout(
-        path=path,
-        file_size=file_size,
-        modified_ns=modified_ns,
-        vendor="wsigpu",
-        levels=tuple(levels),
-        associated=tuple(associated.values()),
-        rgb=rgb,
-        channels=() if rgb else tiff.channel_names(base.channels),
-        background=first.nodata,
-        mpp=tiff.resolution_mpp(first),
-        metadata={"tiff": metadata},
-        icc=tiff.icc_place(first),
-        problems=tuple(problems),
+    layout = tiff.slide_layout(
+        source,
+        "wsigpu",
+        [tiff.page_level(page, source.path) for page in pages if page.is_tiled],
+        first,
+        with_description=False,
+        associated=associated,
+        problems=problems,
     )
-    return with_record(layout, record)
+    return with_record(replace(layout, background=first.nodata, scanner=None), record)
 
 
 def read_record(text: str) -> dict[str, Any]:
