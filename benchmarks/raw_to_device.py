@@ -13,7 +13,8 @@ import os
 import statistics
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ import tifffile
 
 from common import write_json
 from napari_wsigpu import open_slide
+from napari_wsigpu.bench.plain_copy import PlainCopy
 from napari_wsigpu.storage import gds
 
 if TYPE_CHECKING:
@@ -30,42 +32,6 @@ if TYPE_CHECKING:
 
 TILE = 512
 ROUNDS = 15
-
-
-class Plain:
-    """Reads one contiguous part of a file into a device buffer."""
-
-    def __init__(self, path: str, offset: int, size: int, threads: int, piece: int) -> None:
-        self._cupy = import_module("cupy")
-        self._file = os.open(path, os.O_RDONLY)
-        self._offset, self._size, self._threads, self._piece = offset, size, threads, piece
-        self.buffer = self._cupy.empty(size, np.uint8)
-        self._pool = ThreadPoolExecutor(threads)
-        memory = [self._cupy.cuda.alloc_pinned_memory(piece) for _ in range(2 * threads)]
-        self._rooms = [np.frombuffer(each, np.uint8, piece) for each in memory]
-        self._streams = [self._cupy.cuda.Stream(non_blocking=True) for _ in memory]
-
-    def __call__(self) -> None:
-        """Read all of it."""
-        starts = range(0, self._size, self._piece)
-        parts = [starts[first :: self._threads] for first in range(self._threads)]
-        list(self._pool.map(self._work, parts, range(self._threads)))
-
-    def _work(self, starts: Any, thread: int) -> None:
-        runtime, address = self._cupy.cuda.runtime, int(self.buffer.data.ptr)
-        mine = [2 * thread, 2 * thread + 1]
-        for number, start in enumerate(starts):
-            room, stream = self._rooms[mine[number % 2]], self._streams[mine[number % 2]]
-            stream.synchronize()
-            memory: Any = room
-            view = memoryview(memory)[: min(self._piece, self._size - start)]
-            size, place = len(view), self._offset + start
-            while view:
-                count = os.preadv(self._file, [view], place)
-                view, place = view[count:], place + count
-            runtime.memcpyAsync(address + start, room.ctypes.data, size, 1, stream.ptr)
-        for index in mine:
-            self._streams[index].synchronize()
 
 
 def main() -> None:
@@ -100,9 +66,9 @@ def measure(path: Path, side: int) -> dict[str, Any]:
     """Return the medians of all ways, after their pixels were compared."""
     cupy = import_module("cupy")
     size = side * side * 3
-    with open_slide(path, device="cuda") as slide:
+    with open_slide(path, device="cuda") as slide, ExitStack() as stack:
         first = int(slide.layout.levels[0].grid.offsets[0, 0, 0])
-        out = cupy.empty((side, side, 3), np.uint8)
+        out, buffer = cupy.empty((side, side, 3), np.uint8), cupy.empty(size, np.uint8)
 
         def ours() -> None:
             slide.read_region((0, 0), (side, side), device="cuda", out=out)
@@ -119,7 +85,9 @@ def measure(path: Path, side: int) -> dict[str, Any]:
             return read if way == "off" or module is not None else lambda: None
 
         ways: dict[str, Callable[[], None]] = {
-            f"plain, {threads} x {piece >> 20} MiB": Plain(str(path), first, size, threads, piece)
+            f"plain, {threads} x {piece >> 20} MiB": partial(
+                PlainCopy(str(path), first, size, threads, piece, stack), buffer
+            )
             for threads, piece in (
                 (4, 4 << 20),
                 (8, 4 << 20),

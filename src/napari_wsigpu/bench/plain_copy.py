@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +29,60 @@ MOST_THREADS = 8
 ROOMS = 2
 
 
+class PlainCopy:
+    """Copies one part of a file to device memory.
+
+    Parameters
+    ----------
+    path : str
+        The file.
+    offset, size : int
+        Where the part begins, and its bytes.
+    threads : int
+        How many threads read.
+    piece : int
+        Bytes that each of them reads at a time.
+    stack : ExitStack
+        Closes the file and ends the threads.
+    """
+
+    def __init__(
+        self, path: str, offset: int, size: int, threads: int, piece: int, stack: ExitStack
+    ) -> None:
+        cuda = import_module("cupy").cuda
+        self._runtime = cuda.runtime
+        self._offset, self._size, self._threads, self._piece = offset, size, threads, piece
+        self._file = os.open(path, os.O_RDONLY)
+        stack.callback(os.close, self._file)
+        self._pool = stack.enter_context(ThreadPoolExecutor(threads, "wsigpu-bench"))
+        memory = [cuda.alloc_pinned_memory(piece) for _ in range(ROOMS * threads)]
+        self._rooms: list[Any] = [np.frombuffer(each, np.uint8, piece) for each in memory]
+        self._streams = [cuda.Stream(non_blocking=True) for _ in memory]
+
+    def __call__(self, buffer: Any) -> None:
+        """Fill a device array of uint8 with the part; return when it is there."""
+        list(self._pool.map(self._copy, range(self._threads), repeat(int(buffer.data.ptr))))
+
+    def _copy(self, thread: int, address: int) -> None:
+        mine = slice(thread * ROOMS, (thread + 1) * ROOMS)
+        rooms, streams = self._rooms[mine], self._streams[mine]
+        starts = range(thread * self._piece, self._size, self._threads * self._piece)
+        for turn, start in enumerate(starts):
+            room, stream = rooms[turn % ROOMS], streams[turn % ROOMS]
+            stream.synchronize()
+            part = room[: min(self._piece, self._size - start)]
+            read_fully(self._file, memoryview(part), self._offset + start)
+            self._runtime.memcpyAsync(
+                address + start,
+                part.ctypes.data,
+                part.size,
+                self._runtime.memcpyHostToDevice,
+                stream.ptr,
+            )
+        for stream in streams:
+            stream.synchronize()
+
+
 def plain_copy(target: Target, stack: ExitStack) -> Reader | Absent:
     """Return the reader of a whole level's bytes; pixels are made of them only to be checked."""
     name, grid = "pread, pinned copy: bytes alone", target.image.grid
@@ -37,33 +92,15 @@ def plain_copy(target: Target, stack: ExitStack) -> Reader | Absent:
         return Absent(name, "the level's tiles are not plain pixels")
     if not hasattr(os, "preadv"):
         return Absent(name, "this system has no preadv")
-    cupy, cupyx = import_module("cupy"), import_module("cupyx")
     start = int(grid.offsets.min())
     size = int((grid.offsets + grid.byte_counts).max()) - start
     threads = min(MOST_THREADS, os.cpu_count() or 1)
-    pool = stack.enter_context(ThreadPoolExecutor(threads, "wsigpu-bench"))
-    handle = os.open(target.path, os.O_RDONLY)
-    stack.callback(os.close, handle)
-    streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(threads)]
-    rooms = [
-        [(cupyx.empty_pinned(PIECE_BYTES, np.uint8), cupy.cuda.Event()) for _ in range(ROOMS)]
-        for _ in range(threads)
-    ]
-
-    def copy(number: int, buffer: Any) -> None:
-        stream = streams[number]
-        for turn, begin in enumerate(range(number * PIECE_BYTES, size, threads * PIECE_BYTES)):
-            room, copied = rooms[number][turn % ROOMS]
-            copied.synchronize()
-            part = room[: min(PIECE_BYTES, size - begin)]
-            read_fully(handle, memoryview(part), start + begin)
-            buffer[begin : begin + part.size].set(part, stream=stream)
-            copied.record(stream)
-        stream.synchronize()
+    copy = PlainCopy(target.path, start, size, threads, PIECE_BYTES, stack)
+    cupy = import_module("cupy")
 
     def read(region: Region) -> Any:
         buffer = cupy.empty(size, np.uint8)
-        list(pool.map(lambda number: copy(number, buffer), range(threads)))
+        copy(buffer)
         return buffer
 
     def host(buffer: Any) -> NDArray[Any]:
