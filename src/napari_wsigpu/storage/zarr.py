@@ -2,33 +2,93 @@
 
 from __future__ import annotations
 
+import os
 import threading
-from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import imagecodecs
 import numpy as np
 
-from napari_wsigpu.engine.blocks import Block, blocks, extent
-from napari_wsigpu.errors import SlideChangedError, SlideClosedError, file_error
+from napari_wsigpu.codecs.memory import TileMemory
+from napari_wsigpu.errors import (
+    SlideChangedError,
+    SlideClosedError,
+    UnsupportedArrayError,
+    file_error,
+)
+from napari_wsigpu.formats.ngff import SHOWN
 from napari_wsigpu.formats.zarr_array import brief, open_array
 from napari_wsigpu.storage.source import Unreadable, join_views
+from napari_wsigpu.storage.zarr_chunks import Axis, ChunkFile, encoded, find_chunks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Sequence, Sized
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.formats.layout import LevelLayout, SlideFile, ZarrArray
+    from napari_wsigpu.formats.layout import LevelLayout, SlideFile
+    from napari_wsigpu.storage.source import Fill
+    from napari_wsigpu.storage.zarr_chunks import Chunk, Encoded
 
-    Tiles = dict[tuple[int, int], memoryview]
+DECODERS: dict[str, Callable[..., Sized]] = {
+    "zstd": imagecodecs.zstd_decode,
+    "lz4": partial(imagecodecs.lz4_decode, header=True),
+    "blosc": imagecodecs.blosc_decode,
+    "gzip": imagecodecs.gzip_decode,
+    "zlib": imagecodecs.zlib_decode,
+}
+ALGORITHMS = {prefix + name: name for name in DECODERS for prefix in ("", "numcodecs.")}
+
+
+class _Opened(NamedTuple):
+    """An array, and how its chunks are stored unless only zarr can read them."""
+
+    array: Any
+    stored: Encoded | None
+
+
+class _Tile(NamedTuple):
+    image: LevelLayout
+    row: int
+    column: int
+
+    @property
+    def begin(self) -> int:
+        """Where it is thought to lie."""
+        return int(self.image.grid.offsets[0, self.row, self.column])
+
+    @property
+    def letters(self) -> str:
+        """The axes of its array."""
+        assert self.image.array is not None
+        return self.image.array.axes
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """What of each axis of its array lies in it."""
+        image, grid = self.image, self.image.grid
+        assert image.array is not None
+        top, left = self.row * grid.tile_height, self.column * grid.tile_width
+        shown = {
+            "y": Axis(top, 1, min(grid.tile_height, image.height - top), kept=True),
+            "x": Axis(left, 1, min(grid.tile_width, image.width - left), kept=True),
+            "c": Axis(0, 1, image.channels, kept=True),
+        }
+        return tuple(
+            shown.get(letter, Axis(position, 1, 1, kept=False))
+            for letter, position in zip(self.letters, image.array.position, strict=True)
+        )
 
 
 class ZarrSource:
     """Levels and associated images that are Zarr arrays; safe to read from any thread.
 
-    zarr reads and decodes the chunks that tiles lie in, several at the same time. Chunks that do
-    not exist have the array's fill value; a tile whose chunks are damaged is `Unreadable`.
+    Chunks that do not exist have the array's fill value; a tile whose chunks are damaged is
+    `Unreadable`. zarr itself reads those that are stored in a rare way.
 
     Parameters
     ----------
@@ -48,26 +108,19 @@ class ZarrSource:
         self._begins = np.array([_begin(image) for image in self._images], np.int64)
         self._files = files
         self._lock = threading.Lock()
-        self._arrays: dict[str, Any] = {}
+        self._arrays: dict[str, _Opened] = {}
+        self._memory = TileMemory()
         self._closed = False
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
         """Return the bytes of each (offset, length), in order; fewer where its tile ends before."""
         self._check()
-        views = [memoryview(b"")] * len(ranges)
-        wanted: dict[int, dict[int, tuple[int, int]]] = defaultdict(dict)
-        for index, (offset, _) in enumerate(ranges):
-            number = int(np.searchsorted(self._begins, offset, "right")) - 1
-            tile = self._tile_at(number, offset)
-            if tile is not None:
-                wanted[number][index] = tile
-        for number, tiles in wanted.items():
-            image = self._images[number]
-            found = self._tiles(image, set(tiles.values()))
-            for index, tile in tiles.items():
-                offset, length = ranges[index]
-                first = offset - int(image.grid.offsets[0, *tile])
-                views[index] = found[tile][first : first + length]
+        tiles = [self._tile_at(offset) for offset, _ in ranges]
+        found = self._read_tiles([*dict.fromkeys(tile for tile in tiles if tile is not None)])
+        views = []
+        for (offset, length), tile in zip(ranges, tiles, strict=True):
+            first = 0 if tile is None else offset - tile.begin
+            views.append(found[tile][first : first + length] if tile else memoryview(b""))
         return views
 
     def read_joined(
@@ -80,10 +133,17 @@ class ZarrSource:
         ranges = list(zip(offsets.tolist(), lengths.tolist(), strict=True))
         return join_views(self.read(ranges), room)
 
+    def fills(self, ranges: Sequence[tuple[int, int]]) -> list[Fill]:
+        """Return what reads each whole tile later; see `FillingSource.fills`."""
+        self._check()
+        tiles = [self._tile_at(offset) for offset, _ in ranges]
+        return [partial(self._fill, tile, self._opened(tile)) for tile in tiles if tile is not None]
+
     def release(self) -> None:
         """Forget the arrays until the next read; there is no handle."""
         with self._lock:
             self._arrays.clear()
+        self._memory.clear()
 
     def close(self) -> None:
         """Read no more."""
@@ -103,95 +163,118 @@ class ZarrSource:
                     f"'{self._path}' has changed since it was opened; open the slide again."
                 )
 
-    def _tile_at(self, number: int, offset: int) -> tuple[int, int] | None:
-        """Return row and column of the tile of an image in which a place lies."""
+    def _tile_at(self, offset: int) -> _Tile | None:
+        """Return the tile in which a place lies."""
+        number = int(np.searchsorted(self._begins, offset, "right")) - 1
         if number < 0:
             return None
         image = self._images[number]
         index = (offset - int(self._begins[number])) // image.tile_bytes
         row, column = divmod(index, image.grid.columns)
-        return (row, column) if row < image.grid.rows else None
+        return _Tile(image, row, column) if row < image.grid.rows else None
 
-    def _tiles(self, image: LevelLayout, tiles: Collection[tuple[int, int]]) -> Tiles:
-        assert image.array is not None
-        array = self._array(image.array)
-        found: Tiles = {}
-        for block in blocks(tiles):
-            found |= _read_block(array, image, block)
-        return found
-
-    def _array(self, named: ZarrArray) -> Any:
+    def _opened(self, tile: _Tile) -> _Opened:
+        assert tile.image.array is not None
+        path = tile.image.array.path
         with self._lock:
-            array = self._arrays.get(named.path)
-            if array is None:
-                array = self._arrays[named.path] = open_array(named.path)
-            return array
+            found = self._arrays.get(path)
+            if found is None:
+                array, stored = open_array(path), None
+                with suppress(UnsupportedArrayError):
+                    stored = encoded(array, ALGORITHMS)
+                found = self._arrays[path] = _Opened(array, stored)
+            return found
+
+    def _read_tiles(self, tiles: Sequence[_Tile]) -> dict[_Tile, memoryview]:
+        """Read whole tiles, several at the same time."""
+        opened = [self._opened(tile) for tile in tiles]
+        with ThreadPoolExecutor(os.cpu_count(), "wsigpu-zarr") as pool:
+            return dict(zip(tiles, pool.map(self._read_tile, tiles, opened), strict=True))
+
+    def _read_tile(self, tile: _Tile, opened: _Opened) -> memoryview:
+        view = np.empty(tile.image.tile_bytes, np.uint8).data
+        try:
+            self._fill(tile, opened, view)
+        except ValueError as error:
+            return memoryview(Unreadable(str(error)))
+        return view
+
+    def _fill(self, tile: _Tile, opened: _Opened, view: memoryview) -> int:
+        canvas = _canvas(tile.image, opened.array.dtype, view)
+        try:
+            if opened.stored is not None:
+                with suppress(UnsupportedArrayError):
+                    self._read_chunks(tile, opened.array, opened.stored, canvas)
+                    return len(view)
+            _read_by_zarr(tile, opened.array, canvas)
+        except Exception as error:
+            # Codecs of damaged chunks raise what they like; other tiles must not suffer from it.
+            raise ValueError(f"its chunks can't be read ({brief(error)})") from error
+        return len(view)
+
+    def _read_chunks(self, tile: _Tile, array: Any, stored: Encoded, canvas: NDArray[Any]) -> None:
+        """Read the chunks that a tile lies in right from their files."""
+        axes = tile.axes
+        chunks, complete = find_chunks(array, stored, axes)
+        if len(chunks) == 1 and canvas.shape == stored.chunk and canvas.flags.c_contiguous:
+            _decode(chunks[0], stored, canvas.reshape(-1).view(np.uint8))
+            return
+        if not complete or canvas.shape != tuple(axis.length for axis in axes):
+            canvas[...] = _fill_value(array)
+        memory = self._memory.take(stored.size)
+        for chunk in chunks:
+            _decode(chunk, stored, memory)
+            pixels = memory.view(stored.dtype).reshape(stored.chunk)
+            _paste(canvas[chunk.target], pixels[chunk.inside], tile.letters)
 
 
 def _begin(image: LevelLayout) -> int:
     return int(image.grid.offsets[0, 0, 0])
 
 
-def _read_block(array: Any, image: LevelLayout, block: Block) -> Tiles:
-    """Read a rectangle of tiles at once; where that fails, find the tiles that it fails for."""
-    rows, columns = extent(image, block)
-    try:
-        pixels = _pixels(
-            array,
-            image,
-            slice(rows.start, rows.start + rows.length),
-            slice(columns.start, columns.start + columns.length),
-        )
-    except Exception as error:
-        # Codecs of damaged chunks raise what they like; other tiles must not suffer from it.
-        halves = _halves(block)
-        if not halves:
-            reason = f"its chunks can't be read ({brief(error)})"
-            return {(block.top, block.left): memoryview(Unreadable(reason))}
-        return {
-            tile: view for half in halves for tile, view in _read_block(array, image, half).items()
-        }
-    return {tile: _cut(pixels, image, block, *tile) for tile in block.tiles()}
-
-
-def _halves(block: Block) -> tuple[Block, ...]:
-    """Return the halves of a rectangle of tiles; nothing for a single one."""
-    if block.bottom - block.top > 1:
-        middle = (block.top + block.bottom) // 2
-        return block._replace(bottom=middle), block._replace(top=middle)
-    if block.right - block.left > 1:
-        middle = (block.left + block.right) // 2
-        return block._replace(right=middle), block._replace(left=middle)
-    return ()
-
-
-def _pixels(array: Any, image: LevelLayout, rows: slice, columns: slice) -> NDArray[Any]:
-    """Return a region of the plane that a level shows, of shape (height, width, channels)."""
+def _canvas(image: LevelLayout, dtype: np.dtype[Any], view: memoryview) -> NDArray[Any]:
+    """Return a tile's memory as a part of its array, with all axes of that."""
     assert image.array is not None
-    letters = image.array.axes
-    selection = {"y": rows, "x": columns, "c": slice(None)}
-    chosen = tuple(
-        selection.get(letter, position)
-        for letter, position in zip(letters, image.array.position, strict=True)
-    )
-    pixels = np.asarray(array[chosen])
-    kept = [letter for letter in letters if letter in selection]
-    pixels = pixels.transpose([kept.index(letter) for letter in "yxc" if letter in kept])
-    return pixels if "c" in kept else pixels[..., np.newaxis]
+    letters, grid = image.array.axes, image.grid
+    pixels = np.frombuffer(view, dtype.newbyteorder("<"))
+    pixels = pixels.reshape(grid.tile_height, grid.tile_width, image.channels)
+    if "c" not in letters:
+        pixels = pixels[..., 0]
+    pixels = pixels.transpose([SHOWN.index(letter) for letter in letters if letter in SHOWN])
+    return pixels[tuple(slice(None) if letter in SHOWN else None for letter in letters)]
 
 
-def _cut(
-    pixels: NDArray[Any], image: LevelLayout, block: Block, row: int, column: int
-) -> memoryview:
-    """Return the bytes of a tile of a block, padded with zeros to its full size."""
-    grid = image.grid
-    top, left = (row - block.top) * grid.tile_height, (column - block.left) * grid.tile_width
-    part = pixels[top : top + grid.tile_height, left : left + grid.tile_width]
-    shape = (grid.tile_height, grid.tile_width, image.channels)
-    new = np.empty if part.shape == shape else np.zeros
-    tile = new(shape, image.dtype.newbyteorder("<"))
-    inside = tile[: part.shape[0], : part.shape[1]]
+def _read_by_zarr(tile: _Tile, array: Any, canvas: NDArray[Any]) -> None:
+    axes = tile.axes
+    lengths = tuple(axis.length for axis in axes)
+    if canvas.shape != lengths:
+        canvas[...] = _fill_value(array)
+    pixels = array[tuple(slice(axis.start, axis.start + axis.length) for axis in axes)]
+    _paste(canvas[tuple(map(slice, lengths))], np.asarray(pixels), tile.letters)
+
+
+def _decode(chunk: Chunk, stored: Encoded, memory: NDArray[np.uint8]) -> None:
+    """Read a chunk and decode it into memory of its size."""
+    with ChunkFile(chunk.path).reading() as read:
+        if stored.algorithm is None:
+            read(memory.data, chunk.offset)
+            return
+        data = np.empty(chunk.size, np.uint8)
+        read(data.data, chunk.offset)
+    if len(DECODERS[stored.algorithm](data, out=memory)) != stored.size:
+        raise UnsupportedArrayError(f"'{chunk.path}' holds less than a chunk")
+
+
+def _paste(target: NDArray[Any], pixels: NDArray[Any], letters: str) -> None:
+    axis = letters.find("c")
+    if axis in (-1, len(letters) - 1):
+        target[...] = pixels
+        return
     # Planes are interleaved three times as fast one by one.
-    for channel in range(image.channels):
-        inside[..., channel] = part[..., channel]
-    return tile.reshape(-1).view(np.uint8).data
+    planes = np.moveaxis(target, axis, 0), np.moveaxis(pixels, axis, 0)
+    for plane, values in zip(*planes, strict=True):
+        plane[...] = values
+
+
+def _fill_value(array: Any) -> Any:
+    return 0 if array.fill_value is None else array.fill_value

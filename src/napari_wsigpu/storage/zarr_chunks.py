@@ -29,7 +29,7 @@ MOST_CHUNKS = 128
 SHARDS = "sharding_indexed"
 INDEX_CODECS = ["bytes", "crc32c"]
 # What a chunk is compressed with by its metadata, and what nvCOMP calls it.
-COMPRESSIONS = {"zstd": "Zstd", "lz4": "LZ4", "numcodecs.zstd": "Zstd", "numcodecs.lz4": "LZ4"}
+NVCOMP = {"zstd": "Zstd", "lz4": "LZ4", "numcodecs.zstd": "Zstd", "numcodecs.lz4": "LZ4"}
 
 
 class Axis(NamedTuple):
@@ -59,7 +59,7 @@ class Encoded(NamedTuple):
     dtype : numpy.dtype
         Of its samples, in native byte order.
     algorithm : str or None
-        What it is compressed with, as nvCOMP calls it.
+        What it is compressed with, as its reader calls it.
     shard : tuple of int or None
         Shape of what is one file, if that holds several.
     index_first : bool
@@ -163,8 +163,15 @@ def _axis(item: Any, size: int) -> Axis:
     return Axis(index % size, 1, 1, kept=False)
 
 
-def encoded(array: Any) -> Encoded:
+def encoded(array: Any, algorithms: Mapping[str, str] = NVCOMP) -> Encoded:
     """Return how the chunks of a zarr.Array are stored, in local files.
+
+    Parameters
+    ----------
+    array : zarr.Array
+        The array.
+    algorithms : Mapping of str to str
+        What its reader calls each compression that it knows, by their names in metadata.
 
     Raises
     ------
@@ -178,7 +185,7 @@ def encoded(array: Any) -> Encoded:
         raise UnsupportedArrayError(f"its samples are of type {dtype}")
     metadata = array.metadata.to_dict()
     if array.metadata.zarr_format == 2:
-        return _encoded_v2(metadata, dtype)
+        return _encoded_v2(metadata, dtype, algorithms)
     grid = metadata["chunk_grid"]
     if grid["name"] != "regular":
         raise UnsupportedArrayError(f"its chunk grid is {grid['name']}")
@@ -189,14 +196,16 @@ def encoded(array: Any) -> Encoded:
         index = [codec["name"] for codec in sharding["index_codecs"]]
         if index != INDEX_CODECS or not _is_little(sharding["index_codecs"][0], "big"):
             raise UnsupportedArrayError("the index of its shards is encoded in an unusual way")
-        algorithm = _algorithm(sharding["codecs"], dtype)
+        algorithm = _algorithm(sharding["codecs"], dtype, algorithms)
         inner = tuple(sharding["chunk_shape"])
         at_begin = sharding["index_location"] == "start"
         return Encoded(inner, dtype.newbyteorder("="), algorithm, outer, at_begin)
-    return Encoded(outer, dtype.newbyteorder("="), _algorithm(codecs, dtype))
+    return Encoded(outer, dtype.newbyteorder("="), _algorithm(codecs, dtype, algorithms))
 
 
-def _encoded_v2(metadata: Mapping[str, Any], dtype: np.dtype[Any]) -> Encoded:
+def _encoded_v2(
+    metadata: Mapping[str, Any], dtype: np.dtype[Any], algorithms: Mapping[str, str]
+) -> Encoded:
     compressor = metadata["compressor"]
     name = compressor["id"] if compressor else None
     if metadata["filters"]:
@@ -205,12 +214,14 @@ def _encoded_v2(metadata: Mapping[str, Any], dtype: np.dtype[Any]) -> Encoded:
         raise UnsupportedArrayError("its chunks are in Fortran order")
     if not dtype.isnative:
         raise UnsupportedArrayError("its samples are in the other byte order")
-    if name is not None and name not in COMPRESSIONS:
+    if name is not None and name not in algorithms:
         raise UnsupportedArrayError(f"its chunks are compressed by {name}")
-    return Encoded(tuple(metadata["chunks"]), dtype, COMPRESSIONS[name] if name else None)
+    return Encoded(tuple(metadata["chunks"]), dtype, algorithms[name] if name else None)
 
 
-def _algorithm(codecs: Sequence[Mapping[str, Any]], dtype: np.dtype[Any]) -> str | None:
+def _algorithm(
+    codecs: Sequence[Mapping[str, Any]], dtype: np.dtype[Any], algorithms: Mapping[str, str]
+) -> str | None:
     names = [codec["name"] for codec in codecs]
     if not names or names[0] != "bytes" or len(names) > 2:
         raise UnsupportedArrayError(f"its chunks are encoded by {', '.join(names) or 'nothing'}")
@@ -218,9 +229,9 @@ def _algorithm(codecs: Sequence[Mapping[str, Any]], dtype: np.dtype[Any]) -> str
         raise UnsupportedArrayError("its samples are in the other byte order")
     if len(names) == 1:
         return None
-    if names[1] not in COMPRESSIONS:
+    if names[1] not in algorithms:
         raise UnsupportedArrayError(f"its chunks are compressed by {names[1]}")
-    return COMPRESSIONS[names[1]]
+    return algorithms[names[1]]
 
 
 def _is_little(codec: Mapping[str, Any], otherwise: str) -> bool:
