@@ -6,11 +6,14 @@ import zlib
 import imagecodecs
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from napari_wsigpu import open_slide
+from napari_wsigpu.codecs import cpu
 from napari_wsigpu.codecs.cpu import CpuDecoder
 from napari_wsigpu.codecs.decoder import EncodedTile
-from napari_wsigpu.errors import TileError
+from napari_wsigpu.errors import SlideReadError, TileError
 from napari_wsigpu.formats.describe import describe
 from tests import oracles, slides, tiffbytes
 from tests.conftest import decoding_threads
@@ -332,6 +335,63 @@ class TestEdges:
         assert_same(read(write(tmp_path, pixels, bytes, cut_edges=True)), pixels)
 
 
+class TestFilled:
+    """Uncompressed tiles that are read right into their memory."""
+
+    @pytest.fixture(autouse=True)
+    def of_any_size(self, monkeypatch):
+        monkeypatch.setattr(cpu, "SMALLEST_FILLED", 0)
+
+    @pytest.mark.parametrize("layout", LAYOUTS)
+    @pytest.mark.parametrize("byteorder", ["<", ">"])
+    @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
+    def test_every_layout(self, tmp_path, dtype, byteorder, layout):
+        pixels = slides.picture(HEIGHT, WIDTH, 3, dtype)
+        stored = pixels.dtype.newbyteorder(byteorder)
+        path = write(
+            tmp_path,
+            pixels,
+            lambda tile: tile.astype(stored).tobytes(),
+            byteorder=byteorder,
+            **LAYOUTS[layout],
+        )
+        assert_same(read(path), pixels)
+
+    @pytest.mark.parametrize("more", [b"", b"padding"])
+    def test_tiles_cut_to_the_level_or_longer(self, tmp_path, more):
+        pixels = slides.picture(HEIGHT, WIDTH)
+        assert_same(read(write(tmp_path, pixels, bytes, cut_edges=True)), pixels)
+        assert_same(read(write(tmp_path, pixels, lambda tile: tile.tobytes() + more)), pixels)
+
+    def test_predictors_and_fill_orders_are_undone(self, tmp_path):
+        pixels = slides.picture(HEIGHT, WIDTH)
+        turned = write(
+            tmp_path,
+            pixels,
+            lambda tile: imagecodecs.bitorder_encode(tile.tobytes()),
+            more={266: (SHORT, 2)},
+        )
+        assert_same(read(turned), pixels)
+        predicted = write(
+            tmp_path,
+            pixels,
+            lambda tile: imagecodecs.delta_encode(tile, axis=-2).tobytes(),
+            more={317: (SHORT, 2)},
+        )
+        assert_same(read(predicted), pixels)
+
+    @given(kept=st.integers(1, 4608))
+    def test_a_short_tile_never_shows_wrong_pixels(self, tmp_path, kept):
+        pixels = slides.picture(HEIGHT, WIDTH)
+        path = write(tmp_path, pixels, lambda tile: tile.tobytes()[:kept])
+        with open_slide(path) as slide:
+            for row, column in [(1, 1), (0, 2), (2, 0), (2, 2)]:
+                place = slice(32 * row, 32 * row + 32), slice(48 * column, 48 * column + 48)
+                with contextlib.suppress(TileError):
+                    np.testing.assert_array_equal(slide.levels[0][place], pixels[place])
+            assert slide.stats()["failed"] >= (kept < 4608)
+
+
 class TestDamage:
     @pytest.mark.parametrize("lost", [2, 100, 0.5])
     @pytest.mark.parametrize("fill", [b"", b"\0"])
@@ -438,6 +498,21 @@ class TestPool:
         assert list(failures) == [3]
         assert "5 bytes" in failures[3]
         assert sorted(delivered) == [i for i in range(25) if i != 3]
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_a_source_that_cannot_be_read_ends_the_batch(self, batch, workers):
+        def fill(view):
+            raise SlideReadError("no disk")
+
+        batch[3] = batch[3]._replace(fill=fill)
+        decoder = CpuDecoder(workers)
+        delivered = []
+        pending = decoder.schedule(batch, lambda index, _: delivered.append(index))
+        with pytest.raises(SlideReadError, match="no disk"):
+            pending.wait()
+        decoder.release()
+        assert 3 not in delivered
+        assert workers or delivered == [0, 1, 2]
 
     def test_release_joins_threads_and_the_next_batch_starts_new_ones(self, batch):
         decoder = CpuDecoder(workers=2)

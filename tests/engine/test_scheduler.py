@@ -1,4 +1,5 @@
 import logging
+import os
 from pathlib import Path
 
 import numpy as np
@@ -7,17 +8,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from napari_wsigpu import open_slide
+from napari_wsigpu.codecs import cpu
 from napari_wsigpu.engine import scheduler
 from napari_wsigpu.engine.cache import tile_cache
 from napari_wsigpu.engine.span import Span, overlaps
-from napari_wsigpu.errors import SlideClosedError, SlideNotFoundError, TileError
+from napari_wsigpu.errors import SlideChangedError, SlideClosedError, SlideNotFoundError, TileError
 from tests import slides, tiffbytes
 
 TILE = (32, 48)
 
 
+@pytest.fixture(params=["read at once", "read by who decodes"])
+def reading(request, monkeypatch):
+    """Both ways in which uncompressed tiles are read."""
+    if request.param == "read by who decodes":
+        monkeypatch.setattr(cpu, "SMALLEST_FILLED", 0)
+
+
 @pytest.fixture
-def slide_of(tmp_path):
+def slide_of(tmp_path, reading):
     """Open a slide of 5 x 5 uncompressed tiles, and overwrite some by something short."""
     opened = []
 
@@ -34,7 +43,7 @@ def slide_of(tmp_path):
 
 
 @pytest.fixture
-def damaged(tmp_path):
+def damaged(tmp_path, reading):
     """A slide of 5 x 5 tiles of which those at (1, 2) and (4, 4) are too short."""
     pixels = slides.picture(160, 240)
     numbers = iter(range(25))
@@ -153,15 +162,37 @@ class TestBatches:
         source = slide._source
         asked = []
 
-        def read(ranges):
-            asked.append(ranges)
-            if len(asked) == 3:
-                raise SlideClosedError("gone")
-            return type(source).read(source, ranges)
+        def failing(read):
+            def asked_for(ranges):
+                asked.append(ranges)
+                if len(asked) == 3:
+                    raise SlideClosedError("gone")
+                return read(ranges)
 
-        monkeypatch.setattr(source, "read", read)
+            return asked_for
+
+        monkeypatch.setattr(source, "read", failing(source.read))
+        monkeypatch.setattr(source, "fills", failing(source.fills))
         with pytest.raises(SlideClosedError, match="gone"):
             slide.levels[0][...]
+        np.testing.assert_array_equal(slide.levels[0][...], pixels)
+
+    def test_a_file_that_changes_between_batches(self, slide_of, monkeypatch):
+        monkeypatch.setattr(scheduler, "BATCH_TILES", 5)
+        slide, pixels = slide_of()
+        before, cut = Path(slide.path).stat(), scheduler._batches
+
+        def changing(*given):
+            for number, batch in enumerate(cut(*given)):
+                if number == 3:
+                    os.utime(slide.path, ns=(0, 0))
+                yield batch
+
+        monkeypatch.setattr(scheduler, "_batches", changing)
+        with pytest.raises(SlideChangedError):
+            slide.levels[0][...]
+        monkeypatch.setattr(scheduler, "_batches", cut)
+        os.utime(slide.path, ns=(before.st_mtime_ns, before.st_mtime_ns))
         np.testing.assert_array_equal(slide.levels[0][...], pixels)
 
 

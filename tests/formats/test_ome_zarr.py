@@ -1,5 +1,6 @@
 """OME-Zarr: pixels are zarr's, and what metadata say is believed as far as it can be."""
 
+import gzip
 import json
 import pickle
 import sys
@@ -9,7 +10,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from zarr.codecs import BloscCodec, BytesCodec, TransposeCodec, ZstdCodec
+from zarr.codecs import (
+    BloscCodec,
+    BytesCodec,
+    Crc32cCodec,
+    GzipCodec,
+    TransposeCodec,
+    ZstdCodec,
+)
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.errors import (
@@ -36,6 +44,9 @@ V2 = {
     "zstd": {"compressors": numcodecs.Zstd()},
     "blosc": {"compressors": numcodecs.Blosc(shuffle=2)},
     "lz4": {"compressors": numcodecs.LZ4()},
+    "gzip": {"compressors": numcodecs.GZip()},
+    "zlib": {"compressors": numcodecs.Zlib()},
+    "bz2": {"compressors": numcodecs.BZ2()},
     "order F": {"order": "F", "compressors": numcodecs.Zlib()},
     "filtered": {"filters": [numcodecs.Delta(dtype="<u2")]},
     "keys with dots": {"chunk_key_encoding": {"name": "v2", "separator": "."}},
@@ -46,6 +57,9 @@ V3 = {
     "zstd": {"compressors": ZstdCodec()},
     "blosc": {"compressors": BloscCodec()},
     "lz4": {"compressors": {"name": "numcodecs.lz4", "configuration": {}}},
+    "gzip": {"compressors": GzipCodec()},
+    "zlib": {"compressors": {"name": "numcodecs.zlib", "configuration": {}}},
+    "with checksums": {"compressors": (ZstdCodec(), Crc32cCodec())},
     "big-endian": {"serializer": BytesCodec(endian="big"), "compressors": None},
     "transposed": {"filters": TransposeCodec(order=(2, 1, 0))},
     "sharded": {"shards": (1, 128, 256)},
@@ -126,6 +140,28 @@ class TestPixels:
     def test_of_chunks_of_any_shape(self, tmp_path, chunks):
         levels = [moved(290, 310)]
         write_image(tmp_path / "a.zarr", levels, chunks=chunks, compressors=None)
+        assert_levels_are(tmp_path / "a.zarr", levels, "cyx")
+
+    @pytest.mark.parametrize("version", ["0.4", "0.5"])
+    @pytest.mark.parametrize("codec", [None, "zstd", "gzip"])
+    @pytest.mark.parametrize("axes", ["yxc", "cyx"])
+    def test_of_chunks_that_are_tiles(self, tmp_path, axes, codec, version):
+        pixels = slides.picture(600, 700)
+        level = pixels if axes == "yxc" else np.ascontiguousarray(np.moveaxis(pixels, -1, 0))
+        chunks = tuple(256 if letter in "yx" else 3 for letter in axes)
+        compressors = (V2 if version == "0.4" else V3)[codec or "raw"]
+        write_image(
+            tmp_path / "a.zarr", [level], axes, version=version, chunks=chunks, **compressors
+        )
+        assert_levels_are(tmp_path / "a.zarr", [level], axes)
+
+    def test_of_gzip_in_several_members(self, tmp_path):
+        """A program may write them, which gzip itself joins."""
+        levels = [moved(200, 100)[:1]]
+        write_image(tmp_path / "a.zarr", levels, chunks=(1, 200, 100), **V3["gzip"])
+        whole = levels[0].tobytes()
+        parts = whole[:9999], whole[9999:]
+        (tmp_path / "a.zarr/0/c/0/0/0").write_bytes(b"".join(map(gzip.compress, parts)))
         assert_levels_are(tmp_path / "a.zarr", levels, "cyx")
 
     def test_of_chunks_that_do_not_exist(self, tmp_path):

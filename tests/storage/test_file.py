@@ -90,6 +90,16 @@ class TestRead:
     def test_every_byte_is_delivered(self, source, ranges):
         assert [bytes(view) for view in source.read(ranges)] == expected(ranges)
 
+    @given(SOME_RANGES, st.integers(0, 90_000))
+    def test_every_byte_is_filled_in_later(self, source, ranges, size):
+        found = []
+        for fill in source.fills(ranges):
+            room = bytearray(size)
+            count = fill(memoryview(room))
+            assert not any(room[count:])
+            found.append(bytes(room[:count]))
+        assert found == [data[:size] for data in expected(ranges)]
+
     @pytest.mark.parametrize(
         "item", [(299_990, 100), (300_000, 1), (10**15, 10), (0, 10**15), (5, 0), (0, 0)]
     )
@@ -212,6 +222,18 @@ class TestChangedFiles:
             source.read([ByteRange(0, 5)])
         assert handles_of(path) == 0
         source.close()
+
+    def test_a_change_is_noticed_by_who_reads_later(self, path):
+        source = source_of(path)
+        [fill] = source.fills([ByteRange(0, 5)])
+        room = bytearray(5)
+        assert fill(memoryview(room)) == 5
+        os.utime(path, ns=(0, 0))
+        with pytest.raises(SlideChangedError, match=r"slide\.bin.*changed"):
+            fill(memoryview(room))
+        source.close()
+        with pytest.raises(SlideClosedError):
+            fill(memoryview(room))
 
     def test_a_deleted_file_is_read_on_or_missed(self, path):
         source = source_of(path)

@@ -59,6 +59,15 @@ def test_read_joined(source, ranges):
     ]
 
 
+@given(RANGES)
+def test_fills(source, ranges):
+    found = []
+    for fill in source.fills(ranges):
+        room = bytearray(90_000)
+        found.append(bytes(room[: fill(memoryview(room))]))
+    assert found == [expected(*each) for each in ranges]
+
+
 def test_only_files_that_are_asked_for_are_opened(source, files, handles_of):
     source.read([(STARTS[2] + 5, 10), (STARTS[2] + 50, 10)])
     assert [handles_of(Path(each.path)) for each in files] == [0, 0, 1, 0]

@@ -5,6 +5,7 @@ import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import imagecodecs
 import numpy as np
 import pytest
 
@@ -93,6 +94,16 @@ def test_joined_ranges_are_those_of_read(source, layout):
         assert bytes(buffer[start : start + length]) == bytes(view)
 
 
+def test_tiles_that_are_read_later(source, layout):
+    ranges = [*places(layout.levels[1]), *places(layout.levels[0])[::-1]]
+    found = []
+    for (_, length), fill in zip(ranges, source.fills(ranges), strict=True):
+        room = bytearray(b"\xff") * length
+        assert fill(memoryview(room)) == length
+        found.append(bytes(room))
+    assert found == [bytes(view) for view in source.read(ranges)]
+
+
 class TestDamage:
     def damage(self, path, plane, row, column):
         chunk = path / f"0/c/{plane}/{row}/{column}"
@@ -122,6 +133,40 @@ class TestDamage:
             assert {name for name, _ in caught.value.failures} == {
                 f"level 0, row {n}, column {m}" for n, m in [(0, 0), (2, 3), (1, 1)]
             }
+
+    def test_a_chunk_that_holds_less(self, path, pixels):
+        """What lay in memory before must not be shown in place of what is missing."""
+        chunk = path / "0/c/1/1/2"
+        chunk.write_bytes(imagecodecs.zstd_encode(bytes(TILE * TILE)))
+        with open_slide(path) as slide, pytest.raises(TileError, match="row 1, column 2"):
+            slide.levels[0][...]
+
+    def test_a_chunk_that_holds_more(self, path, pixels):
+        chunk = path / "0/c/1/1/2"
+        chunk.write_bytes(imagecodecs.zstd_encode(bytes(2 * TILE * TILE + 1)))
+        with open_slide(path) as slide, pytest.raises(TileError, match="row 1, column 2"):
+            slide.levels[0][...]
+
+    @pytest.mark.parametrize("location", ["start", "end"])
+    def test_a_shard_whose_chunks_are_damaged(self, tmp_path, pixels, location):
+        write_image(
+            tmp_path / "b.zarr",
+            [pixels],
+            "yxc",
+            chunks=(TILE, TILE, 3),
+            shards={"shape": (3 * TILE, 4 * TILE, 3), "index_location": location},
+            compressors=None,
+        )
+        shard = tmp_path / "b.zarr/0/c/0/0/0"
+        if location == "start":
+            os.truncate(shard, shard.stat().st_size - 7)
+        with open_slide(tmp_path / "b.zarr") as slide:
+            level = slide.level_array(0, tolerant=True)
+            np.testing.assert_array_equal(level[: 2 * TILE], pixels[: 2 * TILE])
+            names = slide.stats()["failed_tiles"]
+            assert not names
+            level[...]
+            assert len(slide.stats()["failed_tiles"]) == (location == "start")
 
     @pytest.mark.parametrize("size", [0, 7])
     def test_a_chunk_that_is_cut_off(self, path, source, layout, size):
