@@ -6,7 +6,6 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
-XVFB := $(if $(DISPLAY)$(WAYLAND_DISPLAY),,$(if $(shell command -v xvfb-run),xvfb-run -a -s "-screen 0 1600x1000x24"))
 
 .PHONY: demo test check clean
 
@@ -14,8 +13,8 @@ demo: $(VENV)/installed
 	$(BIN)/python tools/demo.py
 
 test: $(VENV)/installed
-	$(if $(XVFB)$(DISPLAY)$(WAYLAND_DISPLAY),,@echo "No display and no Xvfb: tests of the viewer are skipped.")
-	$(XVFB) $(BIN)/python -m pytest
+	$(if $(DISPLAY)$(WAYLAND_DISPLAY)$(shell command -v Xvfb),,@echo "No display and no Xvfb: tests of the viewer are skipped.")
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 check: $(VENV)/installed
 	$(BIN)/python -m ruff format --check .

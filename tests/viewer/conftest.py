@@ -34,7 +34,7 @@ def no_notifications():
 def viewer(request):
     """A viewer, shown on the display."""
     if not has_display():
-        pytest.skip("there is no X display (run under xvfb-run)")
+        pytest.skip("there is no X display (install Xvfb)")
     make_napari_viewer = request.getfixturevalue("make_napari_viewer")
     return make_napari_viewer(show=True)
 

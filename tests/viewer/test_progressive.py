@@ -47,7 +47,7 @@ def slicing(request):
 def make_viewer(request):
     """Make viewers under napari's strict checks of what a closed one leaves behind."""
     if not has_display():
-        pytest.skip("there is no X display (run under xvfb-run)")
+        pytest.skip("there is no X display (install Xvfb)")
     make_napari_viewer = request.getfixturevalue("make_napari_viewer")
 
     def make():
@@ -450,7 +450,7 @@ print("nothing is left")
 def run_script(tmp_path):
     """Run a script that shows a slide whose tiles take 50 ms each; return what it says."""
     if not has_display():
-        pytest.skip("there is no X display (run under xvfb-run)")
+        pytest.skip("there is no X display (install Xvfb)")
 
     def run(end):
         path = shutil.copy(sample_path(), tmp_path / "slide.svs")

@@ -38,7 +38,7 @@ def slide_is_open(viewer):  # noqa: F811
 def display(request):
     """A running Qt application, where there is a display."""
     if not has_display():
-        pytest.skip("there is no X display (run under xvfb-run)")
+        pytest.skip("there is no X display (install Xvfb)")
     return request.getfixturevalue("qtbot")
 
 
