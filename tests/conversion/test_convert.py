@@ -5,6 +5,7 @@ import subprocess
 import threading
 from collections import namedtuple
 from dataclasses import replace
+from xml.etree import ElementTree
 
 import numpy as np
 import openslide
@@ -398,13 +399,27 @@ def test_the_checksum_of_a_folder_is_of_sha256sums_lines(tmp_path):
     assert found.stdout.split()[0].decode() == done.checksum
 
 
-def test_the_result_is_the_same_each_time(tmp_path):
+@pytest.mark.parametrize("name", ["out.tif", "out.ome.tif", "out.zarr"])
+def test_the_result_is_the_same_each_time(tmp_path, name):
     source = aperio(tmp_path / "s.svs", 700, 900)
     sums = {
-        convert(source, tmp_path / "out.tif", overwrite=True, workers=workers).checksum
+        convert(source, tmp_path / name, overwrite=True, workers=workers).checksum
         for workers in (1, 4)
     }
     assert len(sums) == 1
+
+
+def test_an_ome_tiff_is_named_by_what_it_is_made_of(tmp_path):
+    def uuid(source, **options):
+        convert(source, tmp_path / "out.ome.tif", overwrite=True, **options)
+        with tifffile.TiffFile(tmp_path / "out.ome.tif") as file:
+            return ElementTree.fromstring(file.ome_metadata).get("UUID")
+
+    first, other = aperio(tmp_path / "s.svs"), aperio(tmp_path / "t.svs", 310, 500)
+    names = [uuid(first), uuid(first, compression="zstd"), uuid(first, levels=1), uuid(other)]
+    assert len(set(names)) == 4
+    first.rename(tmp_path / "moved.svs")
+    assert uuid(tmp_path / "moved.svs") == names[0]
 
 
 @pytest.mark.parametrize("name", ["out.tif", "out.zarr"])

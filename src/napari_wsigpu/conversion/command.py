@@ -46,7 +46,10 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--tile-size", type=int, metavar="N", help="width and height of tiles")
     parser.add_argument("--levels", type=int, metavar="N", help="write so many levels at most")
     parser.add_argument(
-        "--region", type=_region, metavar="X,Y,W,H", help="a part, in pixels of level 0"
+        "--region",
+        type=_region,
+        metavar="X,Y,W,H",
+        help="a part, in pixels of level 0, without the thumbnail of all",
     )
     parser.add_argument(
         "--level", type=int, default=0, metavar="N", help="the level that becomes level 0"

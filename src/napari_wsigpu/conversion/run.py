@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shutil
@@ -13,6 +14,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import NAMESPACE_URL, UUID, uuid5
 
 from napari_wsigpu.codecs.color import srgb_profile
 from napari_wsigpu.conversion.checksum import checksum
@@ -43,7 +45,7 @@ from napari_wsigpu.units import byte_size
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from napari_wsigpu.codecs.color import Color
     from napari_wsigpu.conversion.options import Compression, Region
@@ -266,8 +268,8 @@ class _Conversion:
         if options.kind == "ome-zarr":
             self._target = ZarrTarget(data, plan, journal, record, images, icc, options)
         else:
-            ome = options.kind == "ome-tiff"
-            self._target = TiffTarget(data, plan, journal, record, images, icc, ome=ome)
+            uuid = _uuid(slide, options, record) if options.kind == "ome-tiff" else None
+            self._target = TiffTarget(data, plan, journal, record, images, icc, uuid)
         self.found = sum(int(journal.is_done(index).sum()) for index in range(len(plan.levels)))
         _check_room(data.parent, plan, options, journal)
         if journal.found:
@@ -365,6 +367,14 @@ def _identity(slide: Slide, options: Options) -> dict[str, Any]:
         "options": asdict(options),
         "version": version("napari-wsigpu"),
     }
+
+
+def _uuid(slide: Slide, options: Options, record: Mapping[str, Any]) -> UUID:
+    """Name a result by what it is made of, so that it is the same each time, but not by paths."""
+    identity = _identity(slide, options)
+    files = [[size, modified_ns] for _, size, modified_ns in identity["source"]]
+    text = json.dumps(identity | {"source": files, "record": record}, sort_keys=True)
+    return uuid5(NAMESPACE_URL, text)
 
 
 def _check_room(folder: Path, plan: Plan, options: Options, journal: Journal) -> None:

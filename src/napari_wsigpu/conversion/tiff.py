@@ -26,6 +26,7 @@ from napari_wsigpu.formats.wsigpu import VERSION
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
+    from uuid import UUID
 
     from numpy.typing import NDArray
 
@@ -63,8 +64,8 @@ class TiffTarget:
         Its associated images.
     icc : bytes or None
         Its ICC profile.
-    ome : bool
-        Whether to write an OME-TIFF.
+    uuid : UUID or None
+        Name of an OME-TIFF; None to write a plain one.
     """
 
     def __init__(
@@ -75,8 +76,7 @@ class TiffTarget:
         record: Mapping[str, Any],
         pictures: Sequence[Picture],
         icc: bytes | None,
-        *,
-        ome: bool,
+        uuid: UUID | None,
     ) -> None:
         self._path = path
         self._plan = plan
@@ -84,7 +84,8 @@ class TiffTarget:
         self._record = record
         self._pictures = pictures
         self._icc = icc
-        self._ome = ome
+        self._uuid = uuid
+        self._ome = uuid is not None
         self._encoders = [
             None if level.copied else encoder(_coding(level), plan.dtype) for level in plan.levels
         ]
@@ -228,7 +229,8 @@ class TiffTarget:
             options["resolutionunit"] = "centimeter"
         if self._ome:
             options["subifds"] = len(self._plan.levels) - 1 if first else 0
-            options["metadata"] = image_metadata(self._plan, self._record) if first else None
+            metadata = image_metadata(self._plan, self._record) | {"UUID": str(self._uuid)}
+            options["metadata"] = metadata if first else None
         else:
             options["metadata"] = None
             options["description"] = json.dumps(self._record) if first else None
