@@ -126,8 +126,7 @@ def pixel_size(path):
         [scale] = image["datasets"][0]["coordinateTransformations"]
         return scale["scale"][:-3:-1]
     with tifffile.TiffFile(path) as file:
-        first, *_ = tifffile.xml2dict(file.ome_metadata)["OME"]["Image"]
-        pixels = first["Pixels"]
+        pixels = tifffile.xml2dict(file.ome_metadata)["OME"]["Image"]["Pixels"]
         return pixels["PhysicalSizeX"], pixels["PhysicalSizeY"]
 
 
