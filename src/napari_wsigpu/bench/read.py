@@ -8,7 +8,6 @@ from napari_wsigpu.bench import reading
 from napari_wsigpu.bench.kvikio_process import KvikioModes
 from napari_wsigpu.bench.plain_copy import plain_copy
 from napari_wsigpu.bench.readers import as_ways, to_the_device, to_the_host
-from napari_wsigpu.bench.target import Target
 from napari_wsigpu.bench.timing import Case
 
 if TYPE_CHECKING:
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.bench.reference import Region
     from napari_wsigpu.bench.session import Session
+    from napari_wsigpu.bench.target import Target
     from napari_wsigpu.bench.timing import Absent, Way
 
 
@@ -34,10 +34,7 @@ def run(session: Session, path: Path, level: int, *, cold: bool) -> None:
     cold : bool
         Whether the file leaves the page cache before each read.
     """
-    target = Target(path, level, session.stack, cold=cold)
-    target.check_memory()
-    target.warm()
-    session.describe(target)
+    target = session.target(path, level, whole=True, cold=cold)
     regions = [target.whole] * (1 + session.rounds)
     temperature = "cold" if cold else "warm"
     found = ways_to_read(session, target)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from napari_wsigpu.bench import reading
 from napari_wsigpu.bench.kvikio_process import KvikioModes
+from napari_wsigpu.bench.read import region_case
 from napari_wsigpu.bench.readers import OURS, Reader, by_openslide, by_tifffile
 from napari_wsigpu.bench.reference import Region
-from napari_wsigpu.bench.target import Target
-from napari_wsigpu.bench.timing import Absent, Case, way
+from napari_wsigpu.bench.timing import Absent, way
 from napari_wsigpu.bench.zarr_arrays import create, require_zarr, stored
 from napari_wsigpu.storage.zarr_write import ChunkWriter, DeviceChunkWriter, KvikioChunkWriter
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.bench.session import Session
+    from napari_wsigpu.bench.target import Target
     from napari_wsigpu.bench.timing import Way
     from napari_wsigpu.slide import Slide
 
@@ -40,10 +41,7 @@ def run(session: Session, path: Path, level: int) -> None:
         Index of the level.
     """
     require_zarr()
-    target = Target(path, level, session.stack)
-    target.check_memory()
-    target.warm()
-    session.describe(target)
+    target = session.target(path, level, whole=True)
     folder = session.folder / "copy.zarr"
     modes = KvikioModes(target.no_gpu, session.stack)
     ways = [
@@ -58,8 +56,7 @@ def run(session: Session, path: Path, level: int) -> None:
         by_zarr(by_openslide(target, session.stack), target, folder),
     ]
     items = [target.whole] * (1 + session.rounds)
-    size, right = target.size(target.whole), target.difference
-    session.run(Case("read and written to raw Zarr", items, ways, size, right, target.tolerance))
+    session.run(region_case("read and written to raw Zarr", target, items, ways))
 
 
 def own(name: str, target: Target, slide: Slide | None, folder: Path) -> Way | Absent:

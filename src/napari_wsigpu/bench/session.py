@@ -15,13 +15,13 @@ from napari_wsigpu.bench.plot import write_plot
 from napari_wsigpu.bench.readers import OURS
 from napari_wsigpu.bench.synthetic import make_slide
 from napari_wsigpu.bench.table import print_table
+from napari_wsigpu.bench.target import Target
 from napari_wsigpu.bench.timing import Row, measure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from napari_wsigpu.bench.synthetic import Codec
-    from napari_wsigpu.bench.target import Target
     from napari_wsigpu.bench.timing import Case
 
 HEADS = ("way", "median ms", "best ms", "MB/s", "max diff")
@@ -66,8 +66,12 @@ class Session:
         make_slide(path, side, side, tile, codec)
         return path
 
-    def describe(self, target: Target) -> None:
-        """Say which level of which slide is measured, and how warm its file is."""
+    def target(self, path: Path, level: int, *, whole: bool, cold: bool = False) -> Target:
+        """Open a level and say what it is; one that is read `whole` has to fit into memory."""
+        target = Target(path, level, self.stack, cold=cold)
+        if whole:
+            target.check_memory()
+        target.warm()
         facts = target.facts()
         size, tile = f"{facts['width']} x {facts['height']}", " x ".join(map(str, facts["tile"]))
         self.say(
@@ -77,6 +81,7 @@ class Session:
             f"pixels compared with those of {facts['right_pixels_by']}",
             **facts,
         )
+        return target
 
     def say(self, *notes: str, **facts: Any) -> None:
         """Note what is measured."""

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from napari_wsigpu.bench.read import region_case, ways_to_read
 from napari_wsigpu.bench.reference import Region
-from napari_wsigpu.bench.target import Target
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from napari_wsigpu.bench.session import Session
+    from napari_wsigpu.bench.target import Target
 
 
 def run(session: Session, path: Path, sizes: Sequence[int], *, cold: bool) -> None:
@@ -30,9 +30,7 @@ def run(session: Session, path: Path, sizes: Sequence[int], *, cold: bool) -> No
     cold : bool
         Whether the file leaves the page cache before each read.
     """
-    target = Target(path, 0, session.stack, cold=cold)
-    target.warm()
-    session.describe(target)
+    target = session.target(path, 0, whole=False, cold=cold)
     ways = ways_to_read(session, target)
     for size in sizes:
         if size > min(target.image.width, target.image.height):
