@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from napari_wsigpu.codecs.choose import cuda_index, gpu_worker
-from napari_wsigpu.codecs.decompress import decompress
+from napari_wsigpu.codecs.nvcomp import decompress
 from napari_wsigpu.errors import (
     MissingPackageError,
     RegionError,
