@@ -72,48 +72,40 @@ class RawReader:
         SlideError
             If the file can't be read.
         """
+
+        def attempt(most: int) -> dict[int, str]:
+            parts = [tiles[first : first + most] for first in range(0, len(tiles), most)]
+            joined = [self._join(image, part) for part in parts]
+            batches = [Batch(plan.size, [(self._source, plan.runs)]) for plan in joined]
+            failures: dict[int, str] = {}
+            level = (image.height, image.width)
+            with closing(Transfer(self._loader, stream).buffers(batches)) as buffers:
+                for number, buffer in enumerate(buffers):
+                    part, plan = parts[number], joined[number]
+                    present = image.grid.byte_counts[:, part[:, 0], part[:, 1]] > 0
+                    starts, lengths = (
+                        each.reshape(present.shape) for each in (plan.starts, plan.lengths)
+                    )
+                    found = segments_of(image, part, starts, lengths, present)
+                    found.rows[:, 0] += self._device.address(buffer)
+                    rows = self._device.rows(found.rows, stream)
+                    if found.plain:
+                        self._device.paste(rows, tile, level, pixels, window, stream)
+                    else:
+                        self._device.lay_out(rows, image, pixels, window, stream)
+                    first = number * most
+                    failures |= {first + index: why for index, why in found.failures.items()}
+                    self._log.count(bytes_read=int(plan.lengths.sum()))
+            return failures
+
         most = max(1, BATCH_BYTES // image.tile_bytes)
         while True:
             try:
-                return self._read(image, tile, tiles, pixels, window, stream, most)
+                return attempt(most)
             except MemoryError:
                 if most == 1:
                     raise
                 most = min(most, len(tiles)) // 2 or 1
-
-    def _read(
-        self,
-        image: LevelLayout,
-        tile: TileFormat,
-        tiles: NDArray[np.int64],
-        pixels: Any,
-        window: Window,
-        stream: Stream,
-        most: int,
-    ) -> dict[int, str]:
-        parts = [tiles[first : first + most] for first in range(0, len(tiles), most)]
-        joined = [self._join(image, part) for part in parts]
-        batches = [Batch(plan.size, [(self._source, plan.runs)]) for plan in joined]
-        failures: dict[int, str] = {}
-        level = (image.height, image.width)
-        with closing(Transfer(self._loader, stream).buffers(batches)) as buffers:
-            for number, buffer in enumerate(buffers):
-                part, plan = parts[number], joined[number]
-                present = image.grid.byte_counts[:, part[:, 0], part[:, 1]] > 0
-                starts, lengths = (
-                    each.reshape(present.shape) for each in (plan.starts, plan.lengths)
-                )
-                found = segments_of(image, part, starts, lengths, present)
-                found.rows[:, 0] += self._device.address(buffer)
-                rows = self._device.rows(found.rows, stream)
-                if found.plain:
-                    self._device.paste(rows, tile, level, pixels, window, stream)
-                else:
-                    self._device.lay_out(rows, image, pixels, window, stream)
-                first = number * most
-                failures |= {first + index: why for index, why in found.failures.items()}
-                self._log.count(bytes_read=int(plan.lengths.sum()))
-        return failures
 
     def _join(self, image: LevelLayout, tiles: NDArray[np.int64]) -> Joined:
         rows, columns = tiles.T
