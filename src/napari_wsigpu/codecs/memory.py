@@ -7,6 +7,7 @@ import mmap
 import sys
 import weakref
 from collections import deque
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 KEPT_BYTES = 64 << 20
 CACHE_LINE = 64
 SMALLEST_MAPPED = 128 << 10
+HUGE_PAGE = 2 << 20
 
 SMALLEST_REGION, LARGEST_REGION = 1 << 20, 64 << 20
 KEPT_REGIONS = 3
@@ -33,7 +35,12 @@ def new_room(size: int) -> Room:
     if size < SMALLEST_MAPPED:
         return np.empty(size, np.uint8)
     private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if sys.platform != "win32" else {}
-    return np.frombuffer(mmap.mmap(-1, size, **private), np.uint8)
+    room = mmap.mmap(-1, size, **private)
+    if size >= HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        # As NumPy does: to touch it page by page for the first time takes longer than to fill it.
+        with suppress(OSError):  # the system has no huge pages
+            room.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(room, np.uint8)
 
 
 class TileMemory:
