@@ -314,7 +314,7 @@ def test_zarr_write_with_a_gpu(gpu, bench, name):
 
 def test_chunks_that_nvcomp_does_not_take_are_rows(gpu, bench):
     side = 2400
-    status, record = bench("zarr-write-lz4", "--size", 16, "--chunks", side)
+    status, record = bench("zarr-write-lz4", "--size", 64, "--chunks", side)
     assert status == 0
     rows = rows_of(record, f"chunks of {side} x {side}")
     assert rows["napari-wsigpu, CuPy"]["missing"] == (
