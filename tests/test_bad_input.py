@@ -56,9 +56,8 @@ def assert_sentence(message, name):
 
 
 @pytest.mark.skipif(not BAD_SLIDES, reason=f"no damaged slides in {SHARED_SLIDES}/bad")
-@pytest.mark.parametrize("path", BAD_SLIDES, ids=lambda path: path.stem)
-def test_shared_bad_slides(path):
-    run_probe(path)
+def test_shared_bad_slides():
+    assert len(run_probe(*BAD_SLIDES, timeout=150)) == len(BAD_SLIDES)
 
 
 @pytest.fixture

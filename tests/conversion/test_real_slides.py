@@ -102,12 +102,12 @@ def test_raw_ome_tiff(tmp_path, source):
 @pytest.mark.parametrize("compression", ["raw", "zstd"])
 def test_ome_zarr_and_back(tmp_path, source, compression):
     pytest.importorskip("zarr")
+    if source.is_large and compression == "raw":
+        pytest.skip("large slides are written raw as TIFF, and compressed as OME-Zarr")
     target, back = tmp_path / "out.zarr", tmp_path / "back.tif"
     convert(source.path, target, compression=compression, private=True)
     assert_equal_levels(zarr_levels(target), source.pyramid)
     assert_same_slide(target, source)
-    if source.is_large and compression == "raw":
-        return  # the way back is that of zstd
     convert(target, back, compression=compression, private=True)
     assert_tiff(back, source)
 

@@ -397,7 +397,7 @@ def test_names_of_layers_are_slides_names(slide_is_open):
 
 
 @pytest.mark.parametrize("last", ["", "viewer.close()"])
-def test_a_script_may_end_while_the_inspector_is_open(viewer, tmp_path, last):
+def test_a_script_may_end_while_the_inspector_is_open(display, tmp_path, last):
     command = [sys.executable, "-c", SCRIPT.format(last=last)]
     own = os.environ | {"NAPARI_CONFIG": str(tmp_path / "settings.yaml")}
     # The order in which Python ends differs from run to run.

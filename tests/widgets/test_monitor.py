@@ -358,7 +358,7 @@ def test_fits_a_narrow_dock_and_grows_with_the_font(viewer, monitor, slide_is_op
     assert_text_grows(parts, display)
 
 
-def test_a_script_may_end_while_it_is_open(viewer, tmp_path):
+def test_a_script_may_end_while_it_is_open(display, tmp_path):
     command = [sys.executable, "-c", SCRIPT]
     own = os.environ | {"NAPARI_CONFIG": str(tmp_path / "settings.yaml")}
     run = subprocess.run(command, env=own, capture_output=True, text=True, timeout=120)
