@@ -515,7 +515,7 @@ sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
         assert done.returncode == 7
 
 
-def wait_for(condition, seconds=5):
+def wait_for(condition, seconds=20):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end
