@@ -535,6 +535,17 @@ class Slide:
         """How many tiles are worth a read of its own: many where each read is a request."""
         return 1 if self.layout.remote is None else REMOTE_BATCH
 
+    def parts_of(self, level: int) -> int:
+        """Return how many stored tiles are decoded for one tile of a level of `pyramid`."""
+        levels = {item.number: item for item in self._pyramid}
+        below, own = levels[level], levels[level].layout
+        while below.layout.computed and below.finer is not None:
+            below = levels[below.finer]
+        stored = below.layout
+        shrunk = stored.width * stored.height / (own.width * own.height)
+        pixels = own.grid.tile_width * own.grid.tile_height * shrunk
+        return max(1, round(pixels / (stored.grid.tile_width * stored.grid.tile_height)))
+
     def count_shown(self, asked: int, at_hand: int) -> None:
         """Count the tiles of a display's new view, and those that were at hand for it."""
         self._log.count(tiles_asked=asked, cache_hits=at_hand)

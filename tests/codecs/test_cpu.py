@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from napari_wsigpu import open_slide
-from napari_wsigpu.codecs import cpu
+from napari_wsigpu.codecs import raw
 from napari_wsigpu.codecs.cpu import CpuDecoder
 from napari_wsigpu.codecs.decoder import EncodedTile
 from napari_wsigpu.errors import SlideReadError, TileError
@@ -340,7 +340,7 @@ class TestFilled:
 
     @pytest.fixture(autouse=True)
     def of_any_size(self, monkeypatch):
-        monkeypatch.setattr(cpu, "SMALLEST_FILLED", 0)
+        monkeypatch.setattr(raw, "SMALLEST_READ", 0)
 
     @pytest.mark.parametrize("layout", LAYOUTS)
     @pytest.mark.parametrize("byteorder", ["<", ">"])

@@ -17,6 +17,7 @@ class Source:
     """A slide whose reads are recorded, and last as long as is said."""
 
     least_batch = 1
+    parts = 1
 
     def __init__(self, number=1, seconds=0.0, journal=None):
         self.number = number
@@ -27,6 +28,9 @@ class Source:
         self.gate.set()
         self.begun = threading.Event()
         self.error = None
+
+    def parts_of(self, level):
+        return self.parts
 
     def read_tiles(self, keys):
         self.batches.append(list(keys))
@@ -105,6 +109,42 @@ def test_a_source_that_answers_late_is_asked_for_many_tiles_at_a_time(fetcher):
         4 * threads_at_work(),
         2 * threads_at_work(),
     ]
+
+
+def test_tiles_that_are_made_of_many_are_decoded_one_by_one(fetcher):
+    source = Source(seconds=0.1)
+    source.parts = 4 * threads_at_work()
+    screen = Screen(source)
+    fetcher.want(screen, source.keys(4))
+    until(lambda: len(screen.landed) == 4)
+    assert [len(batch) for batch in source.batches] == [1, 1, 1, 1]
+
+
+def test_tiles_that_take_long_are_not_fetched_ahead(fetcher):
+    source = Source(seconds=0.3)
+    source.parts = threads_at_work()
+    screen = Screen(source)
+    fetcher.want(screen, [], source.keys(5))
+    until(lambda: len(screen.landed) == 1)
+    until(lambda: fetcher._thread is None)
+    assert source.read == source.keys(5)[:1]
+    fetcher.want(screen, source.keys(2), source.keys(5))
+    until(lambda: len(screen.landed) == 2)
+    until(lambda: fetcher._thread is None)
+    assert sorted(set(source.read)) == source.keys(2)
+
+
+def test_only_what_a_display_waits_for_is_in_the_queue(fetcher):
+    source = Source()
+    screen = Screen(source)
+    source.gate.clear()
+    fetcher.want(screen, [], source.keys(10))
+    assert source.begun.wait(TIMEOUT)
+    assert fetcher.stats(1)["queue"] == 0
+    fetcher.want(screen, source.keys(3, row=5))
+    assert fetcher.stats(1)["queue"] == 3
+    source.gate.set()
+    until(lambda: fetcher.stats(1)["queue"] == 0)
 
 
 def test_a_new_view_drops_what_the_old_one_wanted(fetcher):

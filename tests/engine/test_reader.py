@@ -12,7 +12,12 @@ from napari_wsigpu import open_slide
 from napari_wsigpu.codecs import choose, cuda
 from napari_wsigpu.engine import reader
 from napari_wsigpu.engine.cache import TileKey, tile_cache
-from napari_wsigpu.errors import DeviceError, SlideClosedError, SlideReadError
+from napari_wsigpu.errors import (
+    DeviceError,
+    SlideChangedError,
+    SlideClosedError,
+    SlideReadError,
+)
 from tests import slides, tiffbytes
 from tests.conftest import pinned_places
 
@@ -534,21 +539,40 @@ class TestTilesOfDisplays:
             tile = slide.read_tiles([key])[key]
             np.testing.assert_array_equal(tile, exact[: tile.shape[0], : tile.shape[1]])
 
+    @pytest.mark.parametrize(("factor", "parts"), [(4, 4), (8, 4)])
+    def test_computed_tiles_are_made_of_so_many_stored_ones(self, tmp_path, factor, parts):
+        pixels = slides.picture(512, 512, 3)
+        pages = [
+            tiffbytes.page(np.ascontiguousarray(level), tile=(32, 32), **KINDS["jpeg"])
+            for level in (pixels, pixels[::factor, ::factor])
+        ]
+        path = tiffbytes.write(tmp_path / "slide.tif", pages)
+        with open_slide(path, device="cpu") as slide:
+            assert slide.parts_of(0) == 1
+            inserted = [level.number for level in slide.pyramid if level.inserted]
+            for power, number in enumerate(inserted):
+                slide.clear_cache()
+                before = slide.stats()["decoded"]["cpu"]
+                slide.read_tiles([TileKey(slide._number, number, 1, 1)])
+                made_of = slide.stats()["decoded"]["cpu"] - before
+                assert slide.parts_of(number) == made_of == parts * 4**power
+
     @pytest.mark.parametrize("device", ["cpu", "cuda"])
+    @pytest.mark.parametrize("error", [SlideReadError, SlideChangedError])
     def test_a_file_that_can_not_be_read_now_is_no_background(
-        self, files, host_gpu, device, monkeypatch
+        self, files, host_gpu, device, error, monkeypatch
     ):
         path, pixels = files["jpeg"]
         with open_slide(path, device=device) as slide:
             keys = self.keys(slide)
 
             def fail(*given):
-                raise SlideReadError("The server is gone; try again.")
+                raise error("The file is gone; try again.")
 
             with monkeypatch.context() as patch:
                 patch.setattr(slide._source, "read", fail)
                 patch.setattr(slide._source, "read_joined", fail)
-                with pytest.raises(SlideReadError, match="gone"):
+                with pytest.raises(error, match="gone"):
                     slide.read_tiles(keys)
             assert slide.stats()["failed"] == 0
             self.check(slide.read_tiles(keys), pixels)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from napari_wsigpu import open_slide
-from napari_wsigpu.codecs import cpu
+from napari_wsigpu.codecs import raw
 from napari_wsigpu.engine import scheduler
 from napari_wsigpu.engine.cache import tile_cache
 from napari_wsigpu.engine.span import Span, overlaps
@@ -22,7 +22,7 @@ TILE = (32, 48)
 def reading(request, monkeypatch):
     """Both ways in which uncompressed tiles are read."""
     if request.param == "read by who decodes":
-        monkeypatch.setattr(cpu, "SMALLEST_FILLED", 0)
+        monkeypatch.setattr(raw, "SMALLEST_READ", 0)
 
 
 @pytest.fixture

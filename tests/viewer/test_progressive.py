@@ -359,6 +359,20 @@ def test_after_the_cache_is_cleared_failed_tiles_are_tried_again(make_viewer, mo
     np.testing.assert_array_equal(*decoded(layer))
 
 
+def test_a_cleared_cache_makes_nobody_wait(make_viewer, slicing, gate):
+    viewer = make_viewer()
+    [layer] = viewer.open(sample_path(), plugin=PLUGIN)
+    settle()
+    gate.clear()
+    for zoom in (0.4, 1):
+        layer.data[0].slide.clear_cache()
+        look_at(viewer, layer, 2600, 3300, zoom)
+        assert blank_share(viewer) == 0
+    gate.set()
+    napari_wsigpu.wait(layer, 30)
+    np.testing.assert_array_equal(*decoded(layer))
+
+
 def test_failed_tiles_do_not_keep_a_display_waiting(make_viewer, damaged_slide):
     viewer = make_viewer()
     [layer] = viewer.open(damaged_slide, plugin=PLUGIN)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 BATCH_SECONDS = 0.05
 BATCH_TILES = 256
+SLOWEST_AHEAD = 0.2
 MOST_REMEMBERED = 1 << 16
 
 logger = logging.getLogger(__name__)
@@ -32,6 +33,9 @@ class TileSource(Protocol):
     @property
     def least_batch(self) -> int:
         """How many tiles to decode at a time at least, if so many are wanted."""
+
+    def parts_of(self, level: int) -> int:
+        """Return how many stored tiles are decoded for one tile of a level."""
 
     def read_tiles(self, keys: Sequence[TileKey]) -> dict[TileKey, NDArray[Any]]:
         """Decode whole tiles of one level."""
@@ -70,7 +74,8 @@ class TileFetcher:
     """Decodes the tiles that displays want, in one thread that lives as long as any are wanted.
 
     What is on any screen comes before what may be next on one. Batches take about 50 ms each,
-    so that a new view waits no longer than that for the end of an old one.
+    so that a new view waits no longer than that for the end of an old one; tiles of which one alone
+    takes longer than 0.2 s are not fetched ahead.
     """
 
     def __init__(self) -> None:
@@ -78,6 +83,7 @@ class TileFetcher:
         self._wanted: dict[Display, _Wanted] = {}
         self._thread: threading.Thread | None = None
         self._in_flight: frozenset[TileKey] = frozenset()
+        self._flies_ahead = False
         self._pace: dict[tuple[int, int], float] = {}
         self._ahead: set[TileKey] = set()
         self._fetched_ahead: Counter[int] = Counter()
@@ -127,8 +133,9 @@ class TileFetcher:
                 for wanted in self._wanted.values()
                 for key in wanted.on_screen
             )
+            flying = () if self._flies_ahead else self._in_flight
             return {
-                "queue": queue + sum(_number(key) == slide for key in self._in_flight),
+                "queue": queue + sum(_number(key) == slide for key in flying),
                 "batch": self._last_batch.get(slide, 0),
                 "prefetched": self._fetched_ahead[slide],
                 "prefetch_hits": self._hits_ahead[slide],
@@ -174,7 +181,10 @@ class TileFetcher:
         with self._changed:
             for ahead in (False, True):
                 for wanted in self._wanted.values():
-                    keys = wanted.next_likely if ahead else wanted.on_screen
+                    keys = wanted.on_screen
+                    if ahead:
+                        keys = wanted.next_likely
+                        keys[:] = [key for key in keys if self._pace_of(key) <= SLOWEST_AHEAD]
                     if keys:
                         return self._take(wanted.source, keys, ahead=ahead)
             self._thread = None
@@ -183,28 +193,32 @@ class TileFetcher:
     def _take(self, source: TileSource, keys: list[TileKey], *, ahead: bool) -> _Batch:
         """Take the first tiles of one level from a list."""
         first = keys[0]
-        most = max(self._batch_size(first), source.least_batch)
+        most = max(self._batch_size(first, source), source.least_batch)
         taken = [key for key in keys if key[:2] == first[:2]][:most]
-        self._in_flight = frozenset(taken)
+        self._in_flight, self._flies_ahead = frozenset(taken), ahead
         for wanted in self._wanted.values():
             for waiting in (wanted.on_screen, wanted.next_likely):
                 waiting[:] = [key for key in waiting if key not in self._in_flight]
         self._last_batch[_number(first)] = len(taken)
         return _Batch(source, taken, ahead)
 
-    def _batch_size(self, key: TileKey) -> int:
+    def _batch_size(self, key: TileKey, source: TileSource) -> int:
         """Return how many tiles keep all cores at work for as long as a batch may take."""
-        side_by_side = threads_at_work()
-        pace = self._pace.get((_number(key), key.level))
-        if pace is None:
+        side_by_side = -(-threads_at_work() // source.parts_of(key.level))
+        pace = self._pace_of(key)
+        if not pace:
             return side_by_side
-        rounds = max(1, int(BATCH_SECONDS / max(pace, 1e-6)) // side_by_side)
+        rounds = max(1, int(BATCH_SECONDS / pace) // side_by_side)
         return min(BATCH_TILES, rounds * side_by_side)
+
+    def _pace_of(self, key: TileKey) -> float:
+        """Return seconds a tile of a level, 0 as long as they are not known."""
+        return self._pace.get((_number(key), key.level), 0.0)
 
     def _land(self, batch: _Batch, tiles: Mapping[TileKey, NDArray[Any]], seconds: float) -> None:
         first = batch.keys[0]
         with self._changed:
-            self._pace[_number(first), first.level] = seconds / len(batch.keys)
+            self._pace[_number(first), first.level] = max(seconds / len(batch.keys), 1e-6)
             if batch.ahead:
                 if len(self._ahead) > MOST_REMEMBERED:
                     self._ahead.clear()

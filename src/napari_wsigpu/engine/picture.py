@@ -80,7 +80,7 @@ class Picture:
     levels : Mapping of int to LevelLayout
         The levels of the display by their numbers, finest first.
     overview : ndarray
-        All pixels of the coarsest level.
+        All pixels of the coarsest level; kept as an attribute.
     blank : int, float or ndarray, shape (channels,)
         Value of pixels that the file does not hold.
     channel : int or None
@@ -111,7 +111,7 @@ class Picture:
         self._slide = slide
         self._numbers = list(levels)
         self.levels = list(levels.values())
-        self._overview = overview
+        self.overview = overview
         self._blank = blank
         self._channel = channel
         self._cache = cache
@@ -211,7 +211,7 @@ class Picture:
     def _begin(self, view: View, hand: _Hand) -> None:
         """Compose another region: of the old picture, as far as it goes, and of what is at hand."""
         image = self.levels[view.level]
-        shape = (view.bottom - view.top, view.right - view.left, *self._overview.shape[2:])
+        shape = (view.bottom - view.top, view.right - view.left, *self.overview.shape[2:])
         old_view, old, old_missing = self._view, self._pixels, self._missing
         common = None if old_view is None else view.common(old_view)
         pixels = self._memory.empty(shape, image.dtype)
@@ -346,7 +346,7 @@ class Picture:
     def _pieces(self, under: View, hand: _Hand) -> Iterator[tuple[int, int, NDArray[Any]]]:
         """Yield what is at hand under a region, and where it begins, seen from its corner."""
         if under.level == len(self.levels) - 1:
-            yield -under.top, -under.left, self._overview
+            yield -under.top, -under.left, self.overview
             return
         image = self.levels[under.level]
         for row, column in under.block(image).tiles():

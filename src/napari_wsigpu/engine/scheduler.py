@@ -16,7 +16,12 @@ from napari_wsigpu.engine.blocks import Block, extent
 from napari_wsigpu.engine.cache import TileKey
 from napari_wsigpu.engine.canvas import compose, touches
 from napari_wsigpu.engine.span import Span, overlaps
-from napari_wsigpu.errors import SlideClosedError, SlideError, SlideReadError
+from napari_wsigpu.errors import (
+    SlideChangedError,
+    SlideClosedError,
+    SlideError,
+    SlideReadError,
+)
 from napari_wsigpu.storage.source import ByteRange, FillingSource
 
 if TYPE_CHECKING:
@@ -193,8 +198,8 @@ class TileScheduler:
         ------
         SlideClosedError
             If the slide was closed.
-        SlideReadError
-            If the file can't be read now.
+        SlideReadError, SlideChangedError
+            If the file can't be read now, or is another one.
         """
         image = self._images[level]
         wanted: list[WholeTile] = []
@@ -267,7 +272,7 @@ class TileScheduler:
         except SlideClosedError:
             raise
         except SlideError as error:
-            if not tolerant or (patient and isinstance(error, SlideReadError)):
+            if not tolerant or (patient and isinstance(error, SlideReadError | SlideChangedError)):
                 raise
             failures = {placement.key: str(error) for placement, _ in stored}
             for placement, _ in stored:

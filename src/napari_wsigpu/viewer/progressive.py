@@ -374,13 +374,18 @@ class ProgressiveDisplay:
             self._picture = None
             return
         levels, looks = list(layer.data), (slide.display_color, slide.clearings)
-        if self._picture is not None and looks == self._looks and _same(levels, self._levels):
+        before = self._picture
+        same = before is not None and _same(levels, self._levels)
+        if same and looks == self._looks:
             return
-        if self._picture is not None:
-            layer._reset_thumbnail_level_data()
+        if before is not None and same and looks[0] == self._looks[0]:
+            overview = before.overview  # a cache that was cleared is no reason to wait for it
+        else:
+            if before is not None:
+                layer._reset_thumbnail_level_data()
+            materialize = layer._level_materializer or (lambda number: np.asarray(levels[number]))
+            overview = materialize(len(levels) - 1)
         self._slide, self._levels, self._looks = slide, levels, looks
-        materializer = layer._level_materializer
-        overview = np.asarray(levels[-1]) if materializer is None else materializer(len(levels) - 1)
         self._picture = Picture(
             slide.display_number,
             {level.number: level.layout for level in levels},
