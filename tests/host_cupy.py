@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -20,11 +21,12 @@ STREAM = 5
 class DeviceArray(np.ndarray):
     """Host memory that is copied as device memory is."""
 
+    @property
+    def data(self) -> Any:
+        return SimpleNamespace(ptr=self.ctypes.data)
+
     def get(self, out: Any) -> None:
         out[...] = self
-
-    def set(self, array: Any, stream: Any) -> None:
-        self[...] = array
 
 
 class Stream(nullcontext):
@@ -36,9 +38,6 @@ class Stream(nullcontext):
         super().__init__()
 
     def synchronize(self) -> None:
-        pass
-
-    def record(self, stream: Any) -> None:
         pass
 
 
@@ -71,6 +70,11 @@ def on_device(array: Any) -> DeviceArray:
     return np.asarray(array).view(DeviceArray)
 
 
+def copy_memory(target: int, source: int, size: int, kind: int, stream: int) -> None:
+    assert (kind, stream) == (1, STREAM)
+    ctypes.memmove(target, source, size)
+
+
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let these be what is imported."""
     cupy = SimpleNamespace(
@@ -78,7 +82,12 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
         asnumpy=np.asarray,
         ascontiguousarray=lambda array: on_device(np.ascontiguousarray(array)),
         concatenate=lambda arrays: on_device(np.concatenate(arrays)),
-        cuda=SimpleNamespace(Stream=Stream, Event=Stream, get_current_stream=Stream),
+        cuda=SimpleNamespace(
+            Stream=Stream,
+            alloc_pinned_memory=bytearray,
+            get_current_stream=Stream,
+            runtime=SimpleNamespace(memcpyAsync=copy_memory, memcpyHostToDevice=1),
+        ),
         empty=lambda *given: on_device(np.empty(*given)),
         full=lambda *given: on_device(np.full(*given)),
     )
