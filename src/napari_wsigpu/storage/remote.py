@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import traceback
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from hashlib import sha256
@@ -89,8 +90,10 @@ class RemoteSource:
         connection = Connection(url)
         try:
             data, size, version = connection.get(0, HEAD).result()
-        except BaseException:
+        except BaseException as error:
             connection.close()
+            # Who keeps the exception shall not keep the server's socket.
+            traceback.clear_frames(error.__traceback__)
             raise
         source = cls(url, size, version, connection)
         source._keep(0, data)
