@@ -108,7 +108,12 @@ class Slide:
     """
 
     def __init__(
-        self, layout: SlideLayout, device: str = "auto", threads: int | None = None
+        self,
+        layout: SlideLayout,
+        device: str = "auto",
+        threads: int | None = None,
+        *,
+        keeps_whole: bool = True,
     ) -> None:
         self.layout = layout
         self._number = next(_slide_numbers)
@@ -132,7 +137,15 @@ class Slide:
 
         def reader(source: ByteSource) -> RegionReader:
             return RegionReader(
-                self._number, layout, images, self._pyramid, source, decoder, self._log, device
+                self._number,
+                layout,
+                images,
+                self._pyramid,
+                source,
+                decoder,
+                self._log,
+                device,
+                keeps_whole=keeps_whole,
             )
 
         self._reader = reader(self._source)
@@ -469,8 +482,9 @@ class Slide:
     def opener(self, device: str) -> Callable[[], Slide]:
         """Return what opens the slide again in another process, where tasks run side by side.
 
-        Each of them decodes alone there, unless a number of threads was asked for. What decodes
-        is as here; where that is free to choose, it is the device that pixels are to be on.
+        Each of them decodes alone there, unless a number of threads was asked for, and tiles that
+        one takes whole are not kept for others. What decodes is as here; where that is free to
+        choose, it is the device that pixels are to be on.
         """
         own = device if self.device == "auto" and device != "cpu" else self.device
         return partial(_reopened, self.layout, own, self._threads or 1, self._display_color)
@@ -717,7 +731,7 @@ class Slide:
 
 
 def _reopened(layout: SlideLayout, device: str, threads: int, color: Color) -> Slide:
-    slide = Slide(layout, device, threads)
+    slide = Slide(layout, device, threads, keeps_whole=False)
     slide.display_color = color
     return slide
 

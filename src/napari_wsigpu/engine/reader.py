@@ -58,6 +58,8 @@ class RegionReader:
         Where bytes come from, what decodes them on the CPU, and what counts tiles.
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``: what shall decode.
+    keeps_whole : bool
+        Whether tiles stay in the host's cache that a region takes whole.
     """
 
     def __init__(
@@ -70,6 +72,8 @@ class RegionReader:
         cpu: CpuDecoder,
         log: TileLog,
         device: str,
+        *,
+        keeps_whole: bool = True,
     ) -> None:
         self._slide = slide
         self._path = layout.path
@@ -97,6 +101,7 @@ class RegionReader:
             tile_cache,
             log,
             lambda image, tiles, seconds: pace.note(_key(image), "cpu", tiles, seconds),
+            keeps_whole=keeps_whole,
         )
         if self._choice[1] is not None:
             gpu_worker(self._choice[1])

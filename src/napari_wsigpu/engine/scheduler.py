@@ -57,6 +57,10 @@ class Placement(NamedTuple):
         """Show one value instead of the tile."""
         self.target[...] = value
 
+    def leaves_some(self, image: LevelLayout) -> bool:
+        """Whether others may want pixels of the tile that are not pasted here."""
+        return self.target.shape[:2] != _extent(image, self.key)
+
 
 class WholeTile:
     """Takes a tile as it is, cut to its level."""
@@ -75,6 +79,10 @@ class WholeTile:
     def fill(self, value: Any) -> None:
         """Show one value instead of the tile."""
         self.pixels = np.broadcast_to(np.asarray(value, self._dtype), self._shape)
+
+    def leaves_some(self, image: LevelLayout) -> bool:
+        """Whether others may want it, too."""
+        return True
 
 
 class StoredTile(NamedTuple):
@@ -102,6 +110,9 @@ class TileScheduler:
         Where bytes come from, what decodes them, where tiles are kept, and what counts them.
     timed : callable
         Told of a level, how many of its tiles were read and decoded, and in how many seconds.
+    keeps_whole : bool
+        Whether tiles are kept that a region takes whole. Where each is read but once, to keep them
+        takes longer than to let them go.
     """
 
     def __init__(
@@ -115,6 +126,8 @@ class TileScheduler:
         cache: TileCache,
         log: TileLog,
         timed: Callable[[LevelLayout, int, float], None],
+        *,
+        keeps_whole: bool,
     ) -> None:
         self._slide = slide
         self._images = images
@@ -127,6 +140,7 @@ class TileScheduler:
         self._cache = cache
         self._log = log
         self._timed = timed
+        self._keeps_whole = keeps_whole
         self._memory = RegionMemory()
         self._tile_memory = TileMemory()
         self._table: ColorTable | None = None
@@ -206,8 +220,7 @@ class TileScheduler:
         absent: list[WholeTile] = []
         for row, column in tiles:
             key = TileKey(self._slide, level, row, column)
-            rows, columns = extent(image, Block(row, row + 1, column, column + 1))
-            shape = (rows.length, columns.length, image.channels)
+            shape = (*_extent(image, key), image.channels)
             wanted.append(WholeTile(key, shape, image.dtype))
             tile = self._cache.get(self._kept(key))
             if tile is None:
@@ -358,7 +371,7 @@ class TileScheduler:
         def deliver(index: int, tile: NDArray[Any]) -> None:
             placement = batch[index].placement
             tile = self._colored(tile)
-            if keep:
+            if keep and (self._keeps_whole or channel is not None or placement.leaves_some(image)):
                 self._cache.put(self._kept(placement.key), tile)
             placement.paste(tile, channel)
 
@@ -489,6 +502,13 @@ class TileScheduler:
             max(1, round(finer.height / image.height)),
             max(1, round(finer.width / image.width)),
         )
+
+
+def _extent(image: LevelLayout, key: TileKey) -> tuple[int, int]:
+    """Return height and width of a tile, cut to its level."""
+    block = Block(key.row, key.row + 1, key.column, key.column + 1)
+    rows, columns = extent(image, block)
+    return rows.length, columns.length
 
 
 def _batches(image: LevelLayout, tiles: list[StoredTile]) -> Iterator[list[StoredTile]]:
