@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from napari_wsigpu import Slide, open_slide
+from napari_wsigpu.engine.cache import tile_cache
 from napari_wsigpu.engine.dask_level import CHUNK_BYTES, DaskLevel
 from napari_wsigpu.engine.open_slides import open_slides
 from napari_wsigpu.errors import RegionError, SlideChangedError, TileError
@@ -226,6 +227,31 @@ class TestArrays:
             level = pickle.loads(pickle.dumps(DaskLevel(slide.levels[0], "cpu")))
             np.testing.assert_array_equal(level[...], pixels)
         assert sum("wsigpu-decode" in item.name for item in threading.enumerate()) in (1, 2)
+
+    @pytest.mark.parametrize(
+        ("key", "channel", "kept"),
+        [
+            (np.s_[:], None, 0),
+            (np.s_[32:96, 48:144], None, 0),
+            (np.s_[30:97, 48:144], None, 4),
+            (np.s_[:64:2, :96], None, 4),
+            (np.s_[:64, :96], 1, 4),
+        ],
+    )
+    def test_tiles_that_a_task_reads_whole_are_not_kept_elsewhere(
+        self, file, here, key, channel, kept
+    ):
+        path, pixels = file
+        with open_slide(path, "cpu") as slide:
+            level = DaskLevel(slide.level_array(0, channel), "cpu")
+            elsewhere = pickle.loads(pickle.dumps(level))
+            expected = pixels[key] if channel is None else pixels[..., channel][key]
+            before = tile_cache.used
+            np.testing.assert_array_equal(elsewhere[key], expected)
+            assert (tile_cache.used - before) // (32 * 48 * 3) == kept
+            np.testing.assert_array_equal(elsewhere[key], expected)
+            np.testing.assert_array_equal(level[key], expected)
+            assert tile_cache.used > before
 
     def test_tolerant_levels_and_colours_stay_so(self, file, here):
         path, pixels = file

@@ -541,6 +541,15 @@ class TestPool:
             pending.wait()
         decoder.release()
 
+    def test_alone_it_uses_memory_again_that_nobody_keeps(self, batch):
+        decoder = CpuDecoder(workers=0)
+        places = set()
+        decoder.schedule(batch, lambda _, tile: places.add(tile.ctypes.data)).wait()
+        assert len(places) <= 2
+        kept = []
+        decoder.schedule(batch, lambda _, tile: kept.append(tile)).wait()
+        assert len({tile.ctypes.data for tile in kept}) == 25
+
     def test_who_waits_decodes_alone(self, batch):
         decoder = CpuDecoder(workers=0)
         delivered = []

@@ -349,10 +349,13 @@ class CpuDecoder:
 
         `memory` is what each tile is decoded into, by default memory of the decoder's own.
         """
+        if memory is None and not self._workers:
+            # What nobody keeps is used again for the next tile, and stays in the core's cache.
+            return CpuBatch(batch, deliver, lambda i: self._memory.take(batch[i].level.tile_bytes))
         if memory is None:
             # Taken in one thread: a pool's threads would scatter it over as many heaps.
             memory = [self._memory.take(tile.level.tile_bytes) for tile in batch]
-        pending = CpuBatch(batch, deliver, memory)
+        pending = CpuBatch(batch, deliver, memory.__getitem__)
         if not self._workers:
             return pending
         with self._lock:
@@ -379,7 +382,7 @@ class CpuBatch:
         self,
         batch: Sequence[EncodedTile],
         deliver: Deliver,
-        memory: Sequence[NDArray[np.uint8]],
+        memory: Callable[[int], NDArray[np.uint8]],
     ) -> None:
         self._batch = batch
         self._memory = memory
@@ -397,7 +400,7 @@ class CpuBatch:
             except IndexError:
                 return
             try:
-                pixels = decode_tile(self._batch[index], self._memory[index])
+                pixels = decode_tile(self._batch[index], self._memory(index))
             except SlideError as error:
                 self._error = error
                 self._queue.clear()
@@ -423,8 +426,13 @@ class CpuBatch:
             if not helper.cancel():
                 helper.result()
         # Who delivers may hold this batch: nothing is to live on for a circle's sake.
-        self.helpers, self._batch, self._memory = [], (), ()
-        self._deliver = _ignore
+        self.helpers, self._batch = [], ()
+        self._memory, self._deliver = _nothing, _ignore
+
+
+def _nothing(index: int) -> NDArray[np.uint8]:
+    """Take the place of memory for tiles."""
+    return np.empty(0, np.uint8)
 
 
 def _ignore(index: int, pixels: NDArray[Any]) -> None:
