@@ -45,10 +45,13 @@ UNMIX = np.linalg.inv(COLORS / np.linalg.norm(COLORS, axis=1, keepdims=True))[:,
 DENSITY = -np.log10(np.maximum(np.arange(256), 1) / 255)
 WHITE = 255
 LEAST_TISSUE = 0.5
-# Workers would give memory back at every turn; to get it again takes as long as the work.
 SETTINGS = {
-    f"distributed.nanny.pre-spawn-environ.MALLOC_{name}_": size
-    for name, size in {"TRIM_THRESHOLD": 256 << 20, "MMAP_THRESHOLD": 32 << 20}.items()
+    # Workers would give memory back at every turn; to get it again takes as long as the work.
+    "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_": 256 << 20,
+    "distributed.nanny.pre-spawn-environ.MALLOC_MMAP_THRESHOLD_": 32 << 20,
+    # By default each process looks 50 times a second whether it answers, and 100 times what runs.
+    "distributed.admin.tick.interval": "1s",
+    "distributed.worker.profile.enabled": False,
 }
 LOCAL: dict[str, Any] = {"host": "127.0.0.1", "dashboard_address": ":0"}
 
