@@ -925,7 +925,7 @@ class TestMemory:
 
         batch = spoiled(batch_of(), 3) if way == "spoiled" else batch_of()
         encoded = joined(batch)
-        buffer = weakref.ref(encoded.buffer)
+        buffer = weakref.ref(encoded.view.obj)
         scheduled = on.schedule(encoded, then, share=0.5)
         if way == "cancelled":
             scheduled.pending.cancel()

@@ -13,6 +13,7 @@ from napari_wsigpu.errors import SlideChangedError, SlideClosedError, SlideReadE
 from napari_wsigpu.storage import gds
 from napari_wsigpu.storage.file import FileSource, Run, join_ranges
 from napari_wsigpu.storage.gds import Batch, Loader, Transfer
+from napari_wsigpu.storage.source import MARGIN
 from tests.host_device import HostDevice
 
 CONTENT = np.random.default_rng(0).bytes(100_000)
@@ -161,6 +162,26 @@ def test_ranges_are_joined_on_pages(ranges, page):
         assert bytes(buffer[start : start + found]) == expected
     between = zip(joined.runs, joined.runs[1:], strict=False)
     assert all(a.offset + a.size < b.offset for a, b in between)
+
+
+@given(RANGES, st.data())
+def test_ranges_that_are_to_lie_apart(ranges, data):
+    offsets, lengths = np.array(ranges, np.int64).reshape(-1, 2).T
+    apart = data.draw(st.lists(st.booleans(), min_size=len(ranges), max_size=len(ranges)))
+    joined = join_ranges(offsets, lengths, END, apart=np.array(apart, np.bool_))
+    buffer = bytearray(joined.size)
+    ends = [0]
+    for offset, place, size in joined.runs:
+        assert place == ends[-1] + MARGIN
+        buffer[place : place + size] = CONTENT[offset : offset + size]
+        ends.append(place + size)
+    assert joined.size == (ends[-1] + MARGIN if joined.runs else 0)
+    begins = {run.place for run in joined.runs}
+    for (offset, _), start, found, alone in zip(
+        ranges, joined.starts, joined.lengths, apart, strict=True
+    ):
+        assert bytes(buffer[start : start + found]) == CONTENT[offset : offset + max(0, found)]
+        assert start in begins or not alone or not found
 
 
 class TestTransfer:

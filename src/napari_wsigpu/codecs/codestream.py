@@ -167,9 +167,7 @@ class Jpeg2000Streams:
         taken = []
         places = zip(batch.starts[0].tolist(), batch.lengths[0].tolist(), strict=True)
         for index, (start, length) in zip(range(count), places, strict=False):
-            head = bytes(
-                batch.buffer[start : start + min(length, SIZE_HEADER + 3 * MOST_COMPONENTS)]
-            )
+            head = bytes(batch.view[start : start + min(length, SIZE_HEADER + 3 * MOST_COMPONENTS)])
             if self._fits(head) and work.streams.add(batch.address + start, length):
                 taken.append(index)
         return _SingleTiles(taken, self._image, work, convert=self._convert)

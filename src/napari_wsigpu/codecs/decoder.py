@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from napari_wsigpu.codecs.jpeg import END_OF_IMAGE
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.formats.layout import Encoding, LevelLayout
-    from napari_wsigpu.storage.source import Fill
+    from napari_wsigpu.storage.source import Buffer, Fill
 
 
 class EncodedTile(NamedTuple):
@@ -37,7 +39,7 @@ class EncodedBatch(Sequence["EncodedTile"]):
         The level.
     tiles : ndarray of int64, shape (tiles, 2)
         Row and column of each.
-    buffer : bytearray
+    buffer : bytearray or memoryview
         The bytes of all.
     starts, lengths : ndarray of int64, shape (planes, tiles)
         Where each segment lies in the buffer.
@@ -45,44 +47,67 @@ class EncodedBatch(Sequence["EncodedTile"]):
         Whether the file has it; it may be cut short to nothing all the same.
     background : float
         Value of pixels that the file does not hold.
+    shared : bool
+        Whether the buffer lies in page-locked memory, and may be written to.
+
+    Attributes
+    ----------
+    level, tiles, starts, lengths, shared
+        As given.
+    view : memoryview
+        The buffer.
+    lost : bytes or None
+        What all tiles began with, before this and the marker that ended each were overwritten.
     """
 
     def __init__(
         self,
         level: LevelLayout,
         tiles: NDArray[np.int64],
-        buffer: bytearray,
+        buffer: Buffer,
         starts: NDArray[np.int64],
         lengths: NDArray[np.int64],
         present: NDArray[np.bool_],
         background: float,
+        *,
+        shared: bool = False,
     ) -> None:
         self.level = level
-        self.buffer = buffer
         self.starts = starts
         self.lengths = lengths
-        self._present = present
         self.tiles = tiles
+        self.shared = shared
+        self.lost: bytes | None = None
+        self._present = present
         self._background = background
-        self._bytes = np.frombuffer(buffer, np.uint8) if buffer else np.zeros(0, np.uint8)
+        self._hold(buffer)
+
+    def _hold(self, buffer: Buffer) -> None:
+        self.view = memoryview(buffer)
+        self._bytes = np.frombuffer(buffer, np.uint8) if len(buffer) else np.zeros(0, np.uint8)
 
     def release(self) -> None:
         """Let go of the bytes."""
-        self.buffer, self._bytes = bytearray(), np.zeros(0, np.uint8)
+        self._hold(bytearray())
 
     @property
     def address(self) -> int:
         """Address of the buffer."""
         return int(self._bytes.ctypes.data)
 
+    def all_have(self, wanted: bytes, places: NDArray[np.int64]) -> bool:
+        """Whether these bytes are in all places of the buffer."""
+        size = len(wanted)
+        each = np.ndarray((len(self._bytes) - size + 1,), f"V{size}", self._bytes, strides=(1,))
+        return each[places].tobytes() == wanted * len(places)
+
     def __len__(self) -> int:
         return len(self.tiles)
 
     def __getitem__(self, index: Any) -> Any:
         row, column = self.tiles[index].tolist()
-        view = memoryview(self.buffer)
         segments = tuple(
-            view[start : start + length] if present else None
+            self._segment(start, start + length) if present else None
             for start, length, present in zip(
                 self.starts[:, index].tolist(),
                 self.lengths[:, index].tolist(),
@@ -91,6 +116,12 @@ class EncodedBatch(Sequence["EncodedTile"]):
             )
         )
         return EncodedTile(self.level, row, column, segments, self._background)
+
+    def _segment(self, start: int, end: int) -> memoryview:
+        if self.lost is None:
+            return self.view[start:end]
+        scan = self.view[start + len(self.lost) : end - len(END_OF_IMAGE)]
+        return memoryview(b"".join((self.lost, scan, END_OF_IMAGE)))
 
 
 Deliver = Callable[[int, "NDArray[Any]"], None]

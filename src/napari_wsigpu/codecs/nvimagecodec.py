@@ -9,6 +9,9 @@ from napari_wsigpu.codecs.codestream import Jpeg2000Streams, recipe
 from napari_wsigpu.codecs.stack import JpegStreams
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from napari_wsigpu.codecs.batch import Slots, Then
     from napari_wsigpu.codecs.cpu import CpuDecoder
     from napari_wsigpu.codecs.decoder import EncodedBatch
@@ -74,6 +77,13 @@ class NvImageCodecDecoder:
         if at_once:
             self.worker.submit(pending.run)
         return pending
+
+    def apart(self, level: LevelLayout, count: int) -> NDArray[np.bool_] | None:
+        """Return before which of so many tiles `schedule` would rather have room in the buffer."""
+        made = self.maker(level)
+        if not isinstance(made, JpegStreams):
+            return None
+        return made.apart(count, self.worker.device.jpegs_at_once)
 
     def maker(self, level: LevelLayout) -> JpegStreams | Jpeg2000Streams | str:
         """Return what makes a level's code streams, or why the CPU decodes it."""

@@ -5,15 +5,24 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from functools import lru_cache
-from itertools import chain, compress, pairwise
+from itertools import accumulate, compress, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from napari_wsigpu.codecs.joining import (
+    Scans,
+    Stack,
+    copy_stacks,
+    cut,
+    leave_room,
+    stack_in_place,
+)
 from napari_wsigpu.codecs.jpeg import (
     BLOCK,
     END_OF_IMAGE,
     LONGEST_HEADER,
+    MOST_ROWS,
     NO_MARKS,
     Stacking,
     header_length,
@@ -32,12 +41,8 @@ if TYPE_CHECKING:
     from napari_wsigpu.codecs.workspace import Workspace
     from napari_wsigpu.formats.layout import LevelLayout
 
-    # Index of a tile in its batch, and where its scan starts and its end marker ends.
-    Scan = tuple[int, int, int]
-
 SHORTEST, MOST_PADDING = 4, 64
 BITS = 8
-FIRST_RESTART, RESTARTS = 0xD0, 8
 YCBCR_TRANSFORM = 1
 RGB_IDS = b"RGB"
 PLANES = "P_YUV"
@@ -46,6 +51,7 @@ SUBSAMPLINGS = {(1, 1): 0, (2, 1): 2, (2, 2): 3}
 # So narrow, libjpeg repeats chroma instead of smoothing it.
 NARROW = 4
 NOWHERE = -1
+NO_SCANS = Scans(*[np.zeros(0, np.int64)] * 3)
 COLUMNS = 16
 
 
@@ -88,27 +94,6 @@ class Plan(NamedTuple):
     places: NDArray[np.int64]
 
 
-class Stack(NamedTuple):
-    """Tiles that share a header, with what comes before and after them.
-
-    Attributes
-    ----------
-    header : bytes
-        Of the stack.
-    scans : list of (int, int, int)
-        The tiles.
-    end : bytes
-        What follows the last tile's marker.
-    marks : tuple of int
-        See `Stacking`.
-    """
-
-    header: bytes
-    scans: Sequence[Scan]
-    end: bytes
-    marks: tuple[int, ...]
-
-
 class JpegStreams:
     """Makes code streams of JPEG tiles.
 
@@ -144,43 +129,58 @@ class JpegStreams:
             If the workspace can't be made large enough.
         """
         most = -(-count // work.device.jpegs_at_once)
+        header = self._latest
+        alike = self._alike(header, batch, count)
+        by_header = self._by_header(header, batch, count) if alike is None else {header: alike}
         stacks = [
             stack
-            for header, scans in self._by_header(batch, count).items()
-            for stack in self._stacks(header, scans, most)
+            for header, scans in by_header.items()
+            for stack in self._stacks(header, len(scans.indices), most)
         ]
         sampling = self._sampling or (1, 1)
         shape = Shape(*self._size, sampling, self._how.sample_format, self._how.color_spec)
-        return StackedTiles(stacks, shape, batch, work, to_rgb=self._how.convert)
+        scans = alike or Scans(
+            *map(np.concatenate, zip(NO_SCANS, *by_header.values(), strict=True))
+        )
+        own = header if alike is not None and count == len(batch) else None
+        return StackedTiles(stacks, scans, shape, batch, work, own, to_rgb=self._how.convert)
 
-    def _by_header(self, batch: EncodedBatch, count: int) -> dict[bytes, list[Scan]]:
+    def apart(self, count: int, at_once: int) -> NDArray[np.bool_]:
+        """Return which of so many tiles begin a stack, if all are alike."""
+        most = min(-(-count // at_once), max(1, MOST_ROWS // self._size[0]))
+        found = np.zeros(count, np.bool_)
+        found[cut(count, most)[:-1]] = True
+        return found
+
+    def _alike(self, header: bytes, batch: EncodedBatch, count: int) -> Scans | None:
+        """Return the tiles if all are whole and have this header."""
+        starts, sizes = batch.starts[0, :count], batch.lengths[0, :count]
+        ends = starts + sizes
+        if (
+            not count
+            or sizes.min() <= len(header) + len(END_OF_IMAGE)
+            or not batch.all_have(header, starts)
+            or not batch.all_have(END_OF_IMAGE, ends - len(END_OF_IMAGE))
+        ):
+            return None
+        return Scans(np.arange(count), starts + len(header), ends)
+
+    def _by_header(self, header: bytes, batch: EncodedBatch, count: int) -> dict[bytes, Scans]:
         """Sort the tiles that nvImageCodec can take by their headers."""
-        buffer, header = batch.buffer, self._latest
-        length, shortest = len(header), len(header) + len(END_OF_IMAGE) + 1
+        view = batch.view
         starts = batch.starts[0, :count].tolist()
         ends = (batch.starts[0, :count] + batch.lengths[0, :count]).tolist()
-        places = list(enumerate(zip(starts, ends, strict=True)))
-        scans = [
-            (index, start + length, end)
-            for index, (start, end) in places
-            if end - start >= shortest
-            and buffer.startswith(header, start)
-            and buffer.endswith(END_OF_IMAGE, start, end)
-        ]
-        if 0 < len(scans) == count:
-            return {header: scans}
-        found: defaultdict[bytes, list[Scan]] = defaultdict(list)
-        for index, (start, past) in places:
-            end = _end_before_padding(buffer, start, past)
-            if not buffer.startswith(header, start):
-                head = bytes(buffer[start : min(end, start + LONGEST_HEADER)])
+        found: defaultdict[bytes, list[tuple[int, int, int]]] = defaultdict(list)
+        for index, (start, past) in enumerate(zip(starts, ends, strict=True)):
+            end = _end_before_padding(view, start, past)
+            if view[start : start + len(header)] != header:
+                head = bytes(view[start : min(end, start + LONGEST_HEADER)])
                 header = self._check(head) or header
-                length = len(header)
-                if not buffer.startswith(header, start):
+                if not head.startswith(header):
                     continue
-            if end - start > length + len(END_OF_IMAGE):
-                found[header].append((index, start + length, end))
-        return found
+            if end - start > len(header) + len(END_OF_IMAGE):
+                found[header].append((index, start + len(header), end))
+        return {key: Scans(*np.array(scans, np.int64).T) for key, scans in found.items()}
 
     def _check(self, data: bytes) -> bytes:
         """Return a header that is not the usual one, empty if it is not as the level says."""
@@ -219,19 +219,17 @@ class JpegStreams:
         assert found is not None  # or it would not have passed
         return Stacking(whole, found)
 
-    def _stacks(self, header: bytes, scans: list[Scan], most: int) -> list[Stack]:
-        if most > 1 and len(scans) > 1:
+    def _stacks(self, header: bytes, count: int, most: int) -> list[Stack]:
+        """Return the stacks of so many tiles with this header."""
+        if most > 1 and count > 1:
             stacking = self._stacking(header)
             most = min(most, stacking.most)
-        if most == 1 or len(scans) == 1:
-            whole = self._whole(header)
-            return [Stack(whole, [scan], b"", NO_MARKS) for scan in scans]
-        stacks = -(-len(scans) // most)
-        cuts = [number * len(scans) // stacks for number in range(stacks + 1)]
+        if most == 1 or count == 1:
+            return [Stack(self._whole(header), 1, b"", NO_MARKS)] * count
         end = stacking.strip + END_OF_IMAGE
         return [
-            Stack(stacking.begin(last - first), scans[first:last], end, stacking.marks)
-            for first, last in pairwise(cuts)
+            Stack(stacking.begin(last - first), last - first, end, stacking.marks)
+            for first, last in pairwise(cut(count, most))
         ]
 
 
@@ -242,12 +240,16 @@ class StackedTiles:
     ----------
     stacks : list of Stack
         The stacks.
+    scans : Scans
+        Those of their tiles.
     shape : Shape
         What their tiles have in common.
     batch : EncodedBatch
         Where their bytes are.
     work : Workspace
         Where streams and planes go.
+    own : bytes or None
+        What all tiles of the batch begin with, if they are alike and all in the stacks.
     to_rgb : bool
         Whether they are YCbCr.
     """
@@ -257,24 +259,31 @@ class StackedTiles:
     def __init__(
         self,
         stacks: list[Stack],
+        scans: Scans,
         shape: Shape,
         batch: EncodedBatch,
         work: Workspace,
+        own: bytes | None,
         *,
         to_rgb: bool,
     ) -> None:
         self.work, self._shape, self._to_rgb = work, shape, to_rgb
-        self._plan = plan = plan_of(tuple((len(s.scans), bool(s.end)) for s in stacks), shape)
-        most = int(batch.lengths.sum()) + sum(len(s.header) + len(s.end) for s in stacks)
-        work.make_room(most, plan.size, len(plan.places))
-        ends, self._scans = _join(stacks, batch.buffer, work.encoded)
-        self._first = first = int(work.encoded.ctypes.data)
-        self._taken = [
-            work.streams.add(first + start, end - start)
-            for start, end in zip([0, *ends], ends, strict=False)
-        ]
-        self._stacks = stacks
-        self._groups = [[index for index, _, _ in stack.scans] for stack in stacks]
+        self._plan = plan = plan_of(tuple((s.size, bool(s.end)) for s in stacks), shape)
+        if own is not None and batch.shared and leave_room(stacks, scans, len(batch.view)):
+            work.make_room(0, plan.size, len(plan.places))
+            batch.lost = own
+            spans, begins = stack_in_place(stacks, scans, batch.view), scans.starts
+            first = batch.address
+        else:
+            most = int(batch.lengths.sum()) + sum(len(s.header) + len(s.end) for s in stacks)
+            work.make_room(most, plan.size, len(plan.places))
+            spans, begins = copy_stacks(stacks, scans, batch.view, work.encoded.data)
+            first = int(work.encoded.ctypes.data)
+        self._stacks, self._scans, self._begins = stacks, scans, first + begins
+        self._taken = [work.streams.add(first + start, end - start) for start, end in spans]
+        cuts = [0, *accumulate(stack.size for stack in stacks)]
+        indices = scans.indices.tolist()
+        self._groups = [indices[begin:end] for begin, end in pairwise(cuts)]
         self.groups = list(compress(self._groups, self._taken))
 
     def describe(self, addresses: Sequence[int], stream: Stream) -> None:
@@ -290,15 +299,17 @@ class StackedTiles:
 
         All that decoding does not need is put together here, while the device is at work.
         """
-        indices = list(chain.from_iterable(self._groups))
-        counts = [len(group) for group in self._groups]
+        indices, starts, ends = self._scans
+        counts = [stack.size for stack in self._stacks]
+        strips = self._plan.places[:, 3]
+        shared = np.repeat([bool(stack.end) for stack in self._stacks], counts)
         table = np.empty((len(indices), COLUMNS), np.int64)
         table[:, 0] = addresses[indices]
         table[:, 1:3] = tiles[indices]
         table[:, 3:7] = self._plan.places + self.work.planes
-        table[self._plan.places[:, 3] == NOWHERE, 6] = 0
-        table[:, 7:9] = self._scans
-        table[:, 7] += self._first
+        table[strips == NOWHERE, 6] = 0
+        table[:, 7] = self._begins
+        table[:, 8] = np.where(shared, ends - starts - len(END_OF_IMAGE), 0)
         table[:, 9:] = np.repeat([stack.marks for stack in self._stacks], counts, axis=0)
         if all(worked) and all(self._taken):
             return table
@@ -354,39 +365,9 @@ def plan_of(stacks: tuple[tuple[int, bool], ...], shape: Shape) -> Plan:
     return Plan(place, images, np.array(places, np.int64).reshape(-1, 4))
 
 
-def _join(
-    stacks: list[Stack], buffer: bytearray, room: NDArray[np.uint8]
-) -> tuple[list[int], list[tuple[int, int]]]:
-    """Put each stack together in the room.
-
-    Returns
-    -------
-    ends : list of int
-        Where each ends.
-    scans : list of (int, int)
-        Where each scan begins that shares a stack, and its length.
-    """
-    source, target, place = memoryview(buffer), room.data, 0
-    ends: list[int] = []
-    scans: list[tuple[int, int]] = []
-    for header, tiles, after, _ in stacks:
-        target[place : place + len(header)] = header
-        place += len(header)
-        for number, (_, start, end) in enumerate(tiles):
-            begin, place = place, place + end - start
-            target[begin:place] = source[start:end]
-            if after:  # else the tile's own marker ends the image
-                target[place - 1] = FIRST_RESTART + number % RESTARTS
-            scans.append((begin, place - begin - len(END_OF_IMAGE) if after else 0))
-        target[place : place + len(after)] = after
-        place += len(after)
-        ends.append(place)
-    return ends, scans
-
-
-def _end_before_padding(buffer: bytearray, start: int, end: int) -> int:
+def _end_before_padding(view: memoryview, start: int, end: int) -> int:
     """Return where a stream ends that may be padded with zeros; its start if it has no end."""
-    tail = buffer[max(start, end - MOST_PADDING) : end].rstrip(b"\0")
+    tail = bytes(view[max(start, end - MOST_PADDING) : end]).rstrip(b"\0")
     if end - start < SHORTEST or not tail.endswith(END_OF_IMAGE):
         return start
     return max(start, end - MOST_PADDING) + len(tail)

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 BATCH_TILES = 320
 BATCH_PIXEL_BYTES = 256 << 20
 IN_FLIGHT = 2
+SMALLEST_ROOM = 1 << 20
 
 
 @dataclass
@@ -76,7 +77,7 @@ class _InFlight:
     tiles: NDArray[np.int64]
     reserved: Reserved
     pending: GpuBatch
-    room: bytearray
+    room: memoryview
 
 
 class DeviceReader:
@@ -123,7 +124,7 @@ class DeviceReader:
         self._released = False
         self._doubted = False
         self._idle_streams: list[Stream] = []
-        self._idle_rooms: deque[bytearray] = deque(maxlen=2 * IN_FLIGHT)
+        self._idle_rooms: deque[memoryview] = deque(maxlen=2 * IN_FLIGHT)
 
     @property
     def device(self) -> Device:
@@ -493,12 +494,13 @@ class DeviceReader:
         tiles = wanted[: len(reserved.places)]
         try:
             encoded = self._encoded(reading.image, tiles)
+            room = encoded.view
             last = len(tiles) == len(wanted)
             pending = self._schedule(reading, encoded, reserved, last=last, only=last and only)
         except BaseException:
             self._tiles.unpin(reserved)
             raise
-        return _InFlight(tiles, reserved, pending, encoded.buffer)
+        return _InFlight(tiles, reserved, pending, room)
 
     def _schedule(
         self,
@@ -535,18 +537,22 @@ class DeviceReader:
         offsets = grid.offsets.reshape(grid.planes, -1).take(numbers, axis=1)
         wanted = grid.byte_counts.reshape(grid.planes, -1).take(numbers, axis=1)
         buffer, starts, lengths = self._source.read_joined(
-            offsets.ravel(), wanted.ravel(), self._room
+            offsets.ravel(), wanted.ravel(), self._room, self._decoder.apart(image, len(tiles))
         )
         self._log.count(bytes_read=int(lengths.sum()))
         # A segment that the file was to hold, but that lies beyond its end, is no missing one.
         present = starts.reshape(offsets.shape), lengths.reshape(offsets.shape)
-        return EncodedBatch(image, tiles, buffer, *present, wanted > 0, self._background)
+        return EncodedBatch(
+            image, tiles, buffer, *present, wanted > 0, self._background, shared=True
+        )
 
-    def _room(self, size: int) -> bytearray:
+    def _room(self, size: int) -> memoryview:
         """Give out a buffer that is used again, since new memory costs more than to read."""
         with self._lock:
-            room = self._idle_rooms.pop() if self._idle_rooms else bytearray()
-        return room if len(room) >= size else bytearray(size + size // 4)
+            room = self._idle_rooms.pop() if self._idle_rooms else None
+        if room is None or len(room) < size:
+            room = self.device.shared(max(SMALLEST_ROOM, size + size // 4), np.uint8).data
+        return room
 
     def _paste(self, reading: _Reading, rows: Any) -> None:
         level = (reading.image.height, reading.image.width)

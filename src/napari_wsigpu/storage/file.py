@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from napari_wsigpu.errors import SlideChangedError, SlideClosedError, file_error
-from napari_wsigpu.storage.source import ByteRange
+from napari_wsigpu.storage.source import MARGIN, ByteRange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.storage.source import Fill
+    from napari_wsigpu.storage.source import Buffer, Fill, Room
 
 MERGE_GAP = 64 << 10
 MERGE_LIMIT = 16 << 20
@@ -88,7 +88,11 @@ class Joined(NamedTuple):
 
 
 def join_ranges(
-    offsets: NDArray[np.int64], lengths: NDArray[np.int64], end: int, page: int = 1
+    offsets: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    end: int,
+    page: int = 1,
+    apart: NDArray[np.bool_] | None = None,
 ) -> Joined:
     """Plan to read many ranges into one buffer, those that lie near each other at once.
 
@@ -101,8 +105,10 @@ def join_ranges(
     page : int
         What offsets and sizes of runs, and their places, are to be multiples of, but for where
         the file ends.
+    apart : ndarray of bool, shape (ranges,), optional
+        Which ranges begin a run; then there are `MARGIN` bytes before and behind each run.
     """
-    lengths = np.minimum(lengths, end - offsets).clip(0)
+    lengths = np.maximum(np.minimum(lengths, end - offsets), 0)
     lengths[offsets < 0] = 0
     order = np.flatnonzero(lengths)
     if not len(order):
@@ -115,15 +121,19 @@ def join_ranges(
     if page > 1:
         begin, past = first // page * page, np.minimum(-(-past // page) * page, end)
     reached = np.maximum.accumulate(past)
-    heads = np.flatnonzero(np.append(True, begin[1:] > reached[:-1] + MERGE_GAP))
+    begins = np.zeros(len(order), np.bool_) if apart is None else apart[order]
+    begins[0] = True
+    begins[1:] |= begin[1:] > reached[:-1] + MERGE_GAP
+    heads = begins.nonzero()[0]
     stops = np.append(heads[1:], len(first))
     sizes = reached[stops - 1] - begin[heads]
-    places = sizes.cumsum() - sizes
+    margin = 0 if apart is None else MARGIN
+    places = (sizes + margin).cumsum() - sizes
     table = begin[heads], places, sizes
     runs = list(map(Run, *(column.tolist() for column in table)))
     starts = np.zeros_like(offsets)
     starts[order] = first + np.repeat(places - begin[heads], stops - heads)
-    return Joined(int(sizes.sum()), runs, starts, lengths)
+    return Joined(int(places[-1] + sizes[-1]) + margin, runs, starts, lengths)
 
 
 class FileSource:
@@ -170,10 +180,11 @@ class FileSource:
         self,
         offsets: NDArray[np.int64],
         lengths: NDArray[np.int64],
-        room: Callable[[int], bytearray] = bytearray,
-    ) -> tuple[bytearray, NDArray[np.int64], NDArray[np.int64]]:
+        room: Room = bytearray,
+        apart: NDArray[np.bool_] | None = None,
+    ) -> tuple[Buffer, NDArray[np.int64], NDArray[np.int64]]:
         """Read many ranges into one buffer; see `ByteSource.read_joined`."""
-        joined = self.join(offsets, lengths)
+        joined = join_ranges(offsets, lengths, self._size, apart=apart)
         buffer = room(joined.size)
         view = memoryview(buffer)
         with self._handle() as file:

@@ -10,12 +10,12 @@ import numpy as np
 from napari_wsigpu.storage.file import FileSource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
     from napari_wsigpu.formats.layout import SlideFile
-    from napari_wsigpu.storage.source import Fill
+    from napari_wsigpu.storage.source import Buffer, Fill, Room
 
 
 class FilesSource:
@@ -45,21 +45,23 @@ class FilesSource:
         self,
         offsets: NDArray[np.int64],
         lengths: NDArray[np.int64],
-        room: Callable[[int], bytearray] = bytearray,
-    ) -> tuple[bytearray, NDArray[np.int64], NDArray[np.int64]]:
+        room: Room = bytearray,
+        apart: NDArray[np.bool_] | None = None,
+    ) -> tuple[Buffer, NDArray[np.int64], NDArray[np.int64]]:
         """Read many ranges into one buffer; see `ByteSource.read_joined`."""
         parts = self._by_file(offsets)
         if len(parts) == 1:
             source, start, _ = parts[0]
-            return source.read_joined(offsets - start, lengths, room)
+            return source.read_joined(offsets - start, lengths, room, apart)
         read = [
             (members, *source.read_joined(offsets[members] - start, lengths[members]))
             for source, start, members in parts
         ]
         buffer = room(sum(len(part) for _, part, _, _ in read))
+        target = memoryview(buffer)
         starts, found, place = np.zeros_like(offsets), np.zeros_like(lengths), 0
         for members, part, part_starts, part_lengths in read:
-            buffer[place : place + len(part)] = part
+            target[place : place + len(part)] = part
             starts[members] = part_starts + place
             found[members] = part_lengths
             place += len(part)

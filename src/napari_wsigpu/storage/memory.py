@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
+
+    from napari_wsigpu.storage.source import Buffer, Room
 
 
 class MemorySource:
@@ -26,12 +28,13 @@ class MemorySource:
         self,
         offsets: NDArray[np.int64],
         lengths: NDArray[np.int64],
-        room: Callable[[int], bytearray] = bytearray,
-    ) -> tuple[bytearray, NDArray[np.int64], NDArray[np.int64]]:
+        room: Room = bytearray,
+        apart: NDArray[np.bool_] | None = None,
+    ) -> tuple[Buffer, NDArray[np.int64], NDArray[np.int64]]:
         """Return all bytes, and where each range lies in them."""
         size = len(self._data)
         buffer = room(size)
-        buffer[:size] = self._data
+        memoryview(buffer)[:size] = self._data
         starts = np.minimum(offsets, size)
         return buffer, starts, np.minimum(lengths, size - starts)
 

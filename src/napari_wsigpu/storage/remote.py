@@ -18,13 +18,14 @@ from napari_wsigpu.storage.source import join_views
 from napari_wsigpu.storage.url import public_url
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
     from concurrent.futures import Future
 
     import numpy as np
     from numpy.typing import NDArray
 
     from napari_wsigpu.storage.connection import Answer
+    from napari_wsigpu.storage.source import Buffer, Room
 
 BLOCK = 64 << 10
 MERGED_GAP = 4  # blocks
@@ -119,8 +120,9 @@ class RemoteSource:
         self,
         offsets: NDArray[np.int64],
         lengths: NDArray[np.int64],
-        room: Callable[[int], bytearray] = bytearray,
-    ) -> tuple[bytearray, NDArray[np.int64], NDArray[np.int64]]:
+        room: Room = bytearray,
+        apart: NDArray[np.bool_] | None = None,
+    ) -> tuple[Buffer, NDArray[np.int64], NDArray[np.int64]]:
         """Read many ranges into one buffer; see `ByteSource.read_joined`."""
         ranges = list(zip(offsets.tolist(), lengths.tolist(), strict=True))
         return join_views(self.read(ranges), room)

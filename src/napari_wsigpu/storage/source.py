@@ -12,6 +12,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    Buffer = bytearray | memoryview
+    Room = Callable[[int], Buffer]
+
+MARGIN = 1024
+
 
 class ByteRange(NamedTuple):
     """`length` bytes from `offset` on."""
@@ -56,8 +61,9 @@ class ByteSource(Protocol):
         self,
         offsets: NDArray[np.int64],
         lengths: NDArray[np.int64],
-        room: Callable[[int], bytearray] = bytearray,
-    ) -> tuple[bytearray, NDArray[np.int64], NDArray[np.int64]]:
+        room: Room = bytearray,
+        apart: NDArray[np.bool_] | None = None,
+    ) -> tuple[Buffer, NDArray[np.int64], NDArray[np.int64]]:
         """Read many ranges into one buffer.
 
         Parameters
@@ -66,10 +72,13 @@ class ByteSource(Protocol):
             In any order; they may overlap.
         room : callable
             Gives a buffer of at least so many bytes.
+        apart : ndarray of bool, shape (ranges,), optional
+            Before which ranges, as behind the last, there shall be `MARGIN` bytes more; a source
+            that gains nothing by reading neighbours at once may leave no room.
 
         Returns
         -------
-        buffer : bytearray
+        buffer : bytearray or memoryview
             The bytes, and others between and after them.
         starts, lengths : ndarray of int64, shape (ranges,)
             Where each range lies in the buffer; shorter where the source ends before.
@@ -112,12 +121,13 @@ class FillingSource(ByteSource, Protocol):
 
 
 def join_views(
-    views: Sequence[memoryview], room: Callable[[int], bytearray]
-) -> tuple[bytearray, NDArray[np.int64], NDArray[np.int64]]:
+    views: Sequence[memoryview], room: Room
+) -> tuple[Buffer, NDArray[np.int64], NDArray[np.int64]]:
     """Copy ranges that were read one by one into one buffer, as `ByteSource.read_joined` does."""
     lengths = np.array([len(view) for view in views], np.int64)
     starts = np.cumsum(lengths) - lengths
     buffer = room(int(lengths.sum()))
+    target = memoryview(buffer)
     for start, view in zip(starts.tolist(), views, strict=True):
-        buffer[start : start + len(view)] = view
+        target[start : start + len(view)] = view
     return buffer, starts, lengths

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.formats.layout import LevelLayout, SlideFile
-    from napari_wsigpu.storage.source import Fill
+    from napari_wsigpu.storage.source import Buffer, Fill, Room
     from napari_wsigpu.storage.zarr_chunks import Chunk, Encoded
 
 DECODERS: dict[str, Callable[..., Sized]] = {
@@ -127,8 +127,9 @@ class ZarrSource:
         self,
         offsets: NDArray[np.int64],
         lengths: NDArray[np.int64],
-        room: Callable[[int], bytearray] = bytearray,
-    ) -> tuple[bytearray, NDArray[np.int64], NDArray[np.int64]]:
+        room: Room = bytearray,
+        apart: NDArray[np.bool_] | None = None,
+    ) -> tuple[Buffer, NDArray[np.int64], NDArray[np.int64]]:
         """Read many ranges into one buffer; see `ByteSource.read_joined`."""
         ranges = list(zip(offsets.tolist(), lengths.tolist(), strict=True))
         return join_views(self.read(ranges), room)
