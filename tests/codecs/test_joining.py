@@ -120,7 +120,9 @@ class TestInPlace:
             assert scan.endswith(bytes(batch.view[begin : begin + length]) + b"\xff\xd9")
             assert length > 20
 
-    @pytest.mark.parametrize("why", ["order", "not shared", "share", "gap", "the same bytes"])
+    @pytest.mark.parametrize(
+        "why", ["order", "not shared", "share", "gap", "the same bytes", "no fill"]
+    )
     def test_where_there_is_no_room_they_are_copied(self, path, why):
         order = list(range(30))[::-1] if why == "order" else None
         gaps = [0] * 20 + [MOST_FILL] + [0] * 9 if why == "gap" else [0] * 30
@@ -130,6 +132,7 @@ class TestInPlace:
         stored = segments_of(batch)
         before = bytes(batch.view)
         work = workspace(Streams())
+        work.device.jpegs_filled = why != "no fill"
         count = 29 if why == "share" else 30
         prepared = maker.prepare(batch, count, work)
         assert indices_of(prepared) == list(range(count))

@@ -44,15 +44,21 @@ class JpegEngine(NamedTuple):
         Images that keep it busy; each keeps the processor busy for 40 us.
     threads : int
         Of its own that prepare images, 0 for one a core.
+    filled : bool
+        Whether there may be any number of 0xFF before a restart marker.
     """
 
     backend: int
     at_once: int
     threads: int
+    filled: bool
 
 
 # A GPU has up to 7 JPEG engines. To wake more threads for them takes longer than their work.
-JPEG_ENGINES = {"hardware": JpegEngine(HARDWARE, 7, 4), "hybrid": JpegEngine(HYBRID, 14, 0)}
+JPEG_ENGINES = {
+    "hardware": JpegEngine(HARDWARE, 7, 4, filled=True),
+    "hybrid": JpegEngine(HYBRID, 14, 0, filled=False),
+}
 # Without it, images of less than a million pixels keep the processor busy instead.
 ALL_ON_GPU = "nvjpeg_cuda_decoder:hybrid_huffman_threshold=0"
 PINNED_BUDGET = 1 << 30
@@ -171,7 +177,7 @@ class CudaDevice:
 
     def __init__(self, index: int) -> None:
         self.name = f"cuda:{index}"
-        self.jpegs_at_once = JPEG_ENGINES["hardware"].at_once
+        self.jpegs_at_once, self.jpegs_filled = JPEG_ENGINES["hardware"].at_once, False
         self._index = index
         self._cupy = import_cuda("cupy", self.name)
         self._library = Library()
@@ -238,11 +244,13 @@ class CudaDevice:
         """
         if kind == "jpeg2000":
             return self._library.decoder(self._index, GPU_ONLY), "GPU"
-        for name, (backend, at_once, threads) in JPEG_ENGINES.items():
+        for name, engine in JPEG_ENGINES.items():
             if os.environ.get(JPEG_ENGINE, name) == name:
-                decoder = self._library.decoder(self._index, backend, ALL_ON_GPU, threads)
+                decoder = self._library.decoder(
+                    self._index, engine.backend, ALL_ON_GPU, engine.threads
+                )
                 if self._decodes(decoder):
-                    self.jpegs_at_once = at_once
+                    self.jpegs_at_once, self.jpegs_filled = engine.at_once, engine.filled
                     return decoder, name
         raise DeviceError(f"nvImageCodec can't decode JPEG on '{self.name}'; is nvJPEG installed?")
 

@@ -80,10 +80,10 @@ class NvImageCodecDecoder:
 
     def apart(self, level: LevelLayout, count: int) -> NDArray[np.bool_] | None:
         """Return before which of so many tiles `schedule` would rather have room in the buffer."""
-        made = self.maker(level)
-        if not isinstance(made, JpegStreams):
+        made, device = self.maker(level), self.worker.device
+        if not isinstance(made, JpegStreams) or not device.jpegs_filled:
             return None
-        return made.apart(count, self.worker.device.jpegs_at_once)
+        return made.apart(count, device.jpegs_at_once)
 
     def maker(self, level: LevelLayout) -> JpegStreams | Jpeg2000Streams | str:
         """Return what makes a level's code streams, or why the CPU decodes it."""

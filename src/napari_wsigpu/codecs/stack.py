@@ -142,7 +142,8 @@ class JpegStreams:
         scans = alike or Scans(
             *map(np.concatenate, zip(NO_SCANS, *by_header.values(), strict=True))
         )
-        own = header if alike is not None and count == len(batch) else None
+        alone = alike is not None and count == len(batch) and work.device.jpegs_filled
+        own = header if alone else None
         return StackedTiles(stacks, scans, shape, batch, work, own, to_rgb=self._how.convert)
 
     def apart(self, count: int, at_once: int) -> NDArray[np.bool_]:
@@ -249,7 +250,7 @@ class StackedTiles:
     work : Workspace
         Where streams and planes go.
     own : bytes or None
-        What all tiles of the batch begin with, if they are alike and all in the stacks.
+        What all tiles of the batch begin with, if they may be put together where they lie.
     to_rgb : bool
         Whether they are YCbCr.
     """

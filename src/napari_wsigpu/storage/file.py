@@ -106,7 +106,7 @@ def join_ranges(
         What offsets and sizes of runs, and their places, are to be multiples of, but for where
         the file ends.
     apart : ndarray of bool, shape (ranges,), optional
-        Which ranges begin a run; then there are `MARGIN` bytes before and behind each run.
+        Which ranges begin a run that has `MARGIN` bytes before it, as there are behind the last.
     """
     lengths = np.maximum(np.minimum(lengths, end - offsets), 0)
     lengths[offsets < 0] = 0
@@ -128,7 +128,7 @@ def join_ranges(
     stops = np.append(heads[1:], len(first))
     sizes = reached[stops - 1] - begin[heads]
     margin = 0 if apart is None else MARGIN
-    places = (sizes + margin).cumsum() - sizes
+    places = (sizes if apart is None else sizes + MARGIN * apart[order[heads]]).cumsum() - sizes
     table = begin[heads], places, sizes
     runs = list(map(Run, *(column.tolist() for column in table)))
     starts = np.zeros_like(offsets)
