@@ -449,7 +449,7 @@ class TestLifetime:
         source.close()
         source.close()
         wait_for(lambda: server.sockets == 0)
-        assert len(psutil.Process().net_connections()) <= before
+        wait_for(lambda: len(psutil.Process().net_connections()) <= before)
         with pytest.raises(SlideClosedError, match="was closed"):
             source.read([(0, 5)])
 

@@ -124,14 +124,14 @@ def join_ranges(
     begins = np.zeros(len(order), np.bool_) if apart is None else apart[order]
     begins[0] = True
     begins[1:] |= begin[1:] > reached[:-1] + MERGE_GAP
-    heads = begins.nonzero()[0]
-    stops = np.append(heads[1:], len(first))
+    edges = np.append(begins, True).nonzero()[0]
+    heads, stops = edges[:-1], edges[1:]
     sizes = reached[stops - 1] - begin[heads]
     margin = 0 if apart is None else MARGIN
     places = (sizes if apart is None else sizes + MARGIN * apart[order[heads]]).cumsum() - sizes
     table = begin[heads], places, sizes
     runs = list(map(Run, *(column.tolist() for column in table)))
-    starts = np.zeros_like(offsets)
+    starts = np.zeros(len(offsets), np.int64)
     starts[order] = first + np.repeat(places - begin[heads], stops - heads)
     return Joined(int(places[-1] + sizes[-1]) + margin, runs, starts, lengths)
 
