@@ -228,6 +228,31 @@ class TestResources:
         left = [thread.name for thread in threading.enumerate()]
         assert not [name for name in left if name.startswith("wsigpu")]
 
+    @pytest.mark.parametrize("end", [ZarrSource.release, ZarrSource.close])
+    def test_threads_live_as_long_as_the_source(self, source, layout, leaves_nothing, end):
+        before = set(threading.enumerate())
+        ranges = places(layout.levels[0])
+        source.read(ranges[:1])
+        assert set(threading.enumerate()) == before
+        source.read(ranges)
+        begun = set(threading.enumerate()) - before
+        assert begun
+        source.read(ranges)
+        assert begun <= set(threading.enumerate())
+        end(source)
+        assert set(threading.enumerate()) == before
+
+    def test_no_thread_begins_once_it_is_closed(self, source, layout, monkeypatch, leaves_nothing):
+        opened = source._opened
+
+        def close_and_open(tile):
+            source.close()
+            return opened(tile)
+
+        monkeypatch.setattr(source, "_opened", close_and_open)
+        with pytest.raises(SlideClosedError, match="was closed"):
+            source.read(places(layout.levels[0]))
+
     def test_a_layout_can_be_sent_elsewhere(self, layout, pixels):
         copy = pickle.loads(pickle.dumps(layout))
         source = ZarrSource(copy.path, copy.levels, copy.files)

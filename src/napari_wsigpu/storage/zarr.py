@@ -109,6 +109,7 @@ class ZarrSource:
         self._files = files
         self._lock = threading.Lock()
         self._arrays: dict[str, _Opened] = {}
+        self._pool: ThreadPoolExecutor | None = None
         self._memory = TileMemory()
         self._closed = False
 
@@ -141,9 +142,12 @@ class ZarrSource:
         return [partial(self._fill, tile, self._opened(tile)) for tile in tiles if tile is not None]
 
     def release(self) -> None:
-        """Forget the arrays until the next read; there is no handle."""
+        """Forget the arrays and join the threads until the next read; there is no handle."""
         with self._lock:
             self._arrays.clear()
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown()
         self._memory.clear()
 
     def close(self) -> None:
@@ -152,8 +156,7 @@ class ZarrSource:
         self.release()
 
     def _check(self) -> None:
-        if self._closed:
-            raise SlideClosedError(f"'{self._path}' was closed; open the slide again.")
+        self._check_open()
         for file in self._files:
             try:
                 status = Path(file.path).stat()
@@ -163,6 +166,10 @@ class ZarrSource:
                 raise SlideChangedError(
                     f"'{self._path}' has changed since it was opened; open the slide again."
                 )
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SlideClosedError(f"'{self._path}' was closed; open the slide again.")
 
     def _tile_at(self, offset: int) -> _Tile | None:
         """Return the tile in which a place lies."""
@@ -187,10 +194,16 @@ class ZarrSource:
             return found
 
     def _read_tiles(self, tiles: Sequence[_Tile]) -> dict[_Tile, memoryview]:
-        """Read whole tiles, several at the same time."""
+        """Read whole tiles, several at the same time; one alone needs no thread."""
         opened = [self._opened(tile) for tile in tiles]
-        with ThreadPoolExecutor(os.cpu_count(), "wsigpu-zarr") as pool:
-            return dict(zip(tiles, pool.map(self._read_tile, tiles, opened), strict=True))
+        if len(tiles) < 2:
+            return dict(zip(tiles, map(self._read_tile, tiles, opened), strict=True))
+        with self._lock:
+            self._check_open()  # close joins no threads that begin after it
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(os.cpu_count(), "wsigpu-zarr")
+            views = self._pool.map(self._read_tile, tiles, opened)
+        return dict(zip(tiles, views, strict=True))
 
     def _read_tile(self, tile: _Tile, opened: _Opened) -> memoryview:
         view = np.empty(tile.image.tile_bytes, np.uint8).data
