@@ -23,6 +23,9 @@ def test_the_grid_knows_its_segments():
     assert (grid.planes, grid.rows, grid.columns) == (2, 2, 2)
     assert grid.segments([1, 0], [0, 1]) == [[(2, 0), (6, 3)], [(1, 0), (5, 0)]]
     assert grid.segments([], []) == []
+    offsets, byte_counts = grid.ranges(np.array([1, 0]), np.array([0, 1]))
+    np.testing.assert_array_equal(offsets, [[2, 1], [6, 5]])
+    np.testing.assert_array_equal(byte_counts, [[0, 0], [3, 0]])
 
 
 def test_layouts_can_not_be_changed():

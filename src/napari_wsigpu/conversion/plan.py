@@ -385,8 +385,7 @@ def segments_of(level: PlannedLevel, tiles: Sequence[tuple[int, int]]) -> NDArra
     -------
     ndarray of int64, shape (2, planes, tiles)
     """
-    grid = level.source.layout.grid
     rows, columns = np.array(tiles, np.int64).reshape(-1, 2).T
     rows = rows + level.window.top // level.tile_height
     columns = columns + level.window.left // level.tile_width
-    return np.stack([grid.offsets[:, rows, columns], grid.byte_counts[:, rows, columns]])
+    return np.stack(level.source.layout.grid.ranges(rows, columns))

@@ -532,10 +532,7 @@ class DeviceReader:
         )
 
     def _encoded(self, image: LevelLayout, tiles: NDArray[np.int64]) -> EncodedBatch:
-        grid = image.grid
-        numbers = tiles[:, 0] * grid.columns + tiles[:, 1]
-        offsets = grid.offsets.reshape(grid.planes, -1).take(numbers, axis=1)
-        wanted = grid.byte_counts.reshape(grid.planes, -1).take(numbers, axis=1)
+        offsets, wanted = image.grid.ranges(*tiles.T)
         buffer, starts, lengths = self._source.read_joined(
             offsets.ravel(), wanted.ravel(), self._room, self._decoder.apart(image, len(tiles))
         )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.codecs.device import Stream, TileFormat, Window
     from napari_wsigpu.engine.log import TileLog
     from napari_wsigpu.formats.layout import LevelLayout
-    from napari_wsigpu.storage.file import FileSource, Joined
+    from napari_wsigpu.storage.file import FileSource
     from napari_wsigpu.storage.gds import Loader
 
 BATCH_BYTES = 512 << 20
@@ -75,14 +75,17 @@ class RawReader:
 
         def attempt(most: int) -> dict[int, str]:
             parts = [tiles[first : first + most] for first in range(0, len(tiles), most)]
-            joined = [self._join(image, part) for part in parts]
+            ranges = [image.grid.ranges(*part.T) for part in parts]
+            joined = [
+                self._source.join(offsets.ravel(), wanted.ravel(), PAGE)
+                for offsets, wanted in ranges
+            ]
             batches = [Batch(plan.size, [(self._source, plan.runs)]) for plan in joined]
             failures: dict[int, str] = {}
             level = (image.height, image.width)
             with closing(Transfer(self._loader, stream).buffers(batches)) as buffers:
                 for number, buffer in enumerate(buffers):
-                    part, plan = parts[number], joined[number]
-                    present = image.grid.byte_counts[:, part[:, 0], part[:, 1]] > 0
+                    part, plan, present = parts[number], joined[number], ranges[number][1] > 0
                     starts, lengths = (
                         each.reshape(present.shape) for each in (plan.starts, plan.lengths)
                     )
@@ -106,9 +109,3 @@ class RawReader:
                 if most == 1:
                     raise
                 most = min(most, len(tiles)) // 2 or 1
-
-    def _join(self, image: LevelLayout, tiles: NDArray[np.int64]) -> Joined:
-        rows, columns = tiles.T
-        offsets = image.grid.offsets[:, rows, columns]
-        wanted = image.grid.byte_counts[:, rows, columns]
-        return self._source.join(offsets.ravel(), wanted.ravel(), PAGE)

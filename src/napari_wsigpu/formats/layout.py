@@ -98,19 +98,30 @@ class TileGrid:
         """Number of tile columns."""
         return int(self.offsets.shape[2])
 
+    def ranges(
+        self, rows: Sequence[int] | NDArray[Any], columns: Sequence[int] | NDArray[Any]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Look up the byte ranges of many tiles at once.
+
+        Returns
+        -------
+        offsets, byte_counts : ndarray of int64, shape (planes, tiles)
+            As in the grid.
+        """
+        return self.offsets[:, rows, columns], self.byte_counts[:, rows, columns]
+
     def segments(
         self, rows: Sequence[int] | NDArray[Any], columns: Sequence[int] | NDArray[Any]
     ) -> list[list[tuple[int, int]]]:
-        """Look up many tiles at once.
+        """Look up the byte ranges of many tiles at once, for use tile by tile.
 
         Returns
         -------
         list of list of (int, int)
             For each tile (offset, byte count) of each plane.
         """
-        offsets = self.offsets[:, rows, columns].T.tolist()
-        counts = self.byte_counts[:, rows, columns].T.tolist()
-        pairs = zip(offsets, counts, strict=True)
+        offsets, byte_counts = self.ranges(rows, columns)
+        pairs = zip(offsets.T.tolist(), byte_counts.T.tolist(), strict=True)
         return [list(zip(places, lengths, strict=True)) for places, lengths in pairs]
 
     def holds_any(self, top: int, left: int, height: int, width: int) -> bool:
