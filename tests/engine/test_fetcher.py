@@ -1,6 +1,7 @@
 import threading
 import time
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -97,6 +98,19 @@ def test_a_batch_is_of_one_level_and_takes_about_50_ms(fetcher):
     sizes = [len(batch) for batch in source.batches if batch[0].level == 0]
     assert sizes[0] == threads_at_work()
     assert 15 <= max(sizes) <= 50
+
+
+def test_the_largest_batch_is_of_whole_rounds(fetcher, monkeypatch):
+    """Tiles that take no time at all on a coarse clock."""
+    monkeypatch.setattr(
+        "napari_wsigpu.engine.fetcher.time", SimpleNamespace(perf_counter=lambda: 7.0)
+    )
+    monkeypatch.setattr("napari_wsigpu.engine.fetcher.threads_at_work", lambda: 3)
+    source = Source()
+    screen = Screen(source)
+    fetcher.want(screen, source.keys(600))
+    until(lambda: len(screen.landed) == 600)
+    assert [len(batch) for batch in source.batches] == [3, 255, 255, 87]
 
 
 def test_a_source_that_answers_late_is_asked_for_many_tiles_at_a_time(fetcher):

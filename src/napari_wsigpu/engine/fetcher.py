@@ -184,7 +184,7 @@ class TileFetcher:
                     keys = wanted.on_screen
                     if ahead:
                         keys = wanted.next_likely
-                        keys[:] = [key for key in keys if self._pace_of(key) <= SLOWEST_AHEAD]
+                        keys[:] = [key for key in keys if not self._takes_long(key)]
                     if keys:
                         return self._take(wanted.source, keys, ahead=ahead)
             self._thread = None
@@ -206,19 +206,24 @@ class TileFetcher:
         """Return how many tiles keep all cores at work for as long as a batch may take."""
         side_by_side = -(-threads_at_work() // source.parts_of(key.level))
         pace = self._pace_of(key)
-        if not pace:
+        if pace is None:
             return side_by_side
-        rounds = max(1, int(BATCH_SECONDS / pace) // side_by_side)
-        return min(BATCH_TILES, rounds * side_by_side)
+        tiles = int(BATCH_SECONDS / max(pace, BATCH_SECONDS / BATCH_TILES))
+        return max(1, tiles // side_by_side) * side_by_side
 
-    def _pace_of(self, key: TileKey) -> float:
-        """Return seconds a tile of a level, 0 as long as they are not known."""
-        return self._pace.get((_number(key), key.level), 0.0)
+    def _takes_long(self, key: TileKey) -> bool:
+        """Whether one tile of a level is known to take too long to be fetched ahead."""
+        pace = self._pace_of(key)
+        return pace is not None and pace > SLOWEST_AHEAD
+
+    def _pace_of(self, key: TileKey) -> float | None:
+        """Return seconds a tile of a level, None as long as they are not known."""
+        return self._pace.get((_number(key), key.level))
 
     def _land(self, batch: _Batch, tiles: Mapping[TileKey, NDArray[Any]], seconds: float) -> None:
         first = batch.keys[0]
         with self._changed:
-            self._pace[_number(first), first.level] = max(seconds / len(batch.keys), 1e-6)
+            self._pace[_number(first), first.level] = seconds / len(batch.keys)
             if batch.ahead:
                 if len(self._ahead) > MOST_REMEMBERED:
                     self._ahead.clear()
