@@ -533,8 +533,8 @@ class Slide:
         ------
         SlideClosedError
             If the slide was closed.
-        SlideReadError
-            If the file can't be read now.
+        SlideReadError, SlideChangedError
+            If the file can't be read now, or is another one.
         DeviceError
             If the device that shall decode them fails.
         """

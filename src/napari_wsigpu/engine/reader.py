@@ -240,8 +240,8 @@ class RegionReader:
         ------
         SlideClosedError
             If the slide was closed.
-        SlideReadError
-            If the file can't be read now.
+        SlideReadError, SlideChangedError
+            If the file can't be read now, or is another one.
         DeviceError
             If the device that was chosen fails.
         """
