@@ -588,31 +588,31 @@ class Unsteady:
 
 
 @pytest.fixture
-def unsteady(monkeypatch):
-    """Have a slide's tiles fail some times, with pauses that a test can wait for."""
+def unsteady(make_viewer, monkeypatch):
+    """Look at a slide whose tiles fail some times, with pauses that a test can wait for."""
     monkeypatch.setattr(progressive, "FIRST_PAUSE_MS", 50)
     monkeypatch.setattr(progressive, "LONGEST_PAUSE_MS", 200)
 
-    def make(layer, error, times):
+    def look(error, times):
+        viewer = make_viewer()
+        [layer] = viewer.open(sample_path(), plugin=PLUGIN)
         slide = layer.data[0].slide
         settle()
         slide.clear_cache()
         reader = Unsteady(slide, error, times)
         monkeypatch.setattr(slide, "read_tiles", reader)
-        return reader
+        look_at(viewer, layer, 2600, 3300, 1)
+        canvas_of(viewer)
+        return viewer, layer, reader
 
-    return make
+    return look
 
 
 AWAY = SlideReadError("The server is away; try again later.")
 
 
-def test_a_view_that_failed_is_tried_again_by_itself(make_viewer, slicing, unsteady):
-    viewer = make_viewer()
-    [layer] = viewer.open(sample_path(), plugin=PLUGIN)
-    reader = unsteady(layer, AWAY, 5)
-    look_at(viewer, layer, 2600, 3300, 1)
-    canvas_of(viewer)
+def test_a_view_that_failed_is_tried_again_by_itself(unsteady, slicing):
+    _, layer, reader = unsteady(AWAY, 5)
     display = progressive.display_of(layer)
     assert not display.exact
     end = time.monotonic() + 30
@@ -627,24 +627,16 @@ def test_a_view_that_failed_is_tried_again_by_itself(make_viewer, slicing, unste
     assert warning.message == f"Some tiles stay blurred, and are tried again by themselves: {AWAY}"
 
 
-def test_what_does_not_pass_is_not_tried_again(make_viewer, unsteady):
-    viewer = make_viewer()
-    [layer] = viewer.open(sample_path(), plugin=PLUGIN)
-    reader = unsteady(layer, SlideClosedError("The slide was closed."), 100)
-    look_at(viewer, layer, 2600, 3300, 1)
-    canvas_of(viewer)
+def test_what_does_not_pass_is_not_tried_again(unsteady):
+    _, layer, reader = unsteady(SlideClosedError("The slide was closed."), 100)
     settle(0.5)
     assert len(reader.asked) == 1
     assert not progressive.display_of(layer).exact
 
 
 @pytest.mark.parametrize("hide", [False, True])
-def test_only_what_is_on_screen_is_tried_again(make_viewer, unsteady, hide):
-    viewer = make_viewer()
-    [layer] = viewer.open(sample_path(), plugin=PLUGIN)
-    reader = unsteady(layer, AWAY, 100)
-    look_at(viewer, layer, 2600, 3300, 1)
-    canvas_of(viewer)
+def test_only_what_is_on_screen_is_tried_again(unsteady, hide):
+    viewer, layer, reader = unsteady(AWAY, 100)
     settle()
     assert len(reader.asked) > 1
     if hide:
@@ -665,12 +657,8 @@ def test_only_what_is_on_screen_is_tried_again(make_viewer, unsteady, hide):
 
 
 @pytest.mark.parametrize("close", [False, True])
-def test_nothing_is_tried_again_of_a_slide_that_left(make_viewer, slicing, unsteady, close):
-    viewer = make_viewer()
-    [layer] = viewer.open(sample_path(), plugin=PLUGIN)
-    reader = unsteady(layer, AWAY, 100)
-    look_at(viewer, layer, 2600, 3300, 1)
-    canvas_of(viewer)
+def test_nothing_is_tried_again_of_a_slide_that_left(unsteady, slicing, close):
+    viewer, layer, reader = unsteady(AWAY, 100)
     end = time.monotonic() + 30
     while not reader.asked:
         assert time.monotonic() < end
