@@ -32,6 +32,7 @@ import numpy as np
 from distributed import Client, LocalCluster, Nanny, Scheduler, SpecCluster, as_completed
 
 from napari_wsigpu import Slide, SlideError, open_slide
+from napari_wsigpu.errors import DeviceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -322,17 +323,18 @@ def refuse(sentence: str) -> int:
     return 1
 
 
-def main() -> int:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(description="Measure the stains of a folder's slides.")
-    parser.add_argument("folder", type=Path)
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument("--workers", type=int, default=0, help="processes; 0: only this one")
-    where.add_argument("--cuda", action="store_true", help="one worker a GPU")
-    where.add_argument("--scheduler", help="address of a cluster that runs already")
-    parser.add_argument("--json", type=Path, help="file to write instead of standard output")
-    given = parser.parse_args()
-    dask.config.set(SETTINGS)
+def write(path: Path, mode: str, text: str = "") -> int:
+    """Write to a file, or say why that can't be; return the exit status."""
+    try:
+        with path.open(mode, encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        return refuse(f"'{path}' can't be written ({error.strerror}); give another file.")
+    return 0
+
+
+def run(given: argparse.Namespace) -> int:
+    """Measure the slides of a folder; return the exit status."""
     with ExitStack() as opened:
         try:
             slides = list(slides_in(given.folder, opened))
@@ -340,6 +342,8 @@ def main() -> int:
             return refuse(f"'{given.folder}' can't be read ({error.strerror}); give a folder.")
         if not slides:
             return refuse(f"'{given.folder}' holds no 8-bit RGB slide; give a folder of slides.")
+        device = "cuda" if given.cuda else "cpu"
+        slides[0].levels[0].to_dask(device=device)  # refuses a device that this process can't use
         client = None
         if given.workers or given.cuda or given.scheduler:
             cluster: Any = given.scheduler
@@ -355,9 +359,11 @@ def main() -> int:
                 client = opened.enter_context(Client(cluster))
             except (OSError, ValueError) as error:
                 return refuse(f"There is no scheduler at '{cluster}' ({error}); start one.")
+        if given.json and write(given.json, "a"):
+            return 1
         begin = time.perf_counter()
         records = []
-        for record in sweep(slides, client, "cuda" if given.cuda else "cpu"):
+        for record in sweep(slides, client, device):
             records.append(record)
             print(
                 f"{len(records)}/{len(slides)} {Path(record['path']).name}: "
@@ -367,10 +373,27 @@ def main() -> int:
             )
     text = json.dumps(sorted(records, key=lambda record: record["path"]), indent=1)
     if given.json:
-        given.json.write_text(text + "\n", encoding="utf-8")
-    else:
-        print(text)
+        return write(given.json, "w", text + "\n")
+    print(text)
     return 0
+
+
+def main() -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description="Measure the stains of a folder's slides.")
+    parser.add_argument("folder", type=Path)
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--workers", type=int, default=0, help="processes; 0: only this one")
+    where.add_argument("--cuda", action="store_true", help="one worker a GPU")
+    where.add_argument("--scheduler", help="address of a cluster that runs already")
+    parser.add_argument("--json", type=Path, help="file to write instead of standard output")
+    dask.config.set(SETTINGS)
+    try:
+        return run(parser.parse_args())
+    except DeviceError as error:
+        return refuse(f"Leave out --cuda: {error}")
+    except SlideError as error:
+        return refuse(str(error))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from napari_wsigpu import Slide, open_slide
+from napari_wsigpu.codecs import choose, cuda
 from napari_wsigpu.engine.cache import tile_cache
 from napari_wsigpu.engine.dask_level import CHUNK_BYTES, DaskLevel
 from napari_wsigpu.engine.open_slides import open_slides
@@ -25,6 +26,7 @@ dask = pytest.importorskip("dask", reason="dask is not installed")
 distributed = pytest.importorskip("distributed", reason="distributed is not installed")
 
 SHAPE = (203, 331, 3)
+FULL = Path("/dev/full")
 EXAMPLE = Path(__file__).parents[1] / "examples" / "tissue_and_stain.py"
 
 
@@ -380,17 +382,46 @@ class TestExample:
             (["{}/empty"], "'{}/empty' holds no 8-bit RGB slide"),
             (["{}", "--scheduler", "127.0.0.1:9"], "There is no scheduler at '127.0.0.1:9'"),
             (["{}", "--scheduler", "x://a"], "There is no scheduler at 'x://a'"),
+            (["{}", "--cuda"], "Leave out --cuda: 'cuda:0' can't be used, because this machine"),
+            (["{}", "--json", "{}/missing/a.json"], "'{}/missing/a.json' can't be written ("),
+            (["{}", "--json", "{}"], "'{}' can't be written ("),
         ],
     )
     def test_what_can_not_be_is_said(self, example, folder, monkeypatch, capsys, given, sentence):
         (folder / "empty").mkdir(exist_ok=True)
         words = [word.format(folder) for word in given]
         monkeypatch.setattr(sys, "argv", [str(EXAMPLE), *words])
+        monkeypatch.setattr(cuda, "driver_is_there", lambda: False)
+        monkeypatch.setattr(choose, "_workers", {})
         with dask.config.set({"distributed.comm.timeouts.connect": "0.2s"}):
             assert example.main() == 1
         printed = capsys.readouterr()
         assert printed.out == ""
         assert printed.err.splitlines()[-1].startswith(sentence.format(folder))
+        assert "1/2 " not in printed.err
+
+    @pytest.mark.skipif(not FULL.exists(), reason="the system has no full disk to write to")
+    def test_a_disk_that_is_full_in_the_end(self, example, folder, monkeypatch, capsys):
+        monkeypatch.setattr(sys, "argv", [str(EXAMPLE), str(folder), "--json", str(FULL)])
+        assert example.main() == 1
+        *_, done, refusal = capsys.readouterr().err.splitlines()
+        assert done.startswith("2/2 ")
+        assert refusal.startswith(f"'{FULL}' can't be written (No space left")
+
+    def test_a_damaged_slide(self, example, folder, tmp_path, monkeypatch, capsys):
+        path, kept = tmp_path / "a.svs", tmp_path / "out.json"
+        kept.write_text("of yesterday")
+        data = bytearray((folder / "0.svs").read_bytes())
+        with open_slide(folder / "0.svs") as slide:
+            grid = slide.layout.levels[0].grid
+        for offset, count in zip(grid.offsets.flat, grid.byte_counts.flat, strict=True):
+            data[offset : offset + count] = bytes(count)
+        path.write_bytes(data)
+        monkeypatch.setattr(sys, "argv", [str(EXAMPLE), str(tmp_path), "--json", str(kept)])
+        assert example.main() == 1
+        [refusal] = capsys.readouterr().err.splitlines()[-1:]
+        assert refusal.startswith("The tile at level 0, row ")
+        assert kept.read_text() == "of yesterday"
 
     def test_otsus_threshold_parts_with_the_least_variance_within(self, example):
         rng = np.random.default_rng(0)
