@@ -12,18 +12,19 @@ import pytest
 from napari.settings import get_plugin_settings
 from qtpy.QtCore import Qt
 from qtpy.QtTest import QTest
-from qtpy.QtWidgets import QAbstractButton, QSlider
+from qtpy.QtWidgets import QAbstractButton, QLabel, QSlider
 
 from napari_wsigpu.codecs import choose
 from napari_wsigpu.engine.cache import DEFAULT_BUDGET, tile_cache
 from napari_wsigpu.engine.device_cache import tiles_on
 from napari_wsigpu.errors import DeviceError
 from napari_wsigpu.slide import Slide
+from napari_wsigpu.units import byte_size
 from napari_wsigpu.viewer.sample import sample_path
 from napari_wsigpu.widgets import device_choice, failures
 from tests.widgets.conftest import assert_text_grows, click
 
-MIB = 1 << 20
+MB = 10**6
 SCRIPT = """
 import napari
 from qtpy.QtTest import QTest
@@ -103,11 +104,20 @@ def test_the_cache_is_that_of_the_process(monitor, slide_is_open, display):
     used = tile_cache.used
     click(monitor.clear)
     assert tile_cache.used < used
-    assert monitor.host.used.text() == f"{tile_cache.used / MIB:.3g} MiB used"
+    assert monitor.host.used.text() == f"{byte_size(tile_cache.used)} used"
     QTest.keyClick(monitor.host.slider, Qt.Key_Home)
-    assert tile_cache.budget == 64 * MIB
-    tile_cache.budget = 96 * MIB
-    display.waitUntil(lambda: monitor.host.budget.text() == "of 96 MiB")
+    assert tile_cache.budget == 64 * MB
+    tile_cache.budget = 96 * MB
+    display.waitUntil(lambda: monitor.host.budget.text() == "of 96 MB")
+
+
+def test_sizes_are_in_decimal_units_as_in_other_docks(monitor, slide_is_open, display):
+    [layer] = slide_is_open(sample_path())
+    whole(layer)
+    display.waitUntil(lambda: monitor.host.used.text().endswith(" MB used"))
+    assert monitor.host.budget.text() == "of 512 MB"
+    display.waitUntil(lambda: value(monitor, "Read in all").endswith(" MB"))
+    assert not any("iB" in label.text() for label in monitor.findChildren(QLabel))
 
 
 def test_what_displays_wait_for_is_shown(monitor, slide_is_open, display, monkeypatch):
@@ -197,7 +207,7 @@ class TestDevice:
         tiles = tiles_on("cuda:0")
         display.waitUntil(lambda: monitor.device.bar.value() > 0)
         QTest.keyClick(monitor.device.slider, Qt.Key_Home)
-        assert tiles.budget == 64 * MIB
+        assert tiles.budget == 64 * MB
         click(buttons["auto"])
         assert slide.device == "auto"
 

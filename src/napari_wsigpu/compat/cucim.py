@@ -389,7 +389,7 @@ class CacheType(IntEnum):
 
 
 class ImageCache:
-    """The process's cache of decoded tiles by cuCIM's names; it starts with 512 MiB.
+    """The process's cache of decoded tiles by cuCIM's names; it starts with 512 MB.
 
     Neither held tiles nor hits are counted for the whole cache: `Slide.stats` counts hits.
     """

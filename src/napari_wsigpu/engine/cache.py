@@ -10,7 +10,7 @@ from cachetools import LRUCache
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-DEFAULT_BUDGET = 512 << 20
+DEFAULT_BUDGET = 512_000_000
 
 
 class TileKey(NamedTuple):

@@ -8,8 +8,10 @@ from typing import Any
 from qtpy.QtCore import Qt, Signal
 from qtpy.QtWidgets import QGridLayout, QLabel, QProgressBar, QSlider, QWidget
 
-LEAST = 64 << 20
-UNKNOWN_MEMORY = 8 << 30
+from napari_wsigpu.units import byte_size
+
+LEAST = 64_000_000
+UNKNOWN_MEMORY = 8_000_000_000
 PART_OF_MEMORY = 2
 FINE = 1000  # parts of the bar
 
@@ -22,13 +24,8 @@ def machine_memory() -> int:
         return UNKNOWN_MEMORY
 
 
-def memory_size(count: int) -> str:
-    """Return a number of bytes in binary units."""
-    return f"{count / 2**30:.3g} GiB" if count >= 1 << 30 else f"{count / 2**20:.3g} MiB"
-
-
 def budgets(memory: int, present: int) -> list[int]:
-    """Return the budgets to choose from: 64, 96, 128, 192, ... MiB, up to half of the memory.
+    """Return the budgets to choose from: 64, 96, 128, 192, ... MB, up to half of the memory.
 
     Parameters
     ----------
@@ -113,7 +110,7 @@ class Budget(QWidget):  # type: ignore[misc]
 
     def show_use(self, used: int, budget: int) -> None:
         """Show how it is now, unless the slider is being dragged."""
-        self.used.setText(f"{memory_size(used)} used")
+        self.used.setText(f"{byte_size(used)} used")
         self.bar.setValue(round(FINE * min(1.0, used / budget)) if budget else FINE)
         if not self.slider.isSliderDown():
             self._place(budget)
@@ -128,7 +125,7 @@ class Budget(QWidget):  # type: ignore[misc]
         self._say(self.slider.value())
 
     def _say(self, index: int) -> None:
-        size = memory_size(self._sizes[index])
+        size = byte_size(self._sizes[index])
         self.budget.setText(f"of {size}")
         self.slider.setAccessibleName(f"{self._name}, at most {size}")
 
