@@ -351,9 +351,7 @@ def run(given: argparse.Namespace) -> int:
                 cluster = opened.enter_context(one_worker_a_gpu())
             elif given.workers:
                 cluster = opened.enter_context(
-                    LocalCluster(
-                        n_workers=given.workers, threads_per_worker=1, dashboard_address=None
-                    )
+                    LocalCluster(n_workers=given.workers, threads_per_worker=1, **LOCAL)
                 )
             try:
                 client = opened.enter_context(Client(cluster))

@@ -42,7 +42,7 @@ def example():
 def client(example):
     with (
         distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, memory_limit=0, dashboard_address=None
+            n_workers=2, threads_per_worker=1, memory_limit=0, dashboard_address=":0"
         ) as cluster,
         distributed.Client(cluster) as client,
     ):
