@@ -141,7 +141,7 @@ def one_sweep(
     with ExitStack() as stack:
         if part.device == "cpu":
             cluster: Any = LocalCluster(
-                n_workers=count, threads_per_worker=1, memory_limit=0, dashboard_address=None
+                n_workers=count, threads_per_worker=1, memory_limit=0, dashboard_address=":0"
             )
         else:
             cluster = one_worker_a_gpu(count, memory_limit=0)
