@@ -51,6 +51,7 @@ SIZES = (512, 1024, 2048, 4096)
 REGIONS, WARM_UP = 72, 8
 SLOW_REGIONS, SLOW_WARM_UP = 17, 2
 PROOFS, PROOFS_WARM_UP = 60, 4
+SWEEPS = 3
 JPEG2000_ROUNDS = 15
 CUDA_PACKAGES = ("cucim-cu13", "cucim-cu12", "cupy-cuda13x", "cupy-cuda12x")
 
@@ -348,17 +349,20 @@ def sweep(given: argparse.Namespace) -> list[dict[str, Any]]:
         path = ensure_slide(given.slides, SIDE, "jpeg", tile)
         places = [(x, y) for y in range(0, SIDE, side) for x in range(0, SIDE, side)]
         with open_slide(path, device="cuda") as slide:
-            alone = sweep_alone(slide, places, side)
+            alone = statistics.median(sweep_alone(slide, places, side) for _ in range(SWEEPS))
             slide.read_region((0, 0), (side, side), device="cuda")
             rows = [("decode alone", "", f"{rate(alone):.2f}", "")]
             for file in ("warm", "cold"):
                 for way in ("sync", "async"):
-                    slide.clear_cache()
-                    if file == "cold":
-                        forget(path)
-                    begin = time.perf_counter()
-                    read_all(slide, places, side, ahead=way == "async")
-                    taken = time.perf_counter() - begin
+                    passes = []
+                    for _ in range(SWEEPS):
+                        slide.clear_cache()
+                        if file == "cold":
+                            forget(path)
+                        begin = time.perf_counter()
+                        read_all(slide, places, side, ahead=way == "async")
+                        passes.append(time.perf_counter() - begin)
+                    taken = statistics.median(passes)
                     found.append(
                         {
                             "tile": tile,

@@ -202,6 +202,28 @@ class TestOnADevice:
         slide.close()
         assert host_gpu.live == 0
 
+    @pytest.mark.parametrize(("device", "expected"), [("cpu", 2), ("cuda", 4)])
+    def test_how_many_are_read_at_the_same_time(
+        self, opened, host_gpu, monkeypatch, device, expected
+    ):
+        slide = opened[0]
+        together, lock, counts = threading.Barrier(expected), threading.Lock(), [0, 0]
+        read = slide.read_region
+
+        def wait_for_others(*args, **options):
+            with lock:
+                counts[0] += 1
+                counts[1] = max(counts)
+            together.wait(20)
+            with lock:
+                counts[0] -= 1
+            return read(*args, **options)
+
+        monkeypatch.setattr(slide, "read_region", wait_for_others)
+        regions = slide.read_regions([(0, 0)] * (3 * expected), (20, 20), device=device)
+        assert len(list(regions)) == 3 * expected
+        assert counts == [0, expected]
+
     def test_a_failed_tile_comes_at_its_turn(self, opened):
         slide, _ = opened
         where = [(0, 0), (48, 40), (150, 40), (0, 0)]

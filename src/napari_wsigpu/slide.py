@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 LARGEST_OVERVIEW = 1024
 REMOTE_BATCH = 64
+AHEAD = 2, 4  # regions at the same time to the host, and to a device
 
 _slide_numbers = count()
 
@@ -348,7 +349,7 @@ class Slide:
         batch_size: int | None = None,
         *,
         device: str = "cpu",
-        num_workers: int = 2,
+        num_workers: int | None = None,
         prefetch_factor: int = 2,
         shuffle: bool = False,
         seed: int = 0,
@@ -369,8 +370,9 @@ class Slide:
             Hand out this many regions at a time, stacked; by default single regions.
         device : str
             Where the pixels shall be, as in `read_region`.
-        num_workers : int
-            How many regions or batches are read at the same time, at most 64.
+        num_workers : int, optional
+            How many regions or batches are read at the same time, at most 64; by default 2 to the
+            host, whose cores decode each of them together, and 4 to a device.
         prefetch_factor : int
             How many regions or batches each worker reads ahead of the one that is handed out.
         shuffle : bool
@@ -398,7 +400,7 @@ class Slide:
             locations,
             room=partial(self._batch_room, size, level) if device == "cpu" else None,
             batch_size=batch_size,
-            num_workers=num_workers,
+            num_workers=AHEAD[device != "cpu"] if num_workers is None else num_workers,
             prefetch_factor=prefetch_factor,
             shuffle=shuffle,
             seed=seed,
