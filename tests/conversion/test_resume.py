@@ -102,6 +102,20 @@ def interrupted(source, target, **options):
     assert not target.exists()
 
 
+@pytest.mark.parametrize("shard", [None, 4])
+def test_a_chunk_that_was_half_written_leaves_nothing_behind(tmp_path, source, shard):
+    """zarr-python and `put_chunk` write beside a chunk's place first."""
+    pytest.importorskip("zarr")
+    options = {"compression": "zstd", "tile_size": 128, "shard": shard}
+    whole = convert(source, tmp_path / "whole.zarr", **options)
+    target = tmp_path / "out.zarr"
+    interrupted(source, target, **options)
+    data = tmp_path / "out.zarr.part" / "data"
+    (data / "0" / "c" / "0" / "0" / "1.d98c3f.partial").write_bytes(b"half")
+    (data / "zarr.d98c3f.partial").write_bytes(b"{")
+    assert convert(source, target, **options).checksum == whole.checksum
+
+
 @pytest.mark.parametrize("compression", [None, "deflate"])
 def test_an_interrupted_conversion_goes_on(tmp_path, source, compression):
     target = tmp_path / "out.tif"

@@ -120,6 +120,8 @@ class ZarrTarget:
 
     def resume(self) -> None:
         """Open what is there; a chunk that was not noted is written again."""
+        for unfinished in list(self._path.rglob("*.partial")):
+            unfinished.unlink()
         self._open()
 
     def jobs(self, block: Block) -> Iterator[Job]:
