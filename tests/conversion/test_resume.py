@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from napari_wsigpu import convert, errors, open_slide
-from napari_wsigpu.conversion.journal import Journal
+from napari_wsigpu.conversion.journal import RECORD, Journal
 from tests import slides
 from tests.conversion.test_convert import (
     assert_equal_levels,
@@ -106,7 +106,7 @@ def interrupted(source, target, **options):
 def test_a_chunk_that_was_half_written_leaves_nothing_behind(tmp_path, source, shard):
     """zarr-python and `put_chunk` write beside a chunk's place first."""
     pytest.importorskip("zarr")
-    options = {"compression": "zstd", "tile_size": 128, "shard": shard}
+    options = {"compression": "zstd", "tile_size": 256, "shard": shard}
     whole = convert(source, tmp_path / "whole.zarr", **options)
     target = tmp_path / "out.zarr"
     interrupted(source, target, **options)
@@ -125,15 +125,68 @@ def test_an_interrupted_conversion_goes_on(tmp_path, source, compression):
     assert_equal_levels(pyramid_of(target), pyramid_of(source))
 
 
-def test_data_that_were_cut_short_begin_anew(tmp_path, source):
-    target = tmp_path / "out.tif"
-    interrupted(source, target, compression="deflate")
-    data = tmp_path / "out.tif.part" / "data"
-    os.truncate(data, data.stat().st_size // 2)
-    done = convert(source, target, compression="deflate")
-    assert done.tiles_found == 0
-    assert "begun anew, as it was cut short" in done.notes[0]
-    assert_equal_levels(pyramid_of(target), pyramid_of(source))
+OPTIONS = {
+    "out.tif": {"compression": "deflate", "tile_size": 64},
+    "copied.tif": {},
+    "raw.ome.tif": {"compression": "raw"},
+    "out.zarr": {"compression": "zstd", "tile_size": 64},
+    "lz4.zarr": {"compression": "lz4", "tile_size": 64, "shard": 3},
+}
+
+
+def zero(path, start, size):
+    with path.open("r+b") as file:
+        file.seek(start)
+        file.write(bytes(size))
+
+
+def cut_in_half(path):
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def damage_file(data, kind):
+    size = data.stat().st_size
+    if kind == "zeros":
+        zero(data, size // 2, 1000)
+    elif kind == "cut":
+        cut_in_half(data)
+    elif kind == "head":
+        zero(data, 0, 1000)
+    else:
+        data.unlink()
+
+
+def damage_folder(data, kind):
+    chunks = sorted(path for path in data.glob("0/c/*/*/*") if path.is_file())
+    some = chunks[len(chunks) // 2]
+    if kind == "zeros":
+        zero(some, 0, some.stat().st_size)
+    elif kind == "cut":
+        cut_in_half(some)
+    elif kind == "head":
+        zero(data / "0" / "zarr.json", 0, 10)
+    else:
+        some.unlink()
+
+
+@pytest.mark.parametrize("kind", ["zeros", "cut", "head", "gone"])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_what_was_damaged_is_written_again(tmp_path, name, kind):
+    if name.endswith("zarr"):
+        pytest.importorskip("zarr")
+    source = tmp_path / "s.svs"
+    slides.write_aperio(source, large_picture(500, 700), (4,), tile=(64, 64))
+    whole = convert(source, tmp_path / f"whole.{name}", **OPTIONS[name])
+    target = tmp_path / name
+    interrupted(source, target, **OPTIONS[name])
+    data = tmp_path / f"{name}.part" / "data"
+    (damage_folder if data.is_dir() else damage_file)(data, kind)
+    counts = []
+    done = convert(source, target, **OPTIONS[name], progress=lambda *count: counts.append(count))
+    assert done.checksum == whole.checksum
+    assert [note for note in done.notes if "damaged" in note] == list(done.notes)
+    assert len(done.notes) == (kind != "head")
+    assert counts[-1] == (whole.tiles_copied + whole.tiles_encoded,) * 2
 
 
 def test_other_options_begin_anew(tmp_path, source):
@@ -185,27 +238,43 @@ def test_two_conversions_to_one_target(tmp_path, source):
     assert_equal_levels(pyramid_of(target), pyramid_of(source))
 
 
+def journal_of_three(path):
+    journal = Journal(path, {"source": 1}, [(1, 2, 3), (2, 1, 1)])
+    if not journal.found:
+        journal.note(0, 0, 1, 2, 4096, 100, 7)
+        journal.note(1, 0, 0, 0, 5000, 100, 8)
+        journal.note(1, 1, 0, 0, 5100, 100, 9)
+        journal.commit()
+    return journal
+
+
 def test_a_torn_record_is_dropped(tmp_path):
-    identity, shapes = {"source": 1}, [(1, 2, 3), (2, 1, 1)]
-    journal = Journal(tmp_path / "journal", identity, shapes)
-    journal.note(0, 0, 1, 2, 4096, 100)
-    journal.note(1, 0, 0, 0, 5000, 100)
-    journal.note(1, 1, 0, 0, 5100, 100)
-    journal.commit()
-    journal.close()
+    journal_of_three(tmp_path / "journal").close()
     data = (tmp_path / "journal").read_bytes()
     (tmp_path / "journal").write_bytes(data[:-1])
-    journal = Journal(tmp_path / "journal", identity, shapes)
+    journal = journal_of_three(tmp_path / "journal")
     assert journal.found
     assert journal.is_done(0).tolist() == [[False] * 3, [False, False, True]]
     assert journal.is_done(1).tolist() == [[False]]
     assert journal.end == 5100
-    journal.note(1, 1, 0, 0, 6000, 50)
+    journal.note(1, 1, 0, 0, 6000, 50, 9)
     journal.commit()
     journal.close()
-    journal = Journal(tmp_path / "journal", identity, shapes)
+    journal = journal_of_three(tmp_path / "journal")
     assert journal.is_done(1).all()
     assert journal.end == 6050
+    journal.close()
+
+
+@pytest.mark.parametrize("byte", [b"\0", b"\xff"])
+def test_records_after_a_damaged_one_are_not_trusted(tmp_path, byte):
+    journal_of_three(tmp_path / "journal").close()
+    data = (tmp_path / "journal").read_bytes()
+    size = RECORD.itemsize
+    (tmp_path / "journal").write_bytes(data[: -2 * size] + byte * size + data[-size:])
+    journal = journal_of_three(tmp_path / "journal")
+    assert journal.is_done(0).sum() == 1
+    assert journal.counts[1].tolist() == [[[-1]], [[-1]]]
     journal.close()
 
 

@@ -1,9 +1,11 @@
-"""A checksum of what was written: of a file, or of a folder as a whole."""
+"""Checksums of what was written: of a file, or of a folder as a whole, and of a tile."""
 
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import imagecodecs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,6 +27,14 @@ def checksum(path: Path) -> str:
         for name in sorted(names, key=lambda name: name.encode())
     )
     return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def crc32(data: Any, before: int = 0) -> int:
+    """Return the CRC-32 of bytes that follow those of another one.
+
+    This one takes a tenth of the time of zlib's.
+    """
+    return int(imagecodecs.deflate_crc32(data, before))
 
 
 def _of_file(path: Path) -> str:

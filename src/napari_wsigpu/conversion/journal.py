@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from napari_wsigpu.conversion.checksum import crc32
 from napari_wsigpu.errors import ConversionError
 
 if TYPE_CHECKING:
@@ -24,8 +25,11 @@ RECORD = np.dtype(
         ("column", "<u4"),
         ("offset", "<i8"),
         ("count", "<i8"),
+        ("check", "<u4"),
+        ("seal", "<u4"),  # CRC-32 of all before it
     ]
 )
+SEALED = RECORD.fields["seal"][1] if RECORD.fields else 0
 
 
 class Journal:
@@ -48,6 +52,8 @@ class Journal:
     offsets, counts : list of ndarray of int64, shape (planes, rows, columns)
         Where each level's tiles lie in the data, and their lengths: -1 where they are not
         written.
+    checks : list of ndarray of uint32, shape (planes, rows, columns)
+        The CRC-32 of what was written of each tile.
     found : bool
         Whether the file is one of the same identity.
     changed : str or None
@@ -66,8 +72,9 @@ class Journal:
     ) -> None:
         self.offsets = [np.zeros(shape, np.int64) for shape in shapes]
         self.counts = [np.full(shape, -1, np.int64) for shape in shapes]
+        self.checks = [np.zeros(shape, np.uint32) for shape in shapes]
         self.changed: str | None = None
-        self._pending: list[tuple[int, int, int, int, int, int]] = []
+        self._pending: list[tuple[int, ...]] = []
         self._file = path.open("a+b")
         try:
             _lock(self._file.fileno(), path)
@@ -75,10 +82,9 @@ class Journal:
             old, end, records = self._file.readline(), self._file.tell(), self._file.read()
             head = json.dumps(identity, sort_keys=True).encode() + b"\n"
             self.found = old == head
-            self._identity = head
             self._head = b"" if self.found else head
             if self.found:
-                whole = len(records) // RECORD.itemsize * RECORD.itemsize
+                whole = _trusted(records)
                 self._load(np.frombuffer(records[:whole], RECORD))
                 self._file.truncate(end + whole)
             else:
@@ -88,18 +94,19 @@ class Journal:
             self._file.close()
             raise
 
-    def start_over(self, reason: str) -> None:
-        """Forget all tiles."""
-        self.found, self.changed, self._head = False, reason, self._identity
-        for offsets, counts in zip(self.offsets, self.counts, strict=True):
-            offsets[...], counts[...] = 0, -1
-        self._file.truncate(0)
-
-    def note(self, level: int, plane: int, row: int, column: int, offset: int, count: int) -> None:
+    def note(
+        self, level: int, plane: int, row: int, column: int, offset: int, count: int, check: int
+    ) -> None:
         """Remember that a tile is written; `commit` keeps it for good."""
         self.offsets[level][plane, row, column] = offset
         self.counts[level][plane, row, column] = count
-        self._pending.append((level, plane, row, column, offset, count))
+        self.checks[level][plane, row, column] = check
+        self._pending.append((level, plane, row, column, offset, count, check, 0))
+
+    def forget(self, level: int, tiles: NDArray[np.bool_]) -> None:
+        """Count tiles as not written, by row and column."""
+        self.offsets[level][:, tiles] = 0
+        self.counts[level][:, tiles] = -1
 
     def leave_out(self, level: int, tiles: NDArray[np.bool_]) -> None:
         """Count tiles as written that shall not be, by row and column."""
@@ -108,7 +115,9 @@ class Journal:
 
     def commit(self) -> None:
         """Keep what was noted. The data have to be safe by then."""
-        self._file.write(self._head + np.array(self._pending, RECORD).tobytes())
+        records = np.array(self._pending, RECORD)
+        records["seal"] = _seals(records.tobytes())
+        self._file.write(self._head + records.tobytes())
         self._file.flush()
         self._head, self._pending = b"", []
 
@@ -116,6 +125,11 @@ class Journal:
         """Return which tiles of a level are whole, by row and column."""
         done: NDArray[np.bool_] = np.logical_and.reduce(self.counts[level] >= 0, axis=0)
         return done
+
+    @property
+    def tiles_done(self) -> int:
+        """How many tiles of all levels are whole."""
+        return sum(int(self.is_done(level).sum()) for level in range(len(self.counts)))
 
     @property
     def end(self) -> int:
@@ -133,6 +147,20 @@ class Journal:
             place = own["plane"], own["row"], own["column"]
             offsets[place] = own["offset"]
             counts[place] = own["count"]
+            self.checks[level][place] = own["check"]
+
+
+def _seals(records: bytes) -> list[int]:
+    """Return the seal that each record should have."""
+    view = memoryview(records)
+    return [crc32(view[at : at + SEALED]) for at in range(0, len(view), RECORD.itemsize)]
+
+
+def _trusted(records: bytes) -> int:
+    """Return how many bytes of records come before the first one that is torn or damaged."""
+    whole = len(records) // RECORD.itemsize * RECORD.itemsize
+    wrong = np.frombuffer(records[:whole], RECORD)["seal"] != _seals(records[:whole])
+    return int(wrong.argmax()) * RECORD.itemsize if wrong.any() else whole
 
 
 def _difference(old: bytes, identity: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from napari_wsigpu.ahead import read_ahead
+from napari_wsigpu.conversion.checksum import crc32
 from napari_wsigpu.conversion.plan import segments_of
 from napari_wsigpu.engine.average import area_average
 from napari_wsigpu.errors import TileError
@@ -44,13 +45,24 @@ class Block(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """The encoded bytes of one plane of a tile; none where the source lacks them."""
+    """The encoded bytes of one plane of a tile; none where the source lacks them.
+
+    Attributes
+    ----------
+    level, plane, row, column : int
+        Its place; the level is the index of a planned one.
+    data : bytes or memoryview
+        What is still to be written.
+    check : int
+        The CRC-32 of what is written of it in all.
+    """
 
     level: int
     plane: int
     row: int
     column: int
     data: bytes | memoryview
+    check: int
 
 
 def copied_segments(
@@ -80,9 +92,10 @@ def copied_segments(
             raise TileError(slide.path, failures)
         planes = len(found) // max(1, len(batch))
         return [
-            Segment(level, plane, *batch[index], found[plane * len(batch) + index])
+            Segment(level, plane, *batch[index], data, crc32(data))
             for index in range(len(batch))
             for plane in range(planes)
+            for data in [found[plane * len(batch) + index]]
         ]
 
     places = [

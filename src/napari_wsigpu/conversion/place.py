@@ -54,11 +54,6 @@ def check_target(slide: Slide, path: Path, *, overwrite: bool) -> None:
         )
 
 
-def holds(data: Path, end: int) -> bool:
-    """Whether what was written is there as far as its journal knows."""
-    return data.is_dir() or (data.is_file() and data.stat().st_size >= end)
-
-
 def put_in_place(data: Path, path: Path) -> None:
     """Give the whole result its name, in one step if it is a file or nothing has that name."""
     if path.is_dir() or (path.exists() and data.is_dir()):

@@ -23,7 +23,6 @@ from napari_wsigpu.conversion.options import Options, check_number, kind_of
 from napari_wsigpu.conversion.pixels import copied_segments, read_blocks
 from napari_wsigpu.conversion.place import (
     check_target,
-    holds,
     put_in_place,
     remove,
     write_error,
@@ -214,8 +213,6 @@ def convert(
                 closing(Journal(work / "journal", _identity(slide, options), plan.shapes))
             )
             notes = []
-            if journal.found and not holds(work / "data", journal.end):
-                journal.start_over("it was cut short")
             if journal.changed:
                 notes.append(f"What '{work}' held was begun anew, as {journal.changed}.")
                 logger.warning(notes[0])
@@ -270,14 +267,18 @@ class _Conversion:
         else:
             uuid = _uuid(slide, options, record) if options.kind == "ome-tiff" else None
             self._target = TiffTarget(data, plan, journal, record, images, icc, uuid)
-        self.found = sum(int(journal.is_done(index).sum()) for index in range(len(plan.levels)))
         _check_room(data.parent, plan, options, journal)
-        if journal.found:
-            self._target.resume()
-        else:
+        if not journal.found:
             remove(data)
-            self._target.create()
+        known = journal.tiles_done
+        self._target.begin()
         self.copied = self.encoded = 0
+        self.found = journal.tiles_done
+        if self.found < known:
+            self.notes.append(
+                f"{known - self.found} tiles in '{data.parent}' were damaged, or came after those, "
+                "and were written again."
+            )
         for index in range(len(plan.levels)):
             journal.leave_out(index, plan.blank_tiles(index))
         self._committed = time.monotonic()

@@ -16,11 +16,8 @@ if TYPE_CHECKING:
 class Target(Protocol):
     """A file or folder that grows tile by tile; `Journal` knows which are there."""
 
-    def create(self) -> None:
-        """Begin anew, with no tiles."""
-
-    def resume(self) -> None:
-        """Go on after the last tile that the journal knows."""
+    def begin(self) -> None:
+        """Write all but tiles; let the journal forget tiles that are not there as it knows them."""
 
     def jobs(self, block: Block) -> Iterator[Job]:
         """Yield what encodes the tiles of a block that are not there yet."""

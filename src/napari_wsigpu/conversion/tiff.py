@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 from functools import partial
+from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tifffile
 
+from napari_wsigpu.conversion.checksum import crc32
 from napari_wsigpu.conversion.coding import (
     DEFLATE,
     HORIZONTAL,
@@ -92,31 +94,27 @@ class TiffTarget:
         self._handle = -1
         self._end = 0
 
-    def create(self) -> None:
-        """Write all but tiles."""
+    def begin(self) -> None:
+        """Write all but tiles, and go on after the last one before the first damaged one."""
         levels = self._plan.levels
-        with tifffile.TiffWriter(self._path, bigtiff=True, byteorder="<", ome=self._ome) as file:
+        head = BytesIO()
+        with tifffile.TiffWriter(head, bigtiff=True, byteorder="<", ome=self._ome) as file:
             for index, level in enumerate(levels):
                 self._write_level(file, index, level)
             for picture in self._pictures:
                 self._write_picture(file, picture)
-        with tifffile.TiffFile(self._path, mode="r+") as file:
+        head.seek(0)
+        with tifffile.TiffFile(head, mode="r+") as file:
             for level, pages in zip(levels, self._pages(file), strict=True):
                 for page in pages:
                     page.tags[COMPRESSION].overwrite(_coding(level).compression)
             if self._ome:
                 first = file.pages.first
                 first.tags[DESCRIPTION].overwrite(described(first.description, self._record))
-        self._open()
-        self._end = os.fstat(self._handle).st_size
-
-    def resume(self) -> None:
-        """Drop what was written after the last tile that the journal knows."""
-        self._open()
-        with tifffile.TiffFile(self._path) as file:
-            levels = [page for pages in self._pages(file) for page in pages]
-            pages = [*levels, *(page.aspage() for page in file.pages)]
-            self._end = max(self._journal.end, *map(_end_of_page, pages))
+        self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0))
+        self._forget_damaged()
+        _write_at(self._handle, head.getbuffer(), 0)
+        self._end = max(self._journal.end, len(head.getbuffer()))
 
     def jobs(self, block: Block) -> Iterator[Job]:
         """Yield what encodes the tiles of a block that are not there yet."""
@@ -132,14 +130,14 @@ class TiffTarget:
 
     def write(self, segments: Sequence[Segment]) -> None:
         """Append encoded tiles."""
-        for level, plane, row, column, data in segments:
+        for level, plane, row, column, data, check in segments:
             if not len(data):
-                self._journal.note(level, plane, row, column, 0, 0)
+                self._journal.note(level, plane, row, column, 0, 0, check)
                 continue
             if _coding(self._plan.levels[level]).compression == RAW:
                 self._end += -self._end % RAW_ALIGNMENT
             _write_at(self._handle, data, self._end)
-            self._journal.note(level, plane, row, column, self._end, len(data))
+            self._journal.note(level, plane, row, column, self._end, len(data), check)
             self._end += len(data)
 
     def secure(self) -> None:
@@ -175,13 +173,37 @@ class TiffTarget:
         encode = self._encoders[index]
         assert encode is not None
         planes = np.split(pixels, level.planes, axis=2) if level.planes > 1 else [pixels]
+        found = (encode(np.ascontiguousarray(part)) for part in planes)
         return [
-            Segment(index, plane, row, column, encode(np.ascontiguousarray(part)))
-            for plane, part in enumerate(planes)
+            Segment(index, plane, row, column, data, crc32(data))
+            for plane, data in enumerate(found)
         ]
 
-    def _open(self) -> None:
-        self._handle = os.open(self._path, os.O_RDWR | getattr(os, "O_BINARY", 0))
+    def _forget_damaged(self) -> None:
+        """Forget what begins with the first tile that is not as it was written.
+
+        Later ones lie behind it; so the result is the same as if it was written at once.
+        """
+        journal = self._journal
+        end = self._whole_until()
+        for level, counts in enumerate(journal.counts):
+            ends = (journal.offsets[level] + counts).max(axis=0)
+            journal.forget(level, (ends > end) | ~journal.is_done(level))
+
+    def _whole_until(self) -> int:
+        """Return where the first tile begins that is not as it was written."""
+        journal = self._journal
+        offsets, counts, checks = (
+            np.concatenate([tiles.ravel() for tiles in levels])
+            for levels in (journal.offsets, journal.counts, journal.checks)
+        )
+        written = np.flatnonzero(counts > 0)
+        for index in written[np.argsort(offsets[written])].tolist():
+            os.lseek(self._handle, offsets[index], os.SEEK_SET)
+            data = os.read(self._handle, counts[index])
+            if len(data) < counts[index] or crc32(data) != checks[index]:
+                return int(offsets[index])
+        return journal.end
 
     def _pages(self, file: tifffile.TiffFile) -> Iterator[list[tifffile.TiffPage]]:
         """Yield the pages of each level: one, or one a channel."""
@@ -270,13 +292,6 @@ class TiffTarget:
             iccprofile=picture.icc,
             **options,
         )
-
-
-def _end_of_page(page: tifffile.TiffPage) -> int:
-    """Return where a page's tags and pixels end."""
-    ends = [tag.valueoffset + tag.valuebytecount for tag in page.tags]
-    ends += [sum(place) for place in zip(page.dataoffsets, page.databytecounts, strict=True)]
-    return max(ends)
 
 
 def _coding(level: PlannedLevel) -> Coding:

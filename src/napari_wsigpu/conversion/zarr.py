@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 import warnings
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from napari_wsigpu.conversion.checksum import crc32
 from napari_wsigpu.conversion.pixels import Segment
+from napari_wsigpu.conversion.place import remove
 from napari_wsigpu.errors import MissingPackageError
 from napari_wsigpu.storage.zarr_write import put_chunk
 
@@ -91,10 +94,25 @@ class ZarrTarget:
         self._encode = _encoder(self._compression)
         self._arrays: list[Any] = []
 
-    def create(self) -> None:
-        """Write all but chunks of levels."""
+    def begin(self) -> None:
+        """Write all but chunks of levels, and remove and forget chunks that are not whole."""
+        head = self._path.with_name("head")
+        remove(head)
+        self._write_head(head)
+        shutil.copytree(head, self._path, dirs_exist_ok=True)
+        remove(head)
+        for unfinished in list(self._path.rglob("*.partial")):
+            unfinished.unlink()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that LZ4 is no part of Zarr itself
+            group = self._zarr.open_group(self._path, mode="r+")
+            self._arrays = [group[str(index)] for index in range(len(self._plan.levels))]
+        for index in range(len(self._plan.levels)):
+            self._forget_damaged(index)
+
+    def _write_head(self, path: Path) -> None:
         plan = self._plan
-        group = self._zarr.create_group(self._path, zarr_format=3, overwrite=True)
+        group = self._zarr.create_group(path, zarr_format=3, overwrite=True)
         together = plan.channels if plan.rgb else 1
         for index, level in enumerate(plan.levels):
             side = level.tile_height, level.tile_width
@@ -116,25 +134,25 @@ class ZarrTarget:
             profile = np.frombuffer(self._icc, np.uint8)
             array = group.create_array("icc_profile", shape=profile.shape, dtype=profile.dtype)
             array[...] = profile
-        self._open()
-
-    def resume(self) -> None:
-        """Open what is there; a chunk that was not noted is written again."""
-        for unfinished in list(self._path.rglob("*.partial")):
-            unfinished.unlink()
-        self._open()
 
     def jobs(self, block: Block) -> Iterator[Job]:
-        """Yield what writes a block's chunks."""
-        yield partial(self._write_block, block)
+        """Yield what writes those of a block's chunks that are not there yet."""
+        height, width, _ = block.pixels.shape
+        level = self._plan.levels[block.level]
+        done = self._journal.is_done(block.level)[block.row :, block.column :]
+        rows, columns = -(-height // level.tile_height), -(-width // level.tile_width)
+        yield partial(self._write_block, block, done[:rows, :columns])
 
     def write(self, segments: Sequence[Segment]) -> None:
         """Note written chunks in the journal."""
-        for level, plane, row, column, _ in segments:
-            self._journal.note(level, plane, row, column, 0, 0)
+        for level, plane, row, column, _, check in segments:
+            self._journal.note(level, plane, row, column, 0, 0, check)
 
     def secure(self) -> None:
-        """Leave that to the file system: chunks are too many files to wait for each."""
+        """Leave that to the file system: chunks are too many files to wait for each.
+
+        Those that a failure of power has damaged are found by their checks.
+        """
 
     def finish(self) -> None:
         """Write what OME-Zarr says of the image."""
@@ -153,50 +171,85 @@ class ZarrTarget:
     def close(self) -> None:
         """Hold no handles."""
 
-    def _open(self) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # that LZ4 is no part of Zarr itself
-            group = self._zarr.open_group(self._path, mode="r+")
-            self._arrays = [group[str(index)] for index in range(len(self._plan.levels))]
+    def _forget_damaged(self, index: int) -> None:
+        """Remove files of a level that are not as they were noted, and forget their chunks."""
+        level, journal = self._plan.levels[index], self._journal
+        noted = journal.is_done(index)
+        wanted = ~self._plan.blank_tiles(index)
+        for row, column in product(*(range(0, n, level.shard) for n in noted.shape)):
+            square = np.s_[row : row + level.shard, column : column + level.shard]
+            check = self._check(index, row, column) if noted[square].any() else 0
+            whole = noted[square] & (journal.checks[index][0][square] == check)
+            if whole[wanted[square]].all():
+                continue
+            for path in self._files(index, row, column):
+                path.unlink(missing_ok=True)
+            lost = np.zeros_like(noted)
+            lost[square] = True
+            journal.forget(index, lost)
 
-    def _write_block(self, block: Block) -> list[Segment]:
-        level = self._plan.levels[block.level]
-        height, width, _ = block.pixels.shape
-        if level.shard > 1:
-            top, left = block.row * level.tile_height, block.column * level.tile_width
-            pixels = np.moveaxis(block.pixels, -1, 0)
-            self._arrays[block.level][:, top : top + height, left : left + width] = pixels
-        else:
-            self._write_chunks(block)
-        rows, columns = -(-height // level.tile_height), -(-width // level.tile_width)
+    def _files(self, index: int, row: int, column: int) -> list[Path]:
+        """Return the files that hold a tile: one, or one a channel."""
+        array, shard = self._arrays[index], self._plan.levels[index].shard
         return [
-            Segment(block.level, 0, block.row + row, block.column + column, b"")
-            for row in range(rows)
-            for column in range(columns)
+            self._path
+            / str(index)
+            / array.metadata.encode_chunk_key((plane, row // shard, column // shard))
+            for plane in range(self._plan.channels // array.chunks[0])
         ]
 
-    def _write_chunks(self, block: Block) -> None:
-        """Write chunks without zarr, which takes twice as long for it."""
+    def _check(self, index: int, row: int, column: int) -> int:
+        """Return the CRC-32 of the files that hold a tile."""
+        check = 0
+        for path in self._files(index, row, column):
+            if path.is_file():
+                check = crc32(path.read_bytes(), check)
+        return check
+
+    def _write_block(self, block: Block, done: NDArray[np.bool_]) -> list[Segment]:
+        tiles = np.argwhere(~done).tolist()
+        sharded = self._plan.levels[block.level].shard > 1
+        checks = (self._write_shards if sharded else self._write_chunks)(block, tiles)
+        return [
+            Segment(block.level, 0, block.row + row, block.column + column, b"", check)
+            for (row, column), check in zip(tiles, checks, strict=True)
+        ]
+
+    def _write_shards(self, block: Block, tiles: list[list[int]]) -> Iterator[int]:
+        """Write all of a block; yield the check of each tile's shard."""
+        level = self._plan.levels[block.level]
+        top, left = block.row * level.tile_height, block.column * level.tile_width
+        height, width, _ = block.pixels.shape
+        pixels = np.moveaxis(block.pixels, -1, 0)
+        self._arrays[block.level][:, top : top + height, left : left + width] = pixels
+        check = cache(partial(self._check, block.level))
+        for row, column in tiles:
+            places = block.row + row, block.column + column
+            yield check(*(place - place % level.shard for place in places))
+
+    def _write_chunks(self, block: Block, tiles: list[list[int]]) -> Iterator[int]:
+        """Write tiles of a block without zarr, which takes twice as long; yield their checks."""
         array = self._arrays[block.level]
         together, height, width = array.chunks
         chunk = np.full(array.chunks, array.fill_value, array.dtype.newbyteorder("<"))
         blank = chunk.tobytes()
-        for top, left, plane in product(
-            range(0, block.pixels.shape[0], height),
-            range(0, block.pixels.shape[1], width),
-            range(0, self._plan.channels, together),
-        ):
+        for row, column in tiles:
+            top, left = row * height, column * width
             part = block.pixels[top : top + height, left : left + width]
-            if part.shape[:2] != (height, width):
-                chunk[...] = array.fill_value
-            for index in range(together):
-                inside = chunk[index, : part.shape[0], : part.shape[1]]
-                inside[...] = part[..., plane + index]
-            data = chunk.tobytes()
-            if data != blank:
-                place = plane // together, block.row + top // height, block.column + left // width
-                key = array.metadata.encode_chunk_key(place)
-                put_chunk(self._path / str(block.level) / key, self._encode(data))
+            check = 0
+            paths = self._files(block.level, block.row + row, block.column + column)
+            for plane, path in enumerate(paths):
+                if part.shape[:2] != (height, width):
+                    chunk[...] = array.fill_value
+                for index in range(together):
+                    inside = chunk[index, : part.shape[0], : part.shape[1]]
+                    inside[...] = part[..., plane * together + index]
+                data = chunk.tobytes()
+                if data != blank:
+                    encoded = self._encode(data)
+                    put_chunk(path, encoded)
+                    check = crc32(encoded, check)
+            yield check
 
     def _write_picture(self, group: Any, picture: Picture) -> None:
         pixels = np.moveaxis(picture.pixels, -1, 0)
