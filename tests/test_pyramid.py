@@ -265,7 +265,7 @@ class TestNumbers:
             for level in slide.pyramid:
                 shape = slide.level_array(level.number).shape
                 assert shape == (level.layout.height, level.layout.width, 3)
-            with pytest.raises(LevelError, match=r"has no level 5 .* it has 5 levels of 3"):
+            with pytest.raises(LevelError, match=r"has no level 5; its levels are 0 to 4\.$"):
                 slide.level_array(5)
 
     def test_arrays_can_be_pickled(self, tmp_path):

@@ -452,10 +452,15 @@ class Slide:
         if color is not None and wants_srgb(color):
             self._profile.profile()
         layout = self._images.get(index)
-        if layout is None or (channel is not None and not 0 <= channel < layout.channels):
+        if layout is None:
             raise LevelError(
-                f"'{self.path}' has no level {index!r} with channel {channel!r}; it has "
-                f"{len(self._pyramid)} levels of {self.layout.levels[0].channels} channel(s)."
+                f"'{self.path}' has no level {index!r}; its levels are 0 to "
+                f"{max(level.number for level in self._pyramid)}."
+            )
+        if channel is not None and not 0 <= channel < layout.channels:
+            raise LevelError(
+                f"'{self.path}' has no channel {channel!r}; its channels are 0 to "
+                f"{layout.channels - 1}."
             )
 
         reader = self._of_memory.get(index, self._reader)

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from napari_wsigpu.cli import main
-from napari_wsigpu.conversion import command
+from napari_wsigpu.conversion import command, convert
 from tests import slides
 
 
@@ -78,6 +78,21 @@ def test_an_error_is_one_sentence(tmp_path, source, capsys):
     assert printed.out == ""
     assert len(printed.err.splitlines()) == 1
     assert (tmp_path / "out.tif").read_bytes() == b"mine"
+
+
+def test_what_is_begun_anew_is_said_once(tmp_path, source):
+    target = tmp_path / "out.tif"
+
+    def stop(done, total):
+        if done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(source, target, compression="raw", progress=stop)
+    words = ["-c", "import sys; from napari_wsigpu.cli import main; sys.exit(main())"]
+    words += ["convert", source, target]
+    ended = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True)
+    assert ended.stderr.count("begun anew") == 1
 
 
 def test_the_bar_on_a_terminal(tmp_path, source, monkeypatch):

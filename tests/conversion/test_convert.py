@@ -1,6 +1,8 @@
 """What `convert` writes, as tifffile, zarr, OpenSlide and this package read it."""
 
+import errno
 import hashlib
+import os
 import subprocess
 import threading
 from collections import namedtuple
@@ -463,8 +465,41 @@ def test_what_can_not_be_is_refused(tmp_path, case):
 
 
 def test_a_level_that_is_not_there(tmp_path):
-    with pytest.raises(errors.LevelError, match="no level 7"):
+    with pytest.raises(errors.LevelError, match=r"has no level 7; its levels are 0 to 1\.$"):
         convert(aperio(tmp_path / "s.svs"), tmp_path / "out.tif", level=7)
+
+
+@pytest.mark.parametrize("name", ["out.tif", "out.zarr", "out.png"])
+@pytest.mark.parametrize("kind", ["file", "folder", "folder of a journal"])
+def test_what_is_in_the_way_is_kept(tmp_path, name, kind):
+    source, part = aperio(tmp_path / "s.svs"), tmp_path / f"{name}.part"
+    mine = part if kind == "file" else part / "mine.txt"
+    mine.parent.mkdir(exist_ok=True)
+    mine.write_text("mine")
+    if kind == "folder of a journal":
+        (part / "journal").write_text("today")
+    with pytest.raises(errors.TargetExistsError, match=r"\.part' is in the way"):
+        convert(source, tmp_path / name)
+    assert mine.read_text() == "mine"
+    assert not (tmp_path / name).exists()
+
+
+@pytest.mark.parametrize("left", [b"", b"\x89PN", b"\x89PNG\r\n\x1a\n and more"])
+def test_a_picture_that_was_half_written_is_not_in_the_way(tmp_path, left):
+    source, target = aperio(tmp_path / "s.svs"), tmp_path / "out.png"
+    (tmp_path / "out.png.part").write_bytes(left)
+    convert(source, target)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.png", "s.svs"]
+
+
+def test_a_picture_on_a_full_disk_begins_anew(tmp_path, monkeypatch):
+    def full(handle):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(errors.TargetWriteError, match=r"free some and convert again\.$"):
+        convert(aperio(tmp_path / "s.svs"), tmp_path / "out.png")
+    assert [path.name for path in tmp_path.iterdir()] == ["s.svs"]
 
 
 def test_jpeg_of_16_bit(tmp_path):
@@ -526,9 +561,6 @@ def test_no_room_to_go_on(tmp_path, no_room):
 
 
 def test_the_disk_is_full_in_the_middle(tmp_path, monkeypatch):
-    import errno
-    import os
-
     write, calls = os.write, []
 
     def full(handle, data):

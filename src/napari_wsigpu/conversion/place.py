@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from napari_wsigpu.conversion.options import kind_of
 from napari_wsigpu.errors import (
     ConversionError,
     SlideError,
@@ -18,6 +19,10 @@ from napari_wsigpu.formats.zarr_array import DOCUMENTS
 
 if TYPE_CHECKING:
     from napari_wsigpu.slide import Slide
+
+# What the folder of an unfinished conversion holds.
+JOURNAL, DATA, HEAD, OLD = "journal", "data", "head", "old"
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 def check_target(slide: Slide, path: Path, *, overwrite: bool) -> None:
@@ -54,10 +59,49 @@ def check_target(slide: Slide, path: Path, *, overwrite: bool) -> None:
         )
 
 
+def work_of(path: Path) -> Path:
+    """Return where a result lies until it is whole: a folder, or a file for PNG.
+
+    Raises
+    ------
+    TargetExistsError
+        If something else has that name.
+    TargetWriteError
+        If it can't be looked into.
+    """
+    work = path.with_name(f"{path.name}.part")
+    try:
+        ours = _is_ours(work, png=kind_of(path) == "png")
+    except OSError as error:
+        raise write_error(work, error) from error
+    if not ours:
+        raise TargetExistsError(
+            f"'{work}' is in the way, as it holds no unfinished conversion; "
+            "move it away, or choose another name for the target."
+        )
+    return work
+
+
+def _is_ours(work: Path, *, png: bool) -> bool:
+    if not work.exists():
+        return True
+    if png:
+        return work.is_file() and PNG_SIGNATURE.startswith(_beginning(work))
+    if not work.is_dir():
+        return False
+    names = {file.name for file in work.iterdir()}
+    return not names or JOURNAL in names <= {JOURNAL, DATA, HEAD, OLD}
+
+
+def _beginning(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(len(PNG_SIGNATURE))
+
+
 def put_in_place(data: Path, path: Path) -> None:
     """Give the whole result its name, in one step if it is a file or nothing has that name."""
     if path.is_dir() or (path.exists() and data.is_dir()):
-        old = data.with_name("old")
+        old = data.with_name(OLD)
         remove(old)
         path.replace(old)
     data.replace(path)
@@ -80,9 +124,7 @@ def remove(path: Path) -> None:
 def write_error(path: Path, error: OSError) -> SlideError:
     """Say in one sentence why the operating system refuses a target."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return TargetWriteError(
-            f"There is no room left for '{path}'; free some and convert again, which goes on there."
-        )
+        return TargetWriteError(f"There is no room left for '{path}'; free some and convert again.")
     if isinstance(error, PermissionError):
         return TargetWriteError(f"You have no permission to write '{path}'; choose another folder.")
     return TargetWriteError(f"'{path}' can't be written ({error.strerror or error}); try again.")

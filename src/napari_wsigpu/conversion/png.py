@@ -11,6 +11,7 @@ import imagecodecs
 import numpy as np
 
 from napari_wsigpu.codecs.color import LARGEST_PROFILE, profile_size
+from napari_wsigpu.conversion.place import work_of
 from napari_wsigpu.conversion.plan import window_of
 from napari_wsigpu.errors import ConversionCancelledError, RegionError, UnsupportedSlideError
 
@@ -99,11 +100,14 @@ def write_png(
     ------
     ConversionCancelledError
         If `cancelled` was set.
+    TargetExistsError
+        If something else than an unfinished picture is in the way.
     SlideError
         If the region can't be, or can't be read, or PNG can't hold it.
     OSError
         If the file can't be written.
     """
+    work = work_of(path)
     array = slide.level_array(options.level, color=options.color)
     level = next(level for level in slide.pyramid if level.number == options.level)
     window = window_of(slide, level, options.region)
@@ -117,7 +121,6 @@ def write_png(
     _go_on(cancelled, progress, window.height, window.height)
     data = _encoded(slide, pixels, level.layout, options.color)
     _go_on(cancelled)
-    work = path.with_name(f"{path.name}.part")
     try:
         with work.open("wb") as file:
             file.write(data)

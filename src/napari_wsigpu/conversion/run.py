@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import shutil
 import time
@@ -22,9 +21,13 @@ from napari_wsigpu.conversion.journal import Journal
 from napari_wsigpu.conversion.options import Options, check_number, kind_of
 from napari_wsigpu.conversion.pixels import copied_segments, read_blocks
 from napari_wsigpu.conversion.place import (
+    DATA,
+    JOURNAL,
+    OLD,
     check_target,
     put_in_place,
     remove,
+    work_of,
     write_error,
 )
 from napari_wsigpu.conversion.plan import make_plan, segments_of
@@ -58,8 +61,6 @@ EXPECTED_RATIO = {"raw": 1, "deflate": 4, "zstd": 4, "lz4": 2, "jpeg": 30}
 SPARE_BYTES = 16 << 20
 CANCELLED = "The conversion was cancelled."
 MOST_WORKERS = 1024
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +170,8 @@ def convert(
     ConversionError
         If what is asked for can't be, or another conversion is writing to the target.
     TargetExistsError
-        If the target exists, and `overwrite` is false.
+        If the target exists, and `overwrite` is false; or ``TARGET.part`` does, and holds something
+        else than an unfinished conversion.
     TargetWriteError
         If the target can't be written, or there is no room for it.
     ConversionCancelledError
@@ -205,25 +207,25 @@ def convert(
                 raise write_error(path, error) from error
         slide.level_array(options.level, color=color)  # refuses sRGB without a profile
         plan = make_plan(slide, options)
-        work = path.with_name(f"{path.name}.part")
+        work = work_of(path)
         refused = False
         try:
             work.mkdir(exist_ok=True)
             journal = stack.enter_context(
-                closing(Journal(work / "journal", _identity(slide, options), plan.shapes))
+                closing(Journal(work / JOURNAL, _identity(slide, options), plan.shapes))
             )
             notes = []
             if journal.changed:
                 notes.append(f"What '{work}' held was begun anew, as {journal.changed}.")
-                logger.warning(notes[0])
             refused = not journal.found
-            job = _Conversion(slide, plan, options, work / "data", journal)
+            job = _Conversion(slide, plan, options, work / DATA, journal)
             refused = False
             notes += job.notes
             stack.enter_context(closing(job))
             job.run(threads, progress, cancelled)
-            digest = checksum(work / "data")
-            put_in_place(work / "data", path)
+            digest = checksum(work / DATA)
+            put_in_place(work / DATA, path)
+            remove(work / OLD)  # the journal last, which says whose folder it is
             journal.close()
             shutil.rmtree(work)
         except Exception as error:

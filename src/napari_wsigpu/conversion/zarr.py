@@ -12,7 +12,7 @@ import numpy as np
 
 from napari_wsigpu.conversion.checksum import crc32
 from napari_wsigpu.conversion.pixels import Segment
-from napari_wsigpu.conversion.place import remove
+from napari_wsigpu.conversion.place import HEAD, remove
 from napari_wsigpu.errors import MissingPackageError
 from napari_wsigpu.storage.zarr_write import put_chunk
 
@@ -96,7 +96,7 @@ class ZarrTarget:
 
     def begin(self) -> None:
         """Write all but chunks of levels, and remove and forget chunks that are not whole."""
-        head = self._path.with_name("head")
+        head = self._path.with_name(HEAD)
         remove(head)
         self._write_head(head)
         shutil.copytree(head, self._path, dirs_exist_ok=True)
