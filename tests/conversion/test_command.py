@@ -1,5 +1,6 @@
 """`wsigpu convert`."""
 
+import errno
 import hashlib
 import io
 import os
@@ -78,6 +79,24 @@ def test_an_error_is_one_sentence(tmp_path, source, capsys):
     assert printed.out == ""
     assert len(printed.err.splitlines()) == 1
     assert (tmp_path / "out.tif").read_bytes() == b"mine"
+
+
+def test_a_failure_says_where_the_rest_goes_on(tmp_path, source, monkeypatch, capsys):
+    write, calls = os.write, []
+
+    def full(handle, data):
+        calls.append(data)
+        if len(calls) > 5:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(handle, data)
+
+    target = tmp_path / "out.tif"
+    monkeypatch.setattr("os.write", full)
+    assert main(["convert", str(source), str(target)]) == 1
+    assert capsys.readouterr().err.splitlines() == [
+        f"There is no room left for '{target}'; free some and convert again.",
+        f"What is written lies in '{target}.part'; the same conversion goes on there.",
+    ]
 
 
 def test_what_is_begun_anew_is_said_once(tmp_path, source):

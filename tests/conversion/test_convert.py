@@ -572,12 +572,30 @@ def test_the_disk_is_full_in_the_middle(tmp_path, monkeypatch):
     source = aperio(tmp_path / "s.svs")
     with monkeypatch.context() as patch:
         patch.setattr("os.write", full)
-        with pytest.raises(errors.TargetWriteError, match="no room left"):
+        with pytest.raises(errors.TargetWriteError, match="no room left") as failed:
             convert(source, tmp_path / "out.tif")
-    assert not (tmp_path / "out.tif").exists()
+    part = tmp_path / "out.tif.part"
+    assert failed.value.__notes__ == [
+        f"What is written lies in '{part}'; the same conversion goes on there."
+    ]
+    assert sorted(tmp_path.iterdir()) == [part, source]
     done = convert(source, tmp_path / "out.tif")
     assert done.tiles_found == 9  # after the pages
     assert_equal_levels(tifffile_levels(tmp_path / "out.tif"), pyramid_of(source))
+
+
+def test_what_shall_not_be_kept_is_removed_when_it_fails(tmp_path):
+    source = aperio(tmp_path / "s.svs", 1500, 1500)
+
+    def change(done, total):
+        if done > 10:
+            source.write_bytes(b"another")
+
+    options = {"compression": "raw", "progress": change}
+    with pytest.raises(errors.SlideError) as failed:
+        convert(source, tmp_path / "out.tif", **options, keep=False)
+    assert not hasattr(failed.value, "__notes__")
+    assert [path.name for path in tmp_path.iterdir()] == ["s.svs"]
 
 
 @pytest.mark.parametrize("compression", [None, "raw"])

@@ -15,6 +15,7 @@ from PIL import Image
 from qtpy.QtWidgets import QComboBox
 
 from napari_wsigpu import open_slide
+from napari_wsigpu.errors import SlideReadError
 from napari_wsigpu.viewer.sample import sample_path
 from napari_wsigpu.widgets.export import CANCELLED, Export
 from napari_wsigpu.widgets.export_form import VIEW, WHOLE
@@ -376,6 +377,22 @@ def test_a_failure_is_shown_in_the_dock(dock, layer, answer, tmp_path, settled):
     assert sentence.endswith(".")
     assert [record.message for record in notification_manager.records] == [sentence]
     assert dock.export.isEnabled()
+
+
+def test_a_failure_in_the_middle_leaves_nothing(
+    dock, layer, answer, tmp_path, settled, monkeypatch
+):
+    def fail(self, done, total):
+        if done:
+            raise SlideReadError("The server is gone.")
+
+    monkeypatch.setattr(Export, "_note", fail)
+    choose(dock, region=WHOLE, level=0)
+    answer(tmp_path / "roi.ome.tif")
+    click(dock.export)
+    settled()
+    assert dock.status.text() == "The server is gone."
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_name_without_an_ending_gets_one_and_replaces_nothing(

@@ -110,7 +110,7 @@ def _run(options: argparse.Namespace) -> int:
                 **{name: given[name] for name in names},
             )
     except SlideError as error:
-        _say(bar, str(error))
+        _say(bar, "\n".join([str(error), *getattr(error, "__notes__", ())]))
         return 1
     except KeyboardInterrupt:
         _say(bar, "Interrupted; the same command goes on where this one ended.")

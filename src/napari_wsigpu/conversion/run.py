@@ -108,14 +108,15 @@ def convert(
     shard: int | None = None,
     color: Color = "stored",
     overwrite: bool = False,
+    keep: bool = True,
     progress: Callable[[int, int], None] | None = None,
     cancelled: threading.Event | None = None,
 ) -> Conversion:
     """Write a slide, or a part of it, as another file.
 
     Until it is whole, the result lies in a folder beside the target (``TARGET.part``). If the
-    conversion is interrupted, even killed, the same call goes on where it ended; it begins anew
-    if the source or the options are others.
+    conversion fails or is interrupted, even killed, the same call goes on where it ended; it
+    begins anew if the source or the options are others. A picture always begins anew.
 
     Parameters
     ----------
@@ -156,6 +157,9 @@ def convert(
         Pixels as they are, or in sRGB by the slide's ICC profile.
     overwrite : bool
         Replace the target if it exists, once the result is whole.
+    keep : bool
+        Whether a conversion that fails leaves ``TARGET.part``, so that the same call goes on; a
+        note of the error says so. What is written of a slide that is damaged is never kept.
     progress : callable, optional
         Told how many tiles are done, and of how many; from the thread that called.
     cancelled : threading.Event, optional
@@ -208,18 +212,22 @@ def convert(
         slide.level_array(options.level, color=color)  # refuses sRGB without a profile
         plan = make_plan(slide, options)
         work = work_of(path)
-        refused = False
         try:
             work.mkdir(exist_ok=True)
             journal = stack.enter_context(
                 closing(Journal(work / JOURNAL, _identity(slide, options), plan.shapes))
             )
-            notes = []
-            if journal.changed:
-                notes.append(f"What '{work}' held was begun anew, as {journal.changed}.")
-            refused = not journal.found
+        except SlideError:
+            raise
+        except OSError as error:
+            raise write_error(path, error) from error
+        begun = journal.found
+        notes = []
+        if journal.changed:
+            notes.append(f"What '{work}' held was begun anew, as {journal.changed}.")
+        try:
             job = _Conversion(slide, plan, options, work / DATA, journal)
-            refused = False
+            begun = True
             notes += job.notes
             stack.enter_context(closing(job))
             job.run(threads, progress, cancelled)
@@ -231,15 +239,22 @@ def convert(
         except Exception as error:
             # Who cancels may close the slide, or end the process, before the next tile notices.
             ended = cancelled is not None and cancelled.is_set()
-            if ended or refused or isinstance(error, TileError):
+            said: Exception = error
+            if isinstance(error, OSError) and not isinstance(error, SlideError):
+                said = write_error(path, error)
+            if ended or not (begun and keep) or isinstance(error, TileError):
                 # A damaged source stays so; what was written of it is of no use.
                 stack.close()
                 shutil.rmtree(work, ignore_errors=True)
+            else:
+                said.add_note(
+                    f"What is written lies in '{work}'; the same conversion goes on there."
+                )
             if ended:
                 raise ConversionCancelledError(CANCELLED) from error
-            if isinstance(error, OSError) and not isinstance(error, SlideError):
-                raise write_error(path, error) from error
-            raise
+            if said is error:
+                raise
+            raise said from error
     return Conversion(
         str(path),
         digest,
@@ -273,7 +288,11 @@ class _Conversion:
         if not journal.found:
             remove(data)
         known = journal.tiles_done
-        self._target.begin()
+        try:
+            self._target.begin()
+        except BaseException:
+            self._target.close()
+            raise
         self.copied = self.encoded = 0
         self.found = journal.tiles_done
         if self.found < known:

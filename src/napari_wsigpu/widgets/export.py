@@ -67,6 +67,7 @@ class Export:
                 level=plan.level,
                 color=plan.color,
                 overwrite=overwrite,
+                keep=False,
                 progress=self._note,
                 cancelled=self.cancelled,
             )
