@@ -93,6 +93,12 @@ def pictures(slide: Slide, plan: Plan, *, private: bool) -> tuple[list[Picture],
     return found, problems
 
 
+def left_behind(slide: Slide) -> list[str]:
+    """Return a sentence for what never travels."""
+    names = ", ".join(f"'{name}'" for name in slide.labels)
+    return [f"Label images are not converted; {names} stayed behind."] if names else []
+
+
 def _region(slide: Slide, plan: Plan) -> Region | None:
     """Return what is written, in pixels of level 0 of the slide that it was cut from first."""
     outer = region_of(slide.metadata)

@@ -32,7 +32,7 @@ from napari_wsigpu.conversion.place import (
 )
 from napari_wsigpu.conversion.plan import make_plan, segments_of
 from napari_wsigpu.conversion.png import write_png
-from napari_wsigpu.conversion.record import make_record, pictures
+from napari_wsigpu.conversion.record import left_behind, make_record, pictures
 from napari_wsigpu.conversion.tiff import TiffTarget
 from napari_wsigpu.conversion.zarr import ZarrTarget
 from napari_wsigpu.errors import (
@@ -112,7 +112,7 @@ def convert(
     progress: Callable[[int, int], None] | None = None,
     cancelled: threading.Event | None = None,
 ) -> Conversion:
-    """Write a slide, or a part of it, as another file.
+    """Write a slide, or a part of it, as another file; its label images stay behind.
 
     Until it is whole, the result lies in a folder beside the target (``TARGET.part``). If the
     conversion fails or is interrupted, even killed, the same call goes on where it ended; it
@@ -276,7 +276,8 @@ class _Conversion:
         self._plan = plan
         self._journal = journal
         record = make_record(slide, plan, private=options.private)
-        images, self.notes = pictures(slide, plan, private=options.private)
+        images, problems = pictures(slide, plan, private=options.private)
+        self.notes = left_behind(slide) + problems
         icc = slide.icc_profile if plan.color == "stored" else srgb_profile()
         self._target: Target
         if options.kind == "ome-zarr":
