@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from napari_wsigpu.codecs.cpu import decode_tile
 from napari_wsigpu.codecs.decoder import EncodedTile
 from napari_wsigpu.codecs.jpeg import FRAMES, segments
+from napari_wsigpu.conversion.bare import bare
 from napari_wsigpu.conversion.options import DEFAULT_QUALITY, TILE_UNIT
 from napari_wsigpu.errors import ConversionError
 
@@ -53,6 +54,8 @@ class Coding:
         How many segments a tile has: one for each channel, or one.
     copied : bool
         Whether the tiles are the source's.
+    bare : bool
+        Whether these lose the text that they carry.
     jpeg_tables : bytes or None
         What all JPEG tiles share.
     subsampling : tuple of int
@@ -66,6 +69,7 @@ class Coding:
     predictor: int
     planes: int
     copied: bool = False
+    bare: bool = False
     jpeg_tables: bytes | None = None
     subsampling: tuple[int, int] = (1, 1)
     quality: int = DEFAULT_QUALITY
@@ -134,6 +138,7 @@ def copied_coding(slide: Slide, level: LevelLayout, options: Options) -> Coding 
         encoding.predictor if compression in BYTE_CODECS - {RAW} else NO_PREDICTOR,
         grid.planes,
         copied=True,
+        bare=not options.private,
     )
     return _with_jpeg(slide, level, coding) if compression == JPEG else coding
 
@@ -202,15 +207,9 @@ def _with_jpeg(slide: Slide, level: LevelLayout, coding: Coding) -> Coding | Non
     if level.grid.tile_height % unit or level.grid.tile_width % unit:
         return None
     [shared] = tables
-    return Coding(
-        coding.compression,
-        coding.photometric,
-        coding.predictor,
-        coding.planes,
-        copied=True,
-        jpeg_tables=shared,
-        subsampling=subsampling,
-    )
+    if shared is not None and coding.bare:
+        shared = bytes(bare(memoryview(shared), JPEG))
+    return replace(coding, jpeg_tables=shared, subsampling=subsampling)
 
 
 def _subsampling(data: bytes) -> tuple[int, int] | None:

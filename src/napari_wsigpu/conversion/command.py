@@ -70,7 +70,7 @@ def add_command(commands: Any) -> None:
     parser.add_argument(
         "--private",
         action="store_true",
-        help="keep also what can name a patient: private fields, dates, label and macro",
+        help="keep also what can name a patient: fields, dates, text in tiles, label and macro",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace what exists")
     parser.set_defaults(run=_run)

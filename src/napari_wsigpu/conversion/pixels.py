@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from napari_wsigpu.ahead import read_ahead
+from napari_wsigpu.conversion.bare import bare
 from napari_wsigpu.conversion.checksum import crc32
 from napari_wsigpu.conversion.plan import segments_of
 from napari_wsigpu.engine.average import area_average
@@ -70,12 +71,15 @@ def copied_segments(
 ) -> Generator[list[Segment], None, None]:
     """Yield the encoded tiles of a level that are not done, some at a time.
 
+    They are as they lie in the source, less the text in them if its coding says so.
+
     Raises
     ------
     TileError
         If the source ends before a tile does.
     """
     tiles = np.argwhere(~done)
+    coding = plan.levels[level].coding
 
     def read(place: tuple[int, int]) -> list[Segment]:
         batch = [(row, column) for row, column in tiles[place[0] : place[1]].tolist()]
@@ -90,6 +94,8 @@ def copied_segments(
                 name = f"level {source}, row {row}, column {column}"
                 failures.append((name, "the file ends before it does"))
             raise TileError(slide.path, failures)
+        if coding is not None and coding.bare:
+            found = [bare(data, coding.compression) for data in found]
         planes = len(found) // max(1, len(batch))
         return [
             Segment(level, plane, *batch[index], data, crc32(data))

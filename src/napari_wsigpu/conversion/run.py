@@ -149,8 +149,8 @@ def convert(
         Of JPEG tiles, 1 to 100; 90 by default. If it is given, which only `compression` "jpeg"
         allows, tiles that are JPEG already are not copied.
     private : bool
-        Whether fields that can name a patient, dates, the barcode, and the label and macro images
-        travel too.
+        Whether fields that can name a patient, dates, the barcode, comments and the like in
+        encoded tiles, and the label and macro images travel too.
     shard : int, optional
         In OME-Zarr, keep the chunks of a square of so many by so many tiles in one file.
     color : {"stored", "srgb"}

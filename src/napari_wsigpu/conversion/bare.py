@@ -1,0 +1,163 @@
+"""Encoded tiles without the text that they carry: what no decoder needs becomes zeros.
+
+Comments, EXIF and the like can name a patient. Nothing moves, so that no length has to be
+corrected, and a tile that carries nothing stays as it is, byte for byte.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from napari_wsigpu.codecs.codestream import JPEG, JPEG2000
+from napari_wsigpu.codecs.jpeg import ADOBE, START_OF_SCAN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    # Where some bytes begin, and what comes in their place.
+    Edit = tuple[int, bytes]
+
+WEBP, JPEG_XL = (34927, 50001), (50002, 52546)
+
+# Within a scan 0xFF is followed by 0, or by the number of a restart.
+JPEG_MARKER = re.compile(rb"\xff[\xc0-\xcf\xd8-\xfe]")
+BEGIN, END, COMMENT, APPLICATIONS = 0xD8, 0xD9, 0xFE, range(0xE0, 0xF0)
+# What tells colours, and how long it is; JFIF may hold a thumbnail, too.
+TELLING = {0xE0: (b"JFIF\0", 14), ADOBE: (b"Adobe", 12)}
+
+CODESTREAM = b"\xff\x4f"
+TILE_PART, TILE_DATA, END_2000, COMMENT_2000 = 0xFF90, 0xFF93, 0xFFD9, 0xFF64
+CONTAINERS = (b"\0\0\0\x0cjP  \r\n\x87\n", b"\0\0\0\x0cJXL \r\n\x87\n")
+BOXES = {b"jP  ", b"ftyp", b"rreq", b"jp2h", b"jp2c", b"JXL ", b"jxll", b"jxli", b"jxlc", b"jxlp"}
+HEADER_BOXES = {b"ihdr", b"bpcc", b"colr", b"pclr", b"cmap", b"cdef", b"res "}
+CHUNKS = {b"VP8 ", b"VP8L", b"VP8X", b"ALPH", b"ANIM", b"ANMF", b"ICCP"}
+
+
+def bare(data: memoryview, compression: int) -> memoryview:
+    """Return an encoded tile, or the tables of JPEG, without text.
+
+    Parameters
+    ----------
+    data : memoryview
+        What the source holds; it may be damaged, and stays as damaged as it is.
+    compression : int
+        Value of the Compression tag.
+
+    Returns
+    -------
+    memoryview
+        As long as `data`, which it is where there is nothing to remove.
+    """
+    walk = WALKS.get(compression)
+    if walk is None:
+        return data
+    edits = [(start, new) for start, new in walk(data) if data[start : start + len(new)] != new]
+    if not edits:
+        return data
+    changed = bytearray(data)
+    for start, new in edits:
+        changed[start : start + len(new)] = new
+    return memoryview(changed)
+
+
+def _jpeg(data: memoryview) -> Iterator[Edit]:
+    """Find what is in comments, segments of applications, between segments and behind the end."""
+    place, in_scan = 0, False
+    while found := JPEG_MARKER.search(data, place):
+        marker, start = data[found.end() - 1], found.end()
+        if not in_scan and bytes(data[place : found.start()]).strip(b"\xff"):
+            yield _blank(place, found.start())
+        in_scan = marker == START_OF_SCAN
+        if marker == END:
+            yield _blank(start, len(data))
+            return
+        if marker == BEGIN:
+            place = start
+            continue
+        end = min(len(data), start + max(2, int.from_bytes(data[start : start + 2], "big")))
+        place, start = end, min(start + 2, end)
+        if marker == COMMENT:
+            yield _blank(start, end)
+        elif marker in APPLICATIONS:
+            name, length = TELLING.get(marker, (b"", 0))
+            known = bytes(data[start : start + len(name)]) == name
+            yield _blank(min(start + length * known, end), end)
+
+
+def _jpeg2000(data: memoryview) -> Iterator[Edit]:
+    if bytes(data[:2]) == CODESTREAM:
+        yield from _codestream(data, 0, len(data))
+    else:
+        yield from _container(data)
+
+
+def _codestream(data: memoryview, begin: int, end: int) -> Iterator[Edit]:
+    """Find the comments in the headers of a JPEG 2000 code stream and of its parts."""
+    place, part_end = begin + len(CODESTREAM), end
+    while place + 4 <= end:
+        marker, length = _number(data, place, 2), _number(data, place + 2, 2)
+        if marker == TILE_DATA:
+            place, part_end = max(part_end, place + 2), end
+            continue
+        if marker == END_2000:
+            yield _blank(place + 2, end)
+            return
+        if marker >> 8 != 0xFF or length < 2:  # damage
+            return
+        if marker == TILE_PART:
+            # Without a length it is the last one.
+            part_end = place + _number(data, place + 6, 4) or end
+        elif marker == COMMENT_2000:
+            yield _blank(place + 6, min(place + 2 + length, end))
+        place += 2 + length
+
+
+def _container(data: memoryview) -> Iterator[Edit]:
+    """Find what is in the boxes of a JP2 or JPEG XL file."""
+    if bytes(data[:12]) in CONTAINERS:
+        yield from _boxes(data, 0, len(data), BOXES)
+
+
+def _boxes(data: memoryview, place: int, end: int, needed: set[bytes]) -> Iterator[Edit]:
+    while place + 8 <= end:
+        size, kind, head = _number(data, place, 4), bytes(data[place + 4 : place + 8]), 8
+        if size == 1:
+            size, head = _number(data, place + 8, 8), 16
+        box_end = min(end, place + size) if size else end
+        if size and size < head:  # damage
+            return
+        if kind not in needed:
+            yield place + 4, b"free"
+            yield _blank(place + head, box_end)
+        elif kind == b"jp2h":
+            yield from _boxes(data, place + head, box_end, HEADER_BOXES)
+        elif kind == b"jp2c":
+            yield from _codestream(data, place + head, box_end)
+        place = box_end
+
+
+def _webp(data: memoryview) -> Iterator[Edit]:
+    """Find what is in chunks of EXIF, XMP and unknown kinds."""
+    place = 12
+    while bytes(data[:4]) == b"RIFF" and place + 8 <= len(data):
+        size = int.from_bytes(data[place + 4 : place + 8], "little")
+        start, place = place + 8, min(len(data), place + 8 + size + size % 2)
+        if bytes(data[start - 8 : start - 4]) not in CHUNKS:
+            yield _blank(start, place)
+
+
+def _blank(start: int, end: int) -> Edit:
+    return start, bytes(max(0, end - start))
+
+
+def _number(data: memoryview, place: int, size: int) -> int:
+    return int.from_bytes(data[place : place + size], "big")
+
+
+WALKS: dict[int, Callable[[memoryview], Iterator[Edit]]] = {
+    JPEG: _jpeg,
+    **dict.fromkeys(JPEG2000, _jpeg2000),
+    **dict.fromkeys(WEBP, _webp),
+    **dict.fromkeys(JPEG_XL, _container),
+}

@@ -1,0 +1,205 @@
+"""Text in encoded tiles: it does not travel, and what a decoder needs does."""
+
+from io import BytesIO
+
+import imagecodecs
+import numpy as np
+import pytest
+import tifffile
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from napari_wsigpu import convert, open_slide
+from napari_wsigpu.conversion.bare import bare
+from tests import oracles, slides
+
+TEXT = b"PATIENT JOHN DOE 1960-01-01"
+WORDS = (b"JOHN", b"DOE", b"1960")
+TILE = slides.picture(64, 64)
+
+
+def segment(marker, content):
+    return b"\xff" + bytes([marker]) + (len(content) + 2).to_bytes(2, "big") + content
+
+
+def box(kind, content):
+    return (8 + len(content)).to_bytes(4, "big") + kind + content
+
+
+def with_comment(data):
+    return data[:2] + segment(0xFE, TEXT) + data[2:]
+
+
+def with_all(data):
+    """Put text wherever a JPEG can hold some."""
+    jfif = segment(0xE0, b"JFIF\0\1\2\0\0\1\0\1\1\1" + TEXT[:3])
+    others = b"".join(segment(marker, TEXT) for marker in (0xE0, 0xE1, 0xE2, 0xED, 0xEE, 0xEF))
+    adobe = segment(0xEE, b"Adobe\0\x64\0\0\0\0\1" + TEXT)
+    table = data.index(b"\xff\xdb")
+    return (
+        data[:2] + jfif + adobe + others + data[table:-2]
+        + segment(0xFE, TEXT) + data[-2:] + TEXT + data
+    )  # fmt: skip
+
+
+def progressive(tile):
+    file = BytesIO()
+    Image.fromarray(tile).save(file, "JPEG", progressive=True, subsampling="4:2:0")
+    data = file.getvalue()
+    last = data.rindex(b"\xff\xc4")
+    assert data.index(b"\xff\xc2") < data.index(b"\xff\xda") < last
+    return data[:last] + segment(0xFE, TEXT) + data[last:]
+
+
+def jpeg2000(tile):
+    """Put comments into the headers of the stream and of its part."""
+    data = bytes(imagecodecs.jpeg2k_encode(tile, codecformat="J2K", level=0))
+    comment = b"\xff\x64" + (len(TEXT) + 4).to_bytes(2, "big") + b"\0\1" + TEXT
+    part, start = data.index(b"\xff\x90"), data.index(b"\xff\x93")
+    length = int.from_bytes(data[part + 6 : part + 10], "big") + len(comment)
+    header = data[part : part + 6] + length.to_bytes(4, "big") + data[part + 10 : start]
+    return data[:part] + comment + header + comment + data[start:] + TEXT
+
+
+def jp2(tile):
+    data = bytes(imagecodecs.jpeg2k_encode(tile, codecformat="JP2", level=0))
+    place = data.index(b"jp2h") - 4
+    more = box(b"xml ", TEXT) + box(b"uuid", TEXT) + b"\0\0\0\1uinf" + (43).to_bytes(8, "big")
+    return data[:place] + more + TEXT + data[place:]
+
+
+def jpeg_xl(tile):
+    data = bytes(imagecodecs.jpegxl_encode(tile, lossless=True, usecontainer=True))
+    assert data[4:8] == b"JXL "
+    return data + box(b"Exif", bytes(4) + TEXT) + b"\0\0\0\0xml " + TEXT
+
+
+def webp(tile):
+    data = bytes(imagecodecs.webp_encode(tile, lossless=True))
+    extended = b"VP8X" + (10).to_bytes(4, "little") + b"\x0c\0\0\0" + 2 * (63).to_bytes(3, "little")
+    parts = data[12:] + b"".join(
+        name + len(TEXT).to_bytes(4, "little") + TEXT + b"\0" for name in (b"EXIF", b"XMP ")
+    )
+    return b"RIFF" + (4 + len(extended + parts)).to_bytes(4, "little") + b"WEBP" + extended + parts
+
+
+KINDS = {
+    "comment": (7, 6, lambda tile: with_comment(slides.jpeg_ycbcr(tile))),
+    "all": (7, 6, lambda tile: with_all(slides.jpeg_ycbcr(tile))),
+    "RGB": (7, 2, lambda tile: with_comment(slides.jpeg(tile))),
+    "progressive": (7, 6, progressive),
+    "JPEG 2000": (34712, 2, jpeg2000),
+    "JP2": (34712, 2, jp2),
+    "JPEG XL": (50002, 2, jpeg_xl),
+    "WebP": (50001, 2, webp),
+}
+
+
+def write_slide(path, kind):
+    compression, photometric, encode = KINDS[kind]
+    tiles = [encode(np.roll(TILE, step)) for step in range(0, 60, 10)]
+    options = {"subsampling": (2, 2)} if photometric == 6 else {}
+    tifffile.imwrite(
+        path, iter(tiles), shape=(128, 192, 3), dtype="u1", tile=(64, 64), metadata=None,
+        compression=compression, photometric=photometric, **options,
+    )  # fmt: skip
+    return path
+
+
+def words_in(path):
+    content = path.read_bytes()
+    return [word for word in WORDS if word in content]
+
+
+def encoded_tiles(file):
+    page = file.pages.first
+    return [
+        data for data, _ in file.filehandle.read_segments(page.dataoffsets, page.databytecounts)
+    ]
+
+
+@pytest.mark.parametrize("name", ["out.tif", "out.ome.tif"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_text_in_tiles_stays_behind(tmp_path, kind, name):
+    source, target = write_slide(tmp_path / "s.tif", kind), tmp_path / name
+    assert words_in(source) == list(WORDS)
+    assert convert(source, target).tiles_copied == 6
+    assert words_in(target) == []
+    np.testing.assert_array_equal(oracles.tifffile_page(target), oracles.tifffile_page(source))
+    with open_slide(source, "cpu") as one, open_slide(target, "cpu") as other:
+        np.testing.assert_array_equal(one.levels[0][...], other.levels[0][...])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_private_travels_when_it_shall(tmp_path, kind):
+    source, target = write_slide(tmp_path / "s.tif", kind), tmp_path / "out.tif"
+    convert(source, target, private=True)
+    with tifffile.TiffFile(source) as one, tifffile.TiffFile(target) as other:
+        tiles = [encoded_tiles(file) for file in (one, other)]
+    assert tiles[0] == tiles[1]
+
+
+def test_text_in_shared_tables_and_associated_images_stays_behind(tmp_path):
+    source, target = tmp_path / "s.svs", tmp_path / "out.tif"
+    tables, rest = slides.split_tables(slides.jpeg_ycbcr(TILE))
+    with tifffile.TiffWriter(source) as file:
+        for shape in ((64, 64, 3), (32, 64, 3)):
+            file.write(
+                iter([rest]), shape=shape, dtype="u1", photometric=6, compression=7, metadata=None,
+                jpegtables=with_comment(tables), subsampling=(2, 2),
+                **({"tile": (64, 64)} if shape[0] == 64 else {"rowsperstrip": 64}),
+                description=slides.aperio_text(64, shape[0]),
+            )  # fmt: skip
+    with open_slide(source, "cpu") as slide:
+        expected = slide.levels[0][...]
+        assert list(slide.associated_images) == ["thumbnail"]
+    assert words_in(source) == list(WORDS)
+    assert convert(source, target).tiles_copied == 1
+    assert words_in(target) == []
+    with tifffile.TiffFile(target) as file:
+        assert len(file.pages.first.jpegtables) == len(with_comment(tables))
+    with open_slide(target, "cpu") as slide:
+        np.testing.assert_array_equal(slide.levels[0][...], expected)
+
+
+@pytest.mark.parametrize(
+    ("compression", "data"),
+    [
+        (7, slides.jpeg(TILE)),
+        (7, slides.jpeg_ycbcr(TILE)),  # with a header of JFIF
+        (7, slides.split_tables(slides.jpeg(TILE))[0]),
+        (50001, imagecodecs.webp_encode(TILE)),
+        (50002, imagecodecs.jpegxl_encode(TILE)),
+        (8, TEXT),
+    ],
+)
+def test_a_tile_without_text_is_not_copied(compression, data):
+    view = memoryview(bytes(data))
+    assert bare(view, compression) is view
+
+
+def test_what_lies_between_the_segments_of_a_jpeg():
+    data = slides.jpeg_ycbcr(TILE)
+    table = data.index(b"\xff\xdb")
+    odd = data[:table] + TEXT + b"\xff\xff" + segment(0xFE, TEXT) + b"\xff\xff" + data[table:]
+    found = bytes(bare(memoryview(odd), 7))
+    assert not [word for word in WORDS if word in found]
+    np.testing.assert_array_equal(imagecodecs.jpeg8_decode(found), imagecodecs.jpeg8_decode(data))
+
+
+DAMAGED = [(KINDS[kind][0], KINDS[kind][2](TILE)) for kind in KINDS]
+
+
+@given(
+    st.sampled_from(DAMAGED),
+    st.lists(st.tuples(st.integers(0, 600), st.binary(min_size=1, max_size=8)), max_size=4),
+    st.integers(0, 900),
+)
+def test_damage_ends_the_search_not_the_conversion(tile, changes, length):
+    compression, data = tile
+    damaged = bytearray(data)
+    for place, new in changes:
+        damaged[place : place + len(new)] = new
+    for view in (memoryview(damaged), memoryview(damaged)[:length]):
+        assert len(bare(view, compression)) == len(view)
