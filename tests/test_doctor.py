@@ -213,6 +213,10 @@ def test_a_machine_without_a_driver(machine, say, monkeypatch):
     assert f"CuPy           not found (for NVIDIA GPUs: {extras})" in lines
     assert "nvImageCodec   0.9.0.20" in lines
     assert "nvJPEG         not found (for NVIDIA GPUs: pip install nvidia-nvjpeg-cu12)" in lines
+    assert (
+        'kvikio         not found (for NVIDIA GPUs: pip install "napari-wsigpu[gds]"; '
+        "GPUDirect Storage: off, no NVIDIA driver was found)"
+    ) in lines
     assert lines[-4:] == [
         "What decodes what",
         "  JPEG (RGB, YCbCr, gray; 8 bit): CPU (no NVIDIA driver was found)",
@@ -312,7 +316,7 @@ def test_a_machine_that_has_everything(machine, say, monkeypatch):
     machine(
         Cuda(),
         has={"nvidia-nvjpeg-cu12": "12.4", "nvidia-nvjpeg2k-cu12": "0.11"}
-        | {"nvidia-nvtiff-cu12": "0.8", "nvidia-libnvcomp-cu12": "5.3"},
+        | {"nvidia-nvtiff-cu12": "0.8", "nvidia-nvcomp-cu12": "5.3"},
         cupy=CUPY,
         nvimgcodec=nvimgcodec(HARDWARE, HYBRID, JPEG2000),
         kvikio=KVIKIO,
@@ -365,8 +369,10 @@ def test_a_machine_with_nothing_but_a_gpu(machine, say):
     assert '  CuPy is not installed; pip install "napari-wsigpu[cuda13]".' in lines
     assert '  nvImageCodec is not installed; pip install "napari-wsigpu[cuda13]".' in lines
     assert "  nvJPEG is not installed; pip install nvidia-nvjpeg." in lines
-    assert "  nvCOMP is not installed; pip install nvidia-libnvcomp-cu13." in lines
-    assert "  kvikio is not installed; pip install kvikio-cu13." in lines
+    assert "  nvCOMP is not installed; pip install nvidia-nvcomp-cu13." in lines
+    at = lines.index("  kvikio is not installed; pip install kvikio-cu13.")
+    off = "GPUDirect Storage: off, kvikio is not installed"
+    assert lines[at - 1] == f"kvikio         not found ({off})"
     assert "  JPEG (RGB, YCbCr, gray; 8 bit): CPU (CuPy is not installed)" in lines
 
 
@@ -456,7 +462,9 @@ def test_kvikio_in_compatibility_mode(machine, compatible, gds):
 
 def test_kvikio_that_can_not_read(machine):
     machine(Cuda(), cupy=CUPY, kvikio=KVIKIO.replace("return self.file.", "raise OSError("))
-    assert "kvikio can't be used (" in doctor.find_kvikio(GPU).reason
+    found = doctor.find_kvikio(GPU)
+    assert "kvikio can't be used (" in found.reason
+    assert found.note == f"GPUDirect Storage: off, {found.reason}"
 
 
 @pytest.mark.parametrize(

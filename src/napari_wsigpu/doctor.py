@@ -47,7 +47,7 @@ WHEELS = {  # for CUDA 12, for CUDA 13, what it does through nvImageCodec
     "nvJPEG": ("nvidia-nvjpeg-cu12", "nvidia-nvjpeg", {HARDWARE, HYBRID}),
     "nvJPEG2000": ("nvidia-nvjpeg2k-cu12", "nvidia-nvjpeg2k-cu13", {JPEG2000}),
     "nvTIFF": ("nvidia-nvtiff-cu12", "nvidia-nvtiff-cu13", set()),
-    "nvCOMP": ("nvidia-libnvcomp-cu12", "nvidia-libnvcomp-cu13", set()),
+    "nvCOMP": ("nvidia-nvcomp-cu12", "nvidia-nvcomp-cu13", set()),
 }
 JPEG_COLORS = {"gray": "gray", "stored": "RGB", "ycbcr": "YCbCr"}
 
@@ -181,9 +181,13 @@ def find_nvimagecodec(driver: Driver) -> Finding:
 
 
 def find_kvikio(driver: Driver) -> Finding:
-    """Find kvikio and read a file with it."""
+    """Find kvikio and read a file with it; say whether that is GPUDirect Storage, and why not."""
     wanted = '"napari-wsigpu[gds]"' if _generation(driver) == "12" else "kvikio-cu13"
-    return _find("kvikio", "kvikio-cu{}", "probe_kvikio", driver, f"pip install {wanted}")
+    finding = _find("kvikio", "kvikio-cu{}", "probe_kvikio", driver, f"pip install {wanted}")
+    if finding.works:
+        return finding
+    notes = finding.note, f"GPUDirect Storage: off, {driver.reason or finding.reason}"
+    return replace(finding, note="; ".join(filter(None, notes)))
 
 
 def find_wheels(driver: Driver, codec: Finding) -> Iterator[Finding]:
