@@ -128,7 +128,7 @@ class TestRecipe:
             ("4 channels", 4, 1, {"compression": 33005}),
             ("int16", 1, 1, {"compression": 34712, "dtype": "int16"}),
             ("uint32", 1, 1, {"compression": 34712, "dtype": "uint32"}),
-            ("none", 3, 1, {"compression": 1}),
+            ("its tiles are uncompressed", 3, 1, {"compression": 1}),
             ("LZW", 3, 1, {"compression": 5}),
             ("deflate", 3, 1, {"compression": 8}),
             ("zstd", 3, 1, {"compression": 50000}),

@@ -76,9 +76,13 @@ class TestAuto:
 
     def test_tiles_that_no_gpu_decodes(self, files, host_gpu):
         with open_slide(files["raw"][0]) as slide:
-            decoder, why = slide.decoder
-            assert decoder == "CPU"
-            assert why.endswith("is decoded on the CPU only")
+            assert slide.decoder == ("CPU", "its tiles are uncompressed")
+
+    def test_zarr(self, tmp_path, host_gpu):
+        zarrs = pytest.importorskip("tests.zarrs", exc_type=ImportError)
+        zarrs.write_image(tmp_path / "slide.zarr", [np.zeros((3, 64, 64), np.uint8)])
+        with open_slide(tmp_path / "slide.zarr") as slide:
+            assert slide.decoder == ("CPU", "Zarr is decoded on the CPU only")
 
 
 class TestChosen:

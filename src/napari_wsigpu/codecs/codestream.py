@@ -10,7 +10,8 @@ import numpy as np
 from napari_wsigpu.codecs.cpu import APERIO_YCBCR
 from napari_wsigpu.codecs.jpeg import LONGEST_HEADER
 from napari_wsigpu.codecs.library import ImageFormat
-from napari_wsigpu.formats.compression import compression_name
+from napari_wsigpu.codecs.raw import UNCOMPRESSED
+from napari_wsigpu.formats.compression import storage_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,7 +60,9 @@ JPEG_RECIPES = {
 def recipe(level: LevelLayout) -> Recipe | str:
     """Return how nvImageCodec decodes tiles of a level, or why it can't."""
     encoding = level.encoding
-    name = compression_name(encoding.compression)
+    name = storage_name(level)
+    if level.array is None and encoding.compression == UNCOMPRESSED:
+        return "its tiles are uncompressed"
     if encoding.compression != JPEG and encoding.compression not in JPEG2000:
         return f"{name} is decoded on the CPU only"
     if encoding.jpeg_header is not None:
