@@ -81,10 +81,42 @@ def test_labels_have_their_colors_and_properties(path):
         levels, attributes, _ = slide_layers(slide)[-1]
         layer = Labels(levels, **attributes)
         np.testing.assert_array_equal(layer.get_color(7), [1, 0, 0, 1])
-        np.testing.assert_allclose(layer.get_color(9), [0.5, 0.5, 0.5, 1], atol=0.01)
         features = layer.features.set_index("index")
         assert features.loc[7, "class"] == "tumour"
         assert features.loc[9, "area"] == 4
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "int32"])
+def test_labels_without_a_color_differ_as_ever(path, dtype):
+    """They have the colours that napari gives to all labels where no colour is said."""
+    numbers = np.arange(128, dtype=dtype).repeat(2).reshape(1, 256).repeat(128, axis=0)
+    write_label(path, "others", [numbers], pixel=1.0, more={"image-label": SAID})
+    with open_slide(path) as slide:
+        data, attributes, _ = slide_layers(slide)[-1]
+    layer, usual = Labels(data, **attributes), Labels(data)
+    others = numbers[numbers != 7]
+    np.testing.assert_array_equal(layer.colormap.map(others), usual.colormap.map(others))
+    np.testing.assert_array_equal(layer.colormap.map(7), [1, 0, 0, 1])
+
+
+@pytest.mark.parametrize(
+    "colors", [{0: "#0000ff80", 7: "#ff0000ff"}, {7: "#ff0000ff", 7 + 49 * 1337: "#0000ffff"}]
+)
+def test_colors_that_are_said_come_first(path, colors):
+    said = [
+        {"label-value": label, "rgba": [*bytes.fromhex(color[1:])]}
+        for label, color in colors.items()
+    ]
+    write_label(
+        path, "others", [np.ones((128, 200), np.int32)], more={"image-label": {"colors": said}}
+    )
+    with open_slide(path) as slide:
+        data, attributes, _ = slide_layers(slide)[-1]
+    layer = Labels(data, **attributes)
+    for label, color in colors.items():
+        expected = np.array([*bytes.fromhex(color[1:])]) / 255
+        np.testing.assert_allclose(layer.colormap.map(label), expected, atol=1e-6)
+    np.testing.assert_allclose(layer.colormap.map(9), [0.5, 0.5, 0.5, 1], atol=0.01)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

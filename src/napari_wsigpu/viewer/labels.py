@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from napari.utils.colormaps import DirectLabelColormap
+from napari.utils.colormaps import CyclicLabelColormap, DirectLabelColormap, label_colormap
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
     from napari_wsigpu.engine.level import LevelArray
@@ -17,8 +19,10 @@ if TYPE_CHECKING:
     LabelData = tuple[list[LevelArray] | NDArray[Any], dict[str, Any], str]
 
 TRANSPARENT = "#00000000"
-# Of labels whose colour the file does not say, where it says others.
+# Of labels whose colour the file does not say, where napari can show no more than what it says.
 UNNAMED = "#808080"
+# napari's colours, as often as they fit into its 16 bits.
+PALETTE, REPEATS = 49, 1337
 
 
 def label_layers(slide: Slide, name: str) -> list[LabelData]:
@@ -66,12 +70,24 @@ def _attributes(slide: Slide, label: LabelLayout, name: str) -> dict[str, Any]:
     if slide.mpp is not None:
         attributes["units"] = ("micrometer", "micrometer")
     if label.colors:
-        colors: dict[int | None, str] = {None: UNNAMED, 0: TRANSPARENT}
-        colors.update(label.colors.items())
-        attributes["colormap"] = DirectLabelColormap(color_dict=colors)
+        attributes["colormap"] = _colormap(label.colors)
     if label.properties:
         attributes["features"] = _features(label)
     return attributes
+
+
+def _colormap(colors: Mapping[int, str]) -> CyclicLabelColormap | DirectLabelColormap:
+    """Return napari's colours, in turn, but for some labels."""
+    shown = np.resize(label_colormap(PALETTE).colors[1:], (PALETTE * REPEATS, 4))
+    said = {label: (label - 1) % len(shown) for label in colors}
+    if 0 in colors or len({*said.values()}) < len(said):
+        # The background has no colour in turn, and labels that lie far apart have the same.
+        direct: dict[int | None, str] = {None: UNNAMED, 0: TRANSPARENT}
+        direct.update(colors.items())
+        return DirectLabelColormap(color_dict=direct)
+    for label, place in said.items():
+        shown[place] = np.frombuffer(bytes.fromhex(colors[label][1:]), np.uint8) / 255
+    return CyclicLabelColormap(colors=np.vstack([np.zeros(4), shown]))
 
 
 def _features(label: LabelLayout) -> dict[str, list[Any]]:
