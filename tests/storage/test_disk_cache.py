@@ -156,17 +156,22 @@ def test_many_processes_and_threads(cache):
 
 
 @pytest.mark.parametrize(
-    ("given", "budget"),
+    ("given", "budget", "warnings"),
     [
-        (None, module.DEFAULT_BUDGET),
-        ("1e9", 10**9),
-        ("0", 0),
-        ("plenty", module.DEFAULT_BUDGET),
-        ("inf", module.DEFAULT_BUDGET),
-        ("nan", module.DEFAULT_BUDGET),
+        (None, module.DEFAULT_BUDGET, 0),
+        ("1e9", 10**9, 0),
+        ("0", 0, 0),
+        ("plenty", module.DEFAULT_BUDGET, 1),
+        ("2GB", module.DEFAULT_BUDGET, 1),
+        ("-5", module.DEFAULT_BUDGET, 1),
+        ("", module.DEFAULT_BUDGET, 0),
+        ("inf", module.DEFAULT_BUDGET, 1),
+        ("nan", module.DEFAULT_BUDGET, 1),
     ],
 )
-def test_the_environment_sets_budget_and_folder(monkeypatch, tmp_path, given, budget):
+def test_the_environment_sets_budget_and_folder(
+    monkeypatch, tmp_path, caplog, given, budget, warnings
+):
     if given is None:
         monkeypatch.delenv(module.BUDGET, raising=False)
     else:
@@ -176,6 +181,11 @@ def test_the_environment_sets_budget_and_folder(monkeypatch, tmp_path, given, bu
     try:
         assert (disk_cache().folder, disk_cache().budget) == (tmp_path, budget)
         assert disk_cache() is disk_cache()
+        said = [
+            f"WSIGPU_DISK_CACHE_BYTES is '{given}', which is no number of bytes as 2e9 is; "
+            "the cache on disk takes 2.147 GB at most."
+        ]
+        assert caplog.messages == said * warnings
         monkeypatch.delenv(module.FOLDER)
         disk_cache.cache_clear()
         assert "napari-wsigpu" in str(disk_cache().folder)

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
+from napari_wsigpu.units import byte_size
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -160,14 +162,25 @@ def _checked(content: bytes) -> bytes | None:
 def disk_cache() -> DiskCache:
     """Return the process's cache.
 
-    Its budget is the environment variable WSIGPU_DISK_CACHE_BYTES, 2 GiB unless that is a number;
-    its folder is WSIGPU_DISK_CACHE_FOLDER, or one in the user's folder for caches.
+    Its budget is the environment variable WSIGPU_DISK_CACHE_BYTES, 2 GiB without it; its folder is
+    WSIGPU_DISK_CACHE_FOLDER, or one in the user's folder for caches.
     """
     from platformdirs import user_cache_path
 
-    try:
-        budget = int(float(os.environ.get(BUDGET, DEFAULT_BUDGET)))
-    except (ValueError, OverflowError):
-        budget = DEFAULT_BUDGET
     folder = os.environ.get(FOLDER) or user_cache_path("napari-wsigpu", appauthor=False) / "blocks"
-    return DiskCache(Path(folder), budget)
+    return DiskCache(Path(folder), _budget())
+
+
+def _budget() -> int:
+    given = os.environ.get(BUDGET) or str(DEFAULT_BUDGET)
+    with suppress(ValueError, OverflowError):
+        budget = int(float(given))
+        if budget >= 0:
+            return budget
+    logger.warning(
+        "%s is '%s', which is no number of bytes as 2e9 is; the cache on disk takes %s at most.",
+        BUDGET,
+        given,
+        byte_size(DEFAULT_BUDGET),
+    )
+    return DEFAULT_BUDGET
