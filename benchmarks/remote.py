@@ -28,7 +28,6 @@ from tests.rangeserver import RangeServer
 from common import SLIDES, ensure_slide, verdict, write_json
 from napari_wsigpu import open_slide, wait
 from napari_wsigpu.bench.table import print_table
-from napari_wsigpu.formats import describe
 from napari_wsigpu.storage import remote
 from napari_wsigpu.storage.disk_cache import FOLDER, disk_cache
 from stage import ensure_display, open_viewer, own_settings
@@ -142,7 +141,6 @@ def compare(server: Server, path: Path, places: list[tuple[int, int]]) -> Any:
         disk_cache().clear()
         for name in READERS:
             opener = tiffslide if name.startswith("tiffslide") else ours
-            forget_descriptions()
             (slide, read), opened = server.measure(partial(opener, server.url(path)))
             pixels, viewed = server.measure(partial(read, 0, 0, coarsest))
             height, width = expected.shape[:2]
@@ -158,11 +156,6 @@ def compare(server: Server, path: Path, places: list[tuple[int, int]]) -> Any:
         name: {what: middle(costs)._asdict() for what, costs in parts.items()}
         for name, parts in found.items()
     }
-
-
-def forget_descriptions() -> None:
-    """Have the next slide described anew."""
-    describe._describe_url.cache_clear()
 
 
 def middle(costs: list[Cost]) -> Cost:
@@ -202,7 +195,6 @@ def in_napari(server: Server, path: Path) -> dict[str, Any]:
 
     def show(opened: str | Path) -> Cost:
         disk_cache().clear()
-        forget_descriptions()
         cost = server.measure(partial(open_and_wait, viewer, opened))[1]
         viewer.layers.clear()
         return cost

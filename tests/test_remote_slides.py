@@ -16,6 +16,7 @@ from napari_wsigpu.cli import main
 from napari_wsigpu.errors import (
     CorruptSlideError,
     NotASlideError,
+    SlideChangedError,
     SlideClosedError,
     SlideReadError,
     TileError,
@@ -34,15 +35,8 @@ LATENCY = 0.05
 @pytest.fixture(autouse=True)
 def empty_caches():
     yield
-    forget()
+    disk_cache.disk_cache().clear()
     assert decoding_threads() == []
-
-
-def forget(*, on_disk=True):
-    """Forget what was read of slides on servers."""
-    describing._describe_url.cache_clear()
-    if on_disk:
-        disk_cache.disk_cache().clear()
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +126,7 @@ class TestFirstView:
         server.latency = LATENCY
         describing.describe(server.url(name))
         assert len(server.requests) <= header
-        forget()
+        disk_cache.disk_cache().clear()
         server.requests.clear()
         pixels, detail, seconds = self.view(server.url(name))
         assert len(server.requests) <= most
@@ -144,10 +138,6 @@ class TestFirstView:
             np.testing.assert_array_equal(detail, local.read_region((20000, 100), (1024, 512)))
 
         server.requests.clear()
-        self.view(server.url(name))
-        assert len(server.requests) <= 1
-        forget(on_disk=False)
-        server.requests.clear()
         again, detail_again, _ = self.view(server.url(name))
         assert len(server.requests) == 1  # which asks for the version
         np.testing.assert_array_equal(again, pixels)
@@ -156,21 +146,28 @@ class TestFirstView:
     def test_without_a_cache_on_disk(self, server, monkeypatch):
         monkeypatch.setattr(disk_cache.disk_cache(), "budget", 0)
         for _ in range(2):
-            forget(on_disk=False)
             server.requests.clear()
             self.view(server.url("large.svs"))
             assert 3 < len(server.requests) <= 15
         assert not list(disk_cache.disk_cache().folder.rglob("*"))
 
 
-def test_a_slide_that_changes_is_described_anew_in_time(server):
-    describing.describe(server.url("a%20slide.svs"))
-    asked = len(server.requests)
-    first = describing.describe(server.url("a%20slide.svs"))
-    assert len(server.requests) == asked
-    server.etag = '"two"'
-    time.sleep(describing.FRESH_SECONDS + 0.1)
-    assert describing.describe(server.url("a%20slide.svs")).remote != first.remote
+@pytest.mark.parametrize("sides", [(300, 900), (900, 300)])
+def test_a_slide_that_changed_is_read_when_it_is_opened_again(server, tmp_path, sides):
+    path = tmp_path / "x.svs"
+    server.folder = tmp_path
+    slides.write_aperio(path, slides.picture(sides[0], sides[0]))
+    with open_slide(server.url("x.svs"), device="cpu") as slide:
+        slides.write_aperio(path, slides.picture(sides[1], sides[1]))
+        server.etag = '"two"'
+        slide.release()
+        disk_cache.disk_cache().clear()
+        with pytest.raises(SlideChangedError, match="open the slide again"):
+            slide.read_region((sides[0] - 200, sides[0] - 200), (200, 200))
+        with open_slide(server.url("x.svs"), device="cpu") as again:
+            found = again.levels[0][...]
+    with open_slide(path, device="cpu") as local:
+        np.testing.assert_array_equal(found, local.levels[0][...])
 
 
 def test_tiles_survive_broken_connections(server, folder):
@@ -211,7 +208,7 @@ def test_a_header_is_read_wholly_or_not_at_all(quick, server):
     needed = len(server.requests)
     assert needed > 2
     for sound in range(needed):
-        forget()
+        disk_cache.disk_cache().clear()
         server.requests.clear()
         server.trouble_from = sound
         with pytest.raises(SlideReadError, match="fails"):

@@ -44,6 +44,23 @@ def test_takes_urls_of_slides(server):
         read_slides(server.url("missing.svs") + SECRETS)
 
 
+def test_a_slide_is_described_once_for_each_time_that_it_is_opened(server):
+    url = server.url("a%20slide.svs")
+    for etag in ('"one"', '"two"'):
+        server.etag = etag
+        server.requests.clear()
+        reader = get_reader(url)
+        asked = len(server.requests)
+        assert asked
+        [(levels, *_)] = reader(url)
+        assert len(server.requests) == asked
+        with levels[0].slide as slide:
+            assert slide.layout.remote.version.endswith(etag)
+    [(levels, *_)] = reader(url)
+    assert len(server.requests) > asked
+    levels[0].slide.close()
+
+
 def test_the_first_view_takes_few_requests(viewer, server):
     viewer.window.resize(1200, 950)
     QApplication.processEvents()

@@ -8,11 +8,9 @@ import stat
 import struct
 from dataclasses import replace
 from pathlib import Path
-from threading import Lock
 from typing import IO, TYPE_CHECKING, Protocol, cast
 
 import tifffile
-from cachetools import TTLCache, cached
 
 from napari_wsigpu.errors import (
     CorruptSlideError,
@@ -92,7 +90,6 @@ VENDORS: tuple[Vendor, ...] = (
     ome,
 )
 SMALLEST_MPP, LARGEST_MPP = 1e-4, 1e5
-FRESH_SECONDS = 2
 TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 
 
@@ -153,8 +150,6 @@ def _describe(name: str) -> SlideLayout:
     return _describe_tiff(name, name, status.st_size, status.st_mtime_ns)
 
 
-# Viewers ask whether a file is a slide right before they open it.
-@cached(TTLCache(maxsize=1, ttl=FRESH_SECONDS), lock=Lock())
 def _describe_url(url: str) -> SlideLayout:
     name = public_url(url)
     if name.rstrip("/").endswith(".zarr"):

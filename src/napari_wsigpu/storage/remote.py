@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cachetools import LRUCache
 
-from napari_wsigpu.errors import SlideChangedError
+from napari_wsigpu.errors import NotASlideError, SlideChangedError
 from napari_wsigpu.storage.connection import ENTITY_TAG, Connection, closed_error
 from napari_wsigpu.storage.disk_cache import disk_cache
 from napari_wsigpu.storage.source import join_views
@@ -197,11 +197,16 @@ class RemoteSource:
             data, size, version = request.answer.result()
         except CancelledError:
             raise closed_error(self._name) from None
+        except NotASlideError:  # it ends before what was asked for
+            raise self._changed() from None
         if (size, version) != (self.size, self.version):
-            raise SlideChangedError(
-                f"'{self._name}' has changed since it was opened; open the slide again."
-            )
+            raise self._changed()
         return self._keep(request.blocks.start, data)
+
+    def _changed(self) -> SlideChangedError:
+        return SlideChangedError(
+            f"'{self._name}' has changed since it was opened; open the slide again."
+        )
 
     def _forget(self, requests: Sequence[_Request]) -> None:
         """Ask again for what these asked for, if it is wanted again."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING
 
 import napari
+from cachetools import TTLCache
 from napari.utils.notifications import show_info, show_warning
 
 from napari_wsigpu.errors import NotASlideError, SlideError
 from napari_wsigpu.formats import dicom, ome_zarr
 from napari_wsigpu.formats.describe import describe
-from napari_wsigpu.slide import Slide, open_slide
+from napari_wsigpu.slide import Slide
 from napari_wsigpu.storage.url import file_name, is_url
 from napari_wsigpu.viewer.dock import open_inspector_with_a_slide
 from napari_wsigpu.viewer.layers import slide_layers
@@ -24,6 +26,11 @@ if TYPE_CHECKING:
     from napari_wsigpu.viewer.layers import LayerData
 
 LARGE_SIDE = 4096
+FRESH_SECONDS = 2
+
+# napari asks whether a path is a slide right before it opens it; a server is asked once for both.
+_just_described: TTLCache[str, SlideLayout] = TTLCache(maxsize=1, ttl=FRESH_SECONDS)
+_lock = Lock()
 
 
 def get_reader(
@@ -67,7 +74,7 @@ def read_slides(path: str | Sequence[str]) -> list[LayerData]:
     layers: list[LayerData] = []
     try:
         for name in _as_list(path):
-            slides.append(open_slide(name))
+            slides.append(Slide(_described(name)))
             _report_failed_tiles(slides[-1])
             if settings().apply_icc:
                 _show_srgb(slides[-1])
@@ -112,11 +119,21 @@ def _is_ours(path: str) -> bool:
         ):
             return False
         layout = describe(path)
+        if place is None:
+            with _lock:
+                _just_described[path] = layout
     except NotASlideError:
         return Path(file_name(path)).suffix.lower() in SLIDE_ENDINGS
     except SlideError:
         return True
     return _is_slide(layout)
+
+
+def _described(path: str) -> SlideLayout:
+    """Describe a slide, unless that was just done, and not yet made use of."""
+    with _lock:
+        found = _just_described.pop(path, None)
+    return describe(path) if found is None else found
 
 
 def _is_slide(layout: SlideLayout) -> bool:
