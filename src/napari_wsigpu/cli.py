@@ -17,6 +17,7 @@ from napari_wsigpu.doctor import report
 from napari_wsigpu.errors import SlideError
 from napari_wsigpu.formats.compression import storage_name
 from napari_wsigpu.formats.wsigpu import region_of
+from napari_wsigpu.interrupt import INTERRUPTED
 from napari_wsigpu.privacy import MASK, masked
 from napari_wsigpu.slide import Slide, open_slide
 
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        Exit status: 0, or 1 after an error that was said on standard error.
+        Exit status: 0, 1 after an error that was said on standard error, or 130 after Ctrl-C.
     """
     parser = argparse.ArgumentParser("wsigpu", description="Whole-slide images.")
     parser.add_argument("--version", action="version", version=__version__)
@@ -62,6 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 0
+    except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr)
+        status = INTERRUPTED
     return status
 
 

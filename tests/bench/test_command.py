@@ -1,6 +1,8 @@
 """The command `wsigpu bench`, on small slides and without a GPU."""
 
 import json
+import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import openslide
 import pytest
 from PIL import Image
 
-from napari_wsigpu.bench import kvikio_process, machine, target
+from napari_wsigpu.bench import kvikio_process, machine, session, target
 from napari_wsigpu.cli import main
 from napari_wsigpu.codecs import cuda
 from napari_wsigpu.doctor import Driver
@@ -270,6 +272,68 @@ def test_a_folder_that_can_not_be_written_is_one_sentence(tmp_path, capsys):
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
     assert "try --folder" in lines[0]
+
+
+class TestInterrupts:
+    """Of Ctrl-C: one sentence, and nothing is left behind."""
+
+    @pytest.fixture(autouse=True)
+    def sure_handler(self):
+        """Have Python's own handler, and find it again."""
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        yield
+        assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
+
+    @pytest.fixture
+    def check(self, bench, tmp_path, capsys):
+        def run(*words):
+            assert bench(*words) == (130, None)
+            assert capsys.readouterr().err == "Interrupted.\n"
+            assert list((tmp_path / "files").iterdir()) == []
+
+        return run
+
+    def test_while_a_slide_is_made(self, check, monkeypatch):
+        def make(path, *_):
+            path.write_bytes(bytes(1000))
+            signal.raise_signal(signal.SIGINT)
+
+        monkeypatch.setattr(session, "make_slide", make)
+        check("read")
+
+    @pytest.mark.parametrize("reads", [1, 2])
+    def test_while_one_is_read_wait_for_it(self, check, slide, monkeypatch, reads):
+        read, done = openslide.OpenSlide.read_region, []
+
+        def read_region(self, *given):
+            if len(done) == reads - 1:
+                signal.raise_signal(signal.SIGINT)
+            done.append(read(self, *given))
+            return done[-1]
+
+        monkeypatch.setattr(openslide.OpenSlide, "read_region", read_region)
+        check("read", slide)
+        assert len(done) == reads
+
+    def test_while_all_is_removed(self, check, monkeypatch):
+        remove = shutil.rmtree
+
+        def interrupted(*given, **options):
+            signal.raise_signal(signal.SIGINT)
+            remove(*given, **options)
+
+        monkeypatch.setattr(session.shutil, "rmtree", interrupted)
+        monkeypatch.setattr(session.Session, "finish", lambda *_: None)
+        check("read", "--size", 128, "--tile", 64)
+
+    def test_for_the_second_time_do_not_wait(self, check, slide, monkeypatch):
+        def read_region(self, *given):
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            raise AssertionError
+
+        monkeypatch.setattr(openslide.OpenSlide, "read_region", read_region)
+        check("read", slide)
 
 
 @pytest.mark.parametrize("words", [["--rounds", "0"], ["--tile", "100"], ["--size", "many"]])

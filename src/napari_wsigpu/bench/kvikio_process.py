@@ -6,6 +6,7 @@ kvikio takes its mode from the environment when it is imported, so each mode has
 from __future__ import annotations
 
 import os
+import signal
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
@@ -118,6 +119,7 @@ def _way(
 
 def _start(mode: Mapping[str, str]) -> None:
     os.environ.update(mode)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started the process ends it
 
 
 def _absence() -> str:

@@ -17,6 +17,7 @@ from napari_wsigpu.bench.synthetic import make_slide
 from napari_wsigpu.bench.table import print_table
 from napari_wsigpu.bench.target import Target
 from napari_wsigpu.bench.timing import Row, measure
+from napari_wsigpu.interrupt import late_interrupt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -139,12 +140,16 @@ def session(name: str, rounds: int, folder: Path | None) -> Iterator[Session]:
     """
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-    place = Path(tempfile.mkdtemp(prefix="wsigpu-bench-", dir=folder))
-    try:
-        with ExitStack() as stack:
-            yield Session(name, rounds, stack, place)
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
+    with ExitStack() as stack:
+        with late_interrupt():
+            place = Path(tempfile.mkdtemp(prefix="wsigpu-bench-", dir=folder))
+            stack.callback(_remove, place)
+        yield Session(name, rounds, stack, place)
+
+
+def _remove(folder: Path) -> None:
+    with late_interrupt():
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _print_case(name: str, rows: Sequence[Row]) -> None:

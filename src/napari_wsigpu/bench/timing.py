@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from napari_wsigpu.interrupt import late_interrupt
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -147,6 +149,8 @@ def way(
 def measure(case: Case) -> list[Row]:
     """Check every way's pixels, then time all in turn; another one is first each round.
 
+    Ctrl-C waits for what is being done: others' threads would go on with it.
+
     Returns
     -------
     list of Row
@@ -166,14 +170,16 @@ def measure(case: Case) -> list[Row]:
     for turn, item in enumerate(case.items[1:]):
         first = turn % max(1, len(ready))
         for each in ready[first:] + ready[:first]:
-            seconds[each.name].append(each.seconds(item))
+            with late_interrupt():
+                seconds[each.name].append(each.seconds(item))
     return [_timed(case, row, seconds.get(row.way, [])) for row in rows.values()]
 
 
 def _check(case: Case, each: Way) -> Row:
     item = case.items[0]
     try:
-        difference = case.difference(item, each.pixels(item))
+        with late_interrupt():
+            difference = case.difference(item, each.pixels(item))
     except Exception as error:  # a way that fails is a row, and the others go on
         logger.debug("%s failed", each.name, exc_info=True)
         reason = " ".join(str(error).split()) or type(error).__name__

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
-import threading
 import time
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from napari_wsigpu.conversion.run import convert
 from napari_wsigpu.errors import SlideError
+from napari_wsigpu.interrupt import INTERRUPTED, noticed_interrupt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from napari_wsigpu.conversion.options import Region
 
 BAR = 30
 REFRESH_SECONDS = 0.2
-INTERRUPTED = 130
 
 EPILOG = """\
 What is written is told by the end of TARGET: .tif or .tiff is a tiled BigTIFF pyramid, .ome.tif an
@@ -95,7 +92,7 @@ def _run(options: argparse.Namespace) -> int:
         "private", "overwrite", "color",
     )  # fmt: skip
     try:
-        with _interrupt() as interrupted:
+        with noticed_interrupt() as interrupted:
 
             def progress(done: int, total: int) -> None:
                 if interrupted.is_set():
@@ -125,28 +122,6 @@ def _run(options: argparse.Namespace) -> int:
         print(note, file=sys.stderr)
     print(f"{done.checksum}  {options.target}")
     return 0
-
-
-@contextmanager
-def _interrupt() -> Iterator[threading.Event]:
-    """Give out what Ctrl-C sets; the second time it interrupts at once.
-
-    An exception that a signal raises is lost if it meets Python in a finalizer.
-    """
-    noticed = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield noticed
-        return
-
-    def notice(number: int, frame: Any) -> None:
-        noticed.set()
-        signal.signal(signal.SIGINT, before)
-
-    before = signal.signal(signal.SIGINT, notice)
-    try:
-        yield noticed
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _region(text: str) -> Region:
