@@ -15,7 +15,7 @@ from napari_wsigpu.bench import kvikio_process, machine, session, target
 from napari_wsigpu.cli import main
 from napari_wsigpu.codecs import cuda
 from napari_wsigpu.doctor import Driver
-from tests import slides
+from tests import slides, zarrs
 from tests.host_cupy import install
 
 pytest.importorskip("zarr")
@@ -120,6 +120,30 @@ def test_round_trip(bench, slide):
     assert len(rows) == 6
 
 
+@pytest.mark.parametrize(
+    "words", [("read", "--cold"), ("round-trip",), ("viewport", "--viewports", 100)]
+)
+def test_zarr(bench, tmp_path, words):
+    folder = tmp_path / "slide.zarr"
+    zarrs.write_image(folder, [np.moveaxis(slides.picture(200, 300), -1, 0)])
+    status, record = bench(*words, folder)
+    assert status == 0
+    assert (record["slide"], record["compression"]) == ("slide.zarr", "Zarr")
+    timed = [row for row in record["rows"] if row["median_ms"] is not None]
+    assert {row["way"] for row in timed} == {"napari-wsigpu, CPU"}
+    for row in timed:
+        assert_right(row)
+
+
+def test_all_files_of_a_zarr_folder_are_dropped_from_the_page_cache(bench, tmp_path, monkeypatch):
+    folder, dropped = tmp_path / "slide.zarr", set()
+    zarrs.write_image(folder, [np.moveaxis(slides.picture(200, 300), -1, 0)])
+    monkeypatch.setattr(target, "forget", dropped.update)
+    assert bench("read", folder, "--cold")[0] == 0
+    assert dropped == {str(path) for path in folder.rglob("*") if path.is_file()}
+    assert len(dropped) > 10
+
+
 def test_round_trip_of_separate_planes(bench, tmp_path):
     path = tmp_path / "planes.tif"
     slides.write_pyramid(
@@ -164,6 +188,15 @@ def test_zarr_write(bench, name):
         assert bool(rows["tifffile, TIFF"]["missing"]) == (name == "zarr-write-lz4")
 
 
+def test_chunks_larger_than_the_picture_are_left_out(bench):
+    status, record = bench("zarr-write", "--size", 300)
+    assert status == 0
+    assert rows_of(record, "chunks of 256 x 256")["napari-wsigpu, NumPy"]["median_ms"]
+    for chunk in (512, 1024, 2048, 4096):
+        [row] = rows_of(record, f"chunks of {chunk} x {chunk}").values()
+        assert row["missing"] == "not here: the picture is smaller"
+
+
 def test_viewport(bench, slide):
     status, record = bench("viewport", slide, "--viewports", "128,1000")
     assert status == 0
@@ -183,7 +216,7 @@ def test_viewport(bench, slide):
 )
 def test_a_plot(bench, tmp_path, words):
     pytest.importorskip("matplotlib")
-    path = tmp_path / "plots" / "bench.png"
+    path = tmp_path / "bench.png"
     assert bench(*words, "--plot", path)[0] == 0
     with Image.open(path) as picture:
         assert picture.format == "PNG"
@@ -250,6 +283,10 @@ def test_a_missing_package_is_one_sentence(bench, monkeypatch, capsys, module, w
     [
         (["absent.svs"], "There is no file"),
         (["{slide}", "--level", "9"], "has no level 9; its levels are 0 to"),
+        (
+            ["http://user:SECRET@host/a.svs?SECRET"],
+            "'http://host/a.svs' lies on a server, but reading from a disk is measured; download",
+        ),
     ],
 )
 def test_what_can_not_be_read_is_one_sentence(bench, slide, capsys, words, said):
@@ -260,9 +297,65 @@ def test_what_can_not_be_read_is_one_sentence(bench, slide, capsys, words, said)
 
 
 def test_a_level_larger_than_memory_is_one_sentence(bench, slide, monkeypatch, capsys):
-    monkeypatch.setattr(target, "memory_bytes", lambda: 100_000)
+    monkeypatch.setattr(machine, "memory_bytes", lambda: 100_000)
     assert bench("read", slide) == (1, None)
     assert "choose a coarser one, up to --level 2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["read"], "Level 0 of a slide of 16384 x 16384 is 0.8 GB"),
+        (["round-trip", "--level", "1"], "Level 1 of a slide of 16384 x 16384 is 0.1 GB"),
+        (["zarr-write"], "A picture of 16384 x 16384 is 0.8 GB"),
+    ],
+)
+def test_what_is_too_large_for_memory_is_not_made(bench, monkeypatch, capsys, words, said):
+    monkeypatch.setattr(machine, "memory_bytes", lambda: 1e8)
+    assert bench(*words, "--size", 16384) == (1, None)
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err == f"{said}, too large to be held in memory here; choose a smaller --size.\n"
+
+
+def test_a_full_disk_is_one_sentence(bench, tmp_path, capsys):
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, before[1]))
+    try:
+        assert bench("read", "--size", 600, "--tile", 512) == (1, None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert capsys.readouterr().err == "A file can't be written (File too large); try --folder.\n"
+    assert list((tmp_path / "files").iterdir()) == []
+
+
+def test_a_record_that_can_not_be_written_is_one_sentence(bench, tmp_path, monkeypatch, capsys):
+    def fail(self, *given, **options):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "write_text", fail)
+    assert bench("read", "--size", 128, "--tile", 64) == (1, None)
+    assert capsys.readouterr().err == (
+        f"A file '{tmp_path / 'record.json'}' can't be written (Permission denied); "
+        "give another file.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--plot", "{folder}/bench.jpg"], "bench.jpg does not end in .png"),
+        (["--plot", "{folder}/absent/bench.png"], "there is no folder {folder}/absent"),
+        (["--json", "{folder}/absent/bench.json"], "there is no folder {folder}/absent"),
+        (["--json", "{folder}"], "{folder} is a folder"),
+    ],
+)
+def test_files_that_make_no_sense_are_refused(tmp_path, capsys, words, said):
+    with pytest.raises(SystemExit):
+        main(["bench", "read", *(word.format(folder=tmp_path) for word in words)])
+    assert said.format(folder=tmp_path) in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_can_not_be_written_is_one_sentence(tmp_path, capsys):
@@ -378,7 +471,7 @@ def test_zarr_write_with_a_gpu(gpu, bench, name):
 
 def test_chunks_that_nvcomp_does_not_take_are_rows(gpu, bench):
     side = 2400
-    status, record = bench("zarr-write-lz4", "--size", 64, "--chunks", side)
+    status, record = bench("zarr-write-lz4", "--size", side, "--chunks", side)
     assert status == 0
     rows = rows_of(record, f"chunks of {side} x {side}")
     assert rows["napari-wsigpu, CuPy"]["missing"] == (

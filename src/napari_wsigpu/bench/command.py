@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from napari_wsigpu.errors import SlideError
+from napari_wsigpu.errors import SlideError, TargetWriteError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,15 +54,15 @@ def _add(
     parser: argparse.ArgumentParser = kinds.add_parser(name, help=text, parents=[options])
     parser.add_argument("--rounds", type=_positive, default=ROUNDS, help="how often each is timed")
     parser.add_argument("--folder", type=Path, help="where files are made, on the disk to measure")
-    parser.add_argument("--json", type=Path, help="write all figures to this file")
-    parser.add_argument("--plot", type=Path, help="draw them into this PNG")
+    parser.add_argument("--json", type=_output, help="write all figures to this file")
+    parser.add_argument("--plot", type=_plot, help="draw them into this PNG")
     parser.set_defaults(run=_run, benchmark=run, name=name)
     return parser
 
 
 def _options_of_slides(*, level: bool = False, cold: bool = False) -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(add_help=False)
-    options.add_argument("slide", nargs="?", type=Path, help="by default one is made, and removed")
+    options.add_argument("slide", nargs="?", help="by default one is made, and removed")
     if level:
         options.add_argument("--level", type=int, default=0, help="index of the level")
     if cold:
@@ -96,27 +96,34 @@ def _run(options: argparse.Namespace) -> int:
             require_matplotlib()
         with session(options.name, options.rounds, options.folder) as begun:
             options.benchmark(begun, options)
-            begun.finish(options.json, options.plot)
+            try:
+                begun.finish(options.json, options.plot)
+            except OSError as error:
+                raise TargetWriteError(_refusal(error, "give another file")) from None
             return 0 if begun.passed else 1
     except SlideError as error:
         print(error, file=sys.stderr)
     except OSError as error:
-        place = f" '{error.filename}'" if error.filename else ""
-        reason = error.strerror or error
-        print(f"A file{place} can't be written ({reason}); try --folder.", file=sys.stderr)
+        print(_refusal(error, "try --folder"), file=sys.stderr)
     return 1
+
+
+def _refusal(error: OSError, advice: str) -> str:
+    place = f" '{error.filename}'" if error.filename else ""
+    return f"A file{place} can't be written ({error.strerror or error}); {advice}."
 
 
 def _read(session: Session, options: argparse.Namespace) -> None:
     from napari_wsigpu.bench import read
 
-    read.run(session, _slide(session, options), options.level, cold=options.cold)
+    path = _slide(session, options, options.level)
+    read.run(session, path, options.level, cold=options.cold)
 
 
 def _round_trip(session: Session, options: argparse.Namespace) -> None:
     from napari_wsigpu.bench import round_trip
 
-    round_trip.run(session, _slide(session, options), options.level)
+    round_trip.run(session, _slide(session, options, options.level), options.level)
 
 
 def _zarr_write(session: Session, options: argparse.Namespace) -> None:
@@ -132,8 +139,8 @@ def _viewport(session: Session, options: argparse.Namespace) -> None:
     viewport.run(session, _slide(session, options), options.viewports, cold=options.cold)
 
 
-def _slide(session: Session, options: argparse.Namespace) -> Path:
-    return session.slide(options.slide, options.size, options.tile, options.codec)
+def _slide(session: Session, options: argparse.Namespace, whole: int | None = None) -> Path:
+    return session.slide(options.slide, options.size, options.tile, options.codec, whole)
 
 
 def _positive(text: str) -> int:
@@ -144,6 +151,21 @@ def _positive(text: str) -> int:
 
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(map(_positive, text.split(",")))
+
+
+def _output(text: str) -> Path:
+    path = Path(text)
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is a folder")
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {path.parent}")
+    return path
+
+
+def _plot(text: str) -> Path:
+    if not text.lower().endswith(".png"):
+        raise argparse.ArgumentTypeError(f"{text} does not end in .png")
+    return _output(text)
 
 
 def _tile(text: str) -> int:

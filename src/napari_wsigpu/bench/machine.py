@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from napari_wsigpu.doctor import find_driver, find_kvikio
+from napari_wsigpu.errors import RegionError
 
 if TYPE_CHECKING:
     from napari_wsigpu.doctor import Driver
@@ -67,6 +68,22 @@ def memory_bytes() -> int:
     if not hasattr(os, "sysconf"):
         return 0
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def check_memory(size: int, what: str, advice: str) -> None:
+    """Raise a RegionError if something of so many bytes, and a few copies, don't fit into memory.
+
+    Parameters
+    ----------
+    size : int
+        Its bytes.
+    what, advice : str
+        What it is, and what to do, as parts of a sentence.
+    """
+    if 0 < memory_bytes() < 4 * size:
+        raise RegionError(
+            f"{what} is {size / 1e9:.1f} GB, too large to be held in memory here; {advice}."
+        )
 
 
 def _gpudirect_storage(driver: Driver) -> str:

@@ -68,7 +68,6 @@ def write_plot(
     for panel, (case, found) in zip(panels, cases.items(), strict=True):
         _draw(panel, case, found, ours)
     figure.text(0.015, 0.1 / height, "\n".join(notes), va="bottom", color=FAINT, size=8)
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, format="png")
 
 

@@ -10,14 +10,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from napari_wsigpu.bench.machine import environment, summary
+from napari_wsigpu.bench.machine import check_memory, environment, summary
 from napari_wsigpu.bench.plot import write_plot
 from napari_wsigpu.bench.readers import OURS
-from napari_wsigpu.bench.synthetic import make_slide
+from napari_wsigpu.bench.synthetic import DOWNSAMPLE, make_slide
 from napari_wsigpu.bench.table import print_table
 from napari_wsigpu.bench.target import Target
 from napari_wsigpu.bench.timing import Row, measure
+from napari_wsigpu.errors import UnsupportedSlideError
 from napari_wsigpu.interrupt import late_interrupt
+from napari_wsigpu.storage.url import is_url, public_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -58,10 +60,36 @@ class Session:
     facts: dict[str, Any] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
 
-    def slide(self, given: Path | None, side: int, tile: int, codec: Codec) -> Path:
-        """Return the slide that was given, or else make one."""
+    def slide(
+        self, given: str | None, side: int, tile: int, codec: Codec, whole: int | None
+    ) -> Path:
+        """Return the slide that was given, or else make one.
+
+        Parameters
+        ----------
+        given : str or None
+            Path of a slide.
+        side, tile, codec
+            What to make, as in `make_slide`.
+        whole : int or None
+            Which level of it has to fit into memory.
+
+        Raises
+        ------
+        SlideError
+            If the slide lies on a server, or what would be made is too large.
+        """
         if given is not None:
-            return given
+            if is_url(given):
+                raise UnsupportedSlideError(
+                    f"'{public_url(given)}' lies on a server, but reading from a disk is "
+                    "measured; download it."
+                )
+            return Path(given)
+        if whole is not None:
+            size = 3 * (side // DOWNSAMPLE ** max(0, whole)) ** 2
+            what = f"Level {whole} of a slide of {side} x {side}"
+            check_memory(size, what, "choose a smaller --size")
         path = self.folder / "synthetic.svs"
         print(f"Making a slide of {side} x {side} ...", flush=True)
         make_slide(path, side, side, tile, codec)
@@ -120,7 +148,6 @@ class Session:
                 **self.facts,
                 "rows": [asdict(row) for row in self.rows],
             }
-            json_path.parent.mkdir(parents=True, exist_ok=True)
             json_path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
         if plot_path is not None:
             write_plot(plot_path, f"wsigpu bench {self.name}", notes, self.rows, OURS)

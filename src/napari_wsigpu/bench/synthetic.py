@@ -101,10 +101,10 @@ def tissue(rng: np.random.Generator, tile: int, count: int = UNIQUE_TILES) -> It
         yield noisy.clip(0, 255).astype(np.uint8)
 
 
-def encode(pixels: Image, codec: Codec) -> bytes | Image:
+def encode(pixels: Image, codec: Codec) -> bytes:
     """Encode one tile as a scanner would."""
     if codec == "none":
-        return pixels
+        return pixels.tobytes()
     if codec == "jpeg2000":
         return bytes(imagecodecs.jpeg2k_encode(pixels, level=JPEG2000_PSNR, codecformat="j2k"))
     return bytes(

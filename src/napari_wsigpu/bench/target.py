@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import os
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tifffile
 
-from napari_wsigpu.bench.machine import memory_bytes
+from napari_wsigpu.bench.machine import check_memory
 from napari_wsigpu.bench.reference import OwnReference, Region, TiffReference, find_pages
 from napari_wsigpu.codecs.codestream import JPEG, JPEG2000
 from napari_wsigpu.codecs.verify import TOLERANCES
 from napari_wsigpu.errors import DeviceError, LevelError, RegionError
-from napari_wsigpu.formats.compression import compression_name
+from napari_wsigpu.formats.compression import storage_name
 from napari_wsigpu.slide import open_slide
 from napari_wsigpu.storage.file import MERGE_LIMIT
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
-    from pathlib import Path
 
     from numpy.typing import NDArray
     from tifffile import TiffPage
@@ -71,6 +71,8 @@ class Target:
             self.no_gpu = str(error).partition(";")[0].removesuffix(".")
         self.pages: list[TiffPage] = []
         self._reference: TiffReference | OwnReference = OwnReference(self.slide, level)
+        if Path(self.path).is_dir():
+            return
         try:
             file = stack.enter_context(tifffile.TiffFile(self.path))
         except tifffile.TiffFileError:
@@ -93,7 +95,8 @@ class Target:
     @property
     def raw(self) -> bool:
         """Whether its tiles are not compressed."""
-        return self.image.encoding.compression == NONE and not self.image.computed
+        image = self.image
+        return image.encoding.compression == NONE and image.array is None and not image.computed
 
     @property
     def tolerance(self) -> float:
@@ -119,13 +122,9 @@ class Target:
 
     def check_memory(self) -> None:
         """Raise a RegionError if the level and a few copies don't fit into memory."""
-        needed = 4 * self.size(self.whole)
-        if 0 < memory_bytes() < needed:
-            coarser = self.slide.level_count - 1
-            raise RegionError(
-                f"Level {self.level} of '{self.path}' is {self.size(self.whole) / 1e9:.1f} GB, too "
-                f"large to be read at once here; choose a coarser one, up to --level {coarser}."
-            )
+        what = f"Level {self.level} of '{self.path}'"
+        advice = f"choose a coarser one, up to --level {self.slide.level_count - 1}"
+        check_memory(self.size(self.whole), what, advice)
 
     def forget(self) -> None:
         """Drop the file from the page cache where cold reads are wanted."""
@@ -141,6 +140,8 @@ class Target:
 
     @property
     def _paths(self) -> list[str]:
+        if self.slide.layout.levels[0].array is not None:
+            return [str(path) for path in Path(self.path).rglob("*") if path.is_file()]
         return [file.path for file in self.slide.layout.files] or [self.path]
 
     def facts(self) -> dict[str, Any]:
@@ -155,9 +156,7 @@ class Target:
             "channels": image.channels,
             "dtype": str(image.dtype),
             "tile": [grid.tile_width, grid.tile_height],
-            "compression": "uncompressed"
-            if self.raw
-            else compression_name(image.encoding.compression),
+            "compression": "uncompressed" if self.raw else storage_name(image),
             "bytes": self.size(self.whole),
             "right_pixels_by": self._reference.name,
             "page_cache": (

@@ -13,6 +13,7 @@ import numpy as np
 import tifffile
 
 from napari_wsigpu.bench.kvikio_process import KvikioModes
+from napari_wsigpu.bench.machine import check_memory
 from napari_wsigpu.bench.readers import OURS
 from napari_wsigpu.bench.reference import largest_difference
 from napari_wsigpu.bench.synthetic import make_picture
@@ -46,11 +47,12 @@ def run(session: Session, side: int, chunks: Sequence[int], codec: ZarrCodec) ->
     side : int
         Its side in pixels.
     chunks : sequence of int
-        Sides of chunks.
+        Sides of chunks; those that are larger than the picture are left out, which is said.
     codec : {"none", "lz4"}
         Uncompressed chunks or LZ4.
     """
     require_zarr()
+    check_memory(3 * side * side, f"A picture of {side} x {side}", "choose a smaller --size")
     picture = make_picture(side)
     no_gpu = _no_gpu()
     session.say(
@@ -83,13 +85,20 @@ def run(session: Session, side: int, chunks: Sequence[int], codec: ZarrCodec) ->
             Absent("OpenSlide", "it writes no files"),
         ]
         items = [None] * (1 + session.rounds)
-        return Case(f"chunks of {chunk} x {chunk}", items, ways, picture.nbytes, apart)
+        return Case(_case_name(chunk), items, ways, picture.nbytes, apart)
 
     def apart(item: object, found: NDArray[Any]) -> float:
         return largest_difference(found, picture)
 
     for chunk in chunks:
-        session.run(case(chunk))
+        if chunk > side:
+            session.leave_out(_case_name(chunk), "the picture is smaller")
+        else:
+            session.run(case(chunk))
+
+
+def _case_name(chunk: int) -> str:
+    return f"chunks of {chunk} x {chunk}"
 
 
 def by_own_cpu(pixels: NDArray[Any], chunk: int, codec: ZarrCodec, folder: Path) -> Way:
