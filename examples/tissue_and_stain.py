@@ -323,6 +323,13 @@ def refuse(sentence: str) -> int:
     return 1
 
 
+def count(text: str) -> int:
+    """Return how many workers were asked for."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 0")
+    return int(text)
+
+
 def write(path: Path, mode: str, text: str = "") -> int:
     """Write to a file, or say why that can't be; return the exit status."""
     try:
@@ -381,7 +388,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Measure the stains of a folder's slides.")
     parser.add_argument("folder", type=Path)
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--workers", type=int, default=0, help="processes; 0: only this one")
+    where.add_argument("--workers", type=count, default=0, help="processes; 0: only this one")
     where.add_argument("--cuda", action="store_true", help="one worker a GPU")
     where.add_argument("--scheduler", help="address of a cluster that runs already")
     parser.add_argument("--json", type=Path, help="file to write instead of standard output")

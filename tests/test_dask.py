@@ -400,6 +400,14 @@ class TestExample:
         assert printed.err.splitlines()[-1].startswith(sentence.format(folder))
         assert "1/2 " not in printed.err
 
+    @pytest.mark.parametrize("workers", ["-1", "many"])
+    def test_workers_that_make_no_sense(self, example, folder, monkeypatch, capsys, workers):
+        monkeypatch.setattr(sys, "argv", [str(EXAMPLE), str(folder), "--workers", workers])
+        monkeypatch.setattr(example, "run", lambda given: 0)
+        with pytest.raises(SystemExit):
+            example.main()
+        assert f"{workers} is not a whole number" in capsys.readouterr().err
+
     @pytest.mark.skipif(not FULL.exists(), reason="the system has no full disk to write to")
     def test_a_disk_that_is_full_in_the_end(self, example, folder, monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", [str(EXAMPLE), str(folder), "--json", str(FULL)])
