@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import napari_wsigpu
+from napari_wsigpu.codecs import cuda
 from napari_wsigpu.engine import zarr_gpu
 from napari_wsigpu.engine.zarr_gpu import read_zarr_to_gpu
 from napari_wsigpu.errors import (
@@ -283,6 +284,16 @@ class TestDamage:
             read_zarr_to_gpu(array, how=way_of(name))
 
 
+def test_a_machine_without_a_gpu_is_told_of_zarr(tmp_path, monkeypatch):
+    def refuse(index):
+        monkeypatch.setattr(cuda, "driver_is_there", lambda: False)
+        return cuda.import_cuda("cupy", f"cuda:{index}")
+
+    monkeypatch.setattr(zarr_gpu, "gpu_worker", refuse)
+    with pytest.raises(DeviceError, match=r"no NVIDIA driver; read the array by zarr\.$"):
+        read_zarr_to_gpu(make(tmp_path / "a.zarr"))
+
+
 class TestErrors:
     @pytest.mark.parametrize(
         "selection",
@@ -299,8 +310,12 @@ class TestErrors:
 
     def test_devices(self, tmp_path):
         array = make(tmp_path / "a.zarr")
-        for device in ("cpu", "cuda:9", "gpu"):
-            with pytest.raises(DeviceError):
+        for device, advice in (
+            ("cpu", "use device='cuda' or 'cuda:1'"),
+            ("gpu", "use device='cuda' or 'cuda:1'"),
+            ("cuda:9", "use 'cuda:0'"),
+        ):
+            with pytest.raises(DeviceError, match=f"; {advice}\\.$"):
                 read_zarr_to_gpu(array, device=device)
 
     def test_no_array(self, tmp_path):

@@ -14,6 +14,7 @@ import numpy as np
 from napari_wsigpu.codecs.choose import cuda_index, gpu_worker
 from napari_wsigpu.codecs.nvcomp import decompress
 from napari_wsigpu.errors import (
+    DeviceError,
     MissingPackageError,
     RegionError,
     SlideError,
@@ -82,7 +83,11 @@ def read_zarr_to_gpu(
         raise RegionError(
             f"There is no way {how!r} to read; use 'auto', 'direct', 'nvcomp' or 'host'."
         )
-    worker = gpu_worker(cuda_index(device))
+    try:
+        worker = gpu_worker(cuda_index(device))
+    except DeviceError as error:
+        sentence = str(error).replace("device='cpu', 'cuda'", "device='cuda'")
+        raise DeviceError(sentence.replace("use device='cpu'", "read the array by zarr")) from error
     target = worker.device
     opened = _opened(array)
     axes = axes_of(selection, opened.shape)
