@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.ahead import read_ahead
+from napari_wsigpu.codecs import choose, cuda
 from napari_wsigpu.errors import DeviceError, RegionError, SlideClosedError, TileError
 from tests import slides, tiffbytes
 from tests.conftest import decoding_threads, pinned_places
@@ -37,7 +38,7 @@ def places(count):
 @given(
     count=st.integers(0, 30),
     batch_size=st.one_of(st.none(), st.integers(1, 8)),
-    workers=st.integers(1, 4),
+    workers=st.integers(0, 4),
     prefetch=st.integers(0, 3),
     drop_last=st.booleans(),
 )
@@ -153,6 +154,30 @@ def test_abandoned_ones_are_not_begun(leaves_nothing):
 def test_numpy_integers():
     options = {"batch_size": np.int64(2), "num_workers": np.uint8(1)}
     assert len(list(ahead(numbered, places(4), **options))) == 2
+
+
+def test_without_workers_each_is_read_when_it_is_asked_for(leaves_nothing):
+    begun = []
+
+    def read(location):
+        begun.append((location, threading.current_thread()))
+        return numbered(location)
+
+    regions = ahead(read, places(9), num_workers=0)
+    for taken in range(4):
+        assert begun == [(place, threading.current_thread()) for place in places(taken)]
+        next(regions)
+    regions.close()
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:1", "tpu"])
+def test_a_device_that_is_not_there_is_refused_at_once(tmp_path, monkeypatch, device):
+    monkeypatch.setattr(cuda, "driver_is_there", lambda: False)
+    monkeypatch.setattr(choose, "_workers", {})
+    path = tmp_path / "slide.svs"
+    slides.write_aperio(path, slides.picture(100, 100))
+    with open_slide(path, device="cpu") as slide, pytest.raises(DeviceError):
+        slide.read_regions([(0, 0)], (10, 10), device=device)
 
 
 class TestOnADevice:

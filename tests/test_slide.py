@@ -229,7 +229,7 @@ class TestReadRegions:
 
     @pytest.mark.parametrize(
         ("name", "value"),
-        [("batch_size", 0), ("batch_size", 1.5), ("num_workers", 0), ("prefetch_factor", -1)],
+        [("batch_size", 0), ("batch_size", 1.5), ("num_workers", -1), ("prefetch_factor", -1)],
     )
     def test_numbers_that_cannot_be(self, opened, name, value):
         with pytest.raises(RegionError, match=name):

@@ -50,9 +50,9 @@ def read_ahead(
     Raises
     ------
     RegionError
-        If a number is not a whole one of at least 1 (`prefetch_factor`: 0).
+        If a number is not a whole one of at least 0 (`batch_size`: 1).
     """
-    smallest = {"num_workers": (num_workers, 1), "prefetch_factor": (prefetch_factor, 0)}
+    smallest = {"num_workers": (num_workers, 0), "prefetch_factor": (prefetch_factor, 0)}
     if batch_size is not None:
         smallest["batch_size"] = (batch_size, 1)
     for name, (value, least) in smallest.items():
@@ -83,6 +83,9 @@ def _ahead(
     workers: int,
     window: int,
 ) -> Iterator[Any]:
+    if not workers:
+        yield from map(read, batches)
+        return
     with ThreadPoolExecutor(min(workers, MOST_THREADS), "wsigpu-ahead") as pool:
         waiting: list[Future[Any]] = []
         try:

@@ -372,7 +372,8 @@ class Slide:
             Where the pixels shall be, as in `read_region`.
         num_workers : int, optional
             How many regions or batches are read at the same time, at most 64; by default 2 to the
-            host, whose cores decode each of them together, and 4 to a device.
+            host, whose cores decode each of them together, and 4 to a device. With 0 each is read
+            when it is asked for.
         prefetch_factor : int
             How many regions or batches each worker reads ahead of the one that is handed out.
         shuffle : bool
@@ -392,9 +393,13 @@ class Slide:
 
         Raises
         ------
+        DeviceError
+            If the device can't be used.
         SlideError
             As `read_region` does, when the region's turn comes.
         """
+        if device != "cpu":
+            self._reader.worker(device)
         return read_ahead(
             partial(self.read_region, size=size, level=level, device=device, color=color),
             locations,

@@ -279,6 +279,17 @@ class RegionReader:
             found[row, column] = tile
         return found
 
+    def worker(self, device: str) -> DecodeWorker:
+        """Return what reads to a device, named as in `read_to_device`.
+
+        Raises
+        ------
+        DeviceError
+            If the device can't be used.
+        """
+        own = self._choice[1]
+        return gpu_worker(own if device == "cuda" and own is not None else cuda_index(device))
+
     def read_to_device(
         self,
         level: int,
@@ -314,11 +325,8 @@ class RegionReader:
         SlideError
             As in `read`.
         """
-        index = cuda_index(device)
+        reader = self._reader(self.worker(device))
         wanted, own = self._choice
-        if device == "cuda" and own is not None:
-            index = own
-        reader = self._reader(gpu_worker(index))
         image = self._images[level]
         way = "gpu" if own is not None else "cpu"
         if wanted == "auto" and not isinstance(recipe(image), str):
