@@ -95,12 +95,6 @@ class EncodedBatch(Sequence["EncodedTile"]):
         """Address of the buffer."""
         return int(self._bytes.ctypes.data)
 
-    def all_have(self, wanted: bytes, places: NDArray[np.int64]) -> bool:
-        """Whether these bytes are in all places of the buffer."""
-        size = len(wanted)
-        each = np.ndarray((len(self._bytes) - size + 1,), f"V{size}", self._bytes, strides=(1,))
-        return each[places].tobytes() == wanted * len(places)
-
     def __len__(self) -> int:
         return len(self.tiles)
 

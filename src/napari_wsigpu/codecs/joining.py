@@ -63,6 +63,11 @@ def cut(count: int, most: int) -> list[int]:
     return [number * count // stacks for number in range(stacks + 1)]
 
 
+def all_have(view: memoryview, wanted: bytes, places: NDArray[np.int64]) -> bool:
+    """Whether these bytes are in all places of a buffer."""
+    return _anywhere(view, len(wanted))[places].tobytes() == wanted * len(places)
+
+
 def copy_stacks(
     stacks: list[Stack], scans: Scans, source: memoryview, target: memoryview
 ) -> tuple[list[Span], NDArray[np.int64]]:
@@ -136,8 +141,12 @@ def _write_restarts(counts: list[int], scans: Scans, view: memoryview) -> None:
     lengths = np.where(numbers[1:] > 0, behind - places, 0)
     for length in {*lengths.tolist()} - {0}:
         these = (lengths == length).nonzero()[0]
-        anywhere = np.ndarray((len(view) - length + 1,), f"V{length}", view, strides=(1,))
-        anywhere[places[these]] = _restarts(length)[numbers[these] % RESTARTS]
+        _anywhere(view, length)[places[these]] = _restarts(length)[numbers[these] % RESTARTS]
+
+
+def _anywhere(view: memoryview, size: int) -> NDArray[np.void]:
+    """Return a buffer as an array of so many bytes each, one from every place on."""
+    return np.ndarray((len(view) - size + 1,), f"V{size}", view, strides=(1,))
 
 
 @lru_cache(maxsize=256)

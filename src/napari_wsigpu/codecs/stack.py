@@ -13,6 +13,7 @@ import numpy as np
 from napari_wsigpu.codecs.joining import (
     Scans,
     Stack,
+    all_have,
     copy_stacks,
     cut,
     leave_room,
@@ -142,8 +143,8 @@ class JpegStreams:
         scans = alike or Scans(
             *map(np.concatenate, zip(NO_SCANS, *by_header.values(), strict=True))
         )
-        alone = alike is not None and count == len(batch) and work.device.jpegs_filled
-        own = header if alone else None
+        alone = alike is not None and count == len(batch)
+        own = header if alone and batch.shared and work.device.jpegs_filled else None
         return StackedTiles(stacks, scans, shape, batch, work, own, to_rgb=self._how.convert)
 
     def apart(self, count: int, at_once: int) -> NDArray[np.bool_]:
@@ -160,8 +161,8 @@ class JpegStreams:
         if (
             not count
             or sizes.min() <= len(header) + len(END_OF_IMAGE)
-            or not batch.all_have(header, starts)
-            or not batch.all_have(END_OF_IMAGE, ends - len(END_OF_IMAGE))
+            or not all_have(batch.view, header, starts)
+            or not all_have(batch.view, END_OF_IMAGE, ends - len(END_OF_IMAGE))
         ):
             return None
         return Scans(np.arange(count), starts + len(header), ends)
@@ -270,7 +271,7 @@ class StackedTiles:
     ) -> None:
         self.work, self._shape, self._to_rgb = work, shape, to_rgb
         self._plan = plan = plan_of(tuple((s.size, bool(s.end)) for s in stacks), shape)
-        if own is not None and batch.shared and leave_room(stacks, scans, len(batch.view)):
+        if own is not None and leave_room(stacks, scans, len(batch.view)):
             work.make_room(0, plan.size, len(plan.places))
             batch.lost = own
             spans, begins = stack_in_place(stacks, scans, batch.view), scans.starts
