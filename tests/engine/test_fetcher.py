@@ -100,6 +100,14 @@ def test_a_batch_is_of_one_level_and_takes_about_50_ms(fetcher):
     assert 15 <= max(sizes) <= 50
 
 
+def batch_sizes(fetcher, source, count):
+    """Return how many tiles each batch has, once that many have come."""
+    screen = Screen(source)
+    fetcher.want(screen, source.keys(count))
+    until(lambda: len(screen.landed) == count)
+    return [len(batch) for batch in source.batches]
+
+
 def test_the_largest_batch_is_of_whole_rounds(fetcher, monkeypatch):
     """Tiles that take no time at all on a coarse clock."""
     monkeypatch.setattr(
@@ -107,19 +115,13 @@ def test_the_largest_batch_is_of_whole_rounds(fetcher, monkeypatch):
     )
     monkeypatch.setattr("napari_wsigpu.engine.fetcher.threads_at_work", lambda: 3)
     source = Source()
-    screen = Screen(source)
-    fetcher.want(screen, source.keys(600))
-    until(lambda: len(screen.landed) == 600)
-    assert [len(batch) for batch in source.batches] == [3, 255, 255, 87]
+    assert batch_sizes(fetcher, source, 600) == [3, 255, 255, 87]
 
 
 def test_a_source_that_answers_late_is_asked_for_many_tiles_at_a_time(fetcher):
     source = Source(seconds=0.01)
     source.least_batch = 4 * threads_at_work()
-    screen = Screen(source)
-    fetcher.want(screen, source.keys(6 * threads_at_work()))
-    until(lambda: len(screen.landed) == 6 * threads_at_work())
-    assert [len(batch) for batch in source.batches] == [
+    assert batch_sizes(fetcher, source, 6 * threads_at_work()) == [
         4 * threads_at_work(),
         2 * threads_at_work(),
     ]
@@ -128,10 +130,7 @@ def test_a_source_that_answers_late_is_asked_for_many_tiles_at_a_time(fetcher):
 def test_tiles_that_are_made_of_many_are_decoded_one_by_one(fetcher):
     source = Source(seconds=0.1)
     source.parts = 4 * threads_at_work()
-    screen = Screen(source)
-    fetcher.want(screen, source.keys(4))
-    until(lambda: len(screen.landed) == 4)
-    assert [len(batch) for batch in source.batches] == [1, 1, 1, 1]
+    assert batch_sizes(fetcher, source, 4) == [1, 1, 1, 1]
 
 
 def test_tiles_that_take_long_are_not_fetched_ahead(fetcher):
