@@ -17,10 +17,12 @@ from napari_wsigpu import Slide, open_slide
 from napari_wsigpu.codecs import choose, cuda
 from napari_wsigpu.engine.cache import tile_cache
 from napari_wsigpu.engine.dask_level import CHUNK_BYTES, DaskLevel
+from napari_wsigpu.engine.device_cache import NOBODY, device_tiles
 from napari_wsigpu.engine.open_slides import open_slides
 from napari_wsigpu.errors import RegionError, SlideChangedError, TileError
 from napari_wsigpu.formats.layout import TileGrid
 from tests import slides
+from tests.host_device import HostDevice
 
 dask = pytest.importorskip("dask", reason="dask is not installed")
 distributed = pytest.importorskip("distributed", reason="distributed is not installed")
@@ -280,6 +282,11 @@ def with_level(layout, shape, tile):
     return replace(layout, levels=(level,))
 
 
+def tiles_on_device():
+    shelves = device_tiles(HostDevice())._shelves.values()
+    return sum(np.count_nonzero(shelf.owners[:, 0] != NOBODY) for shelf in shelves)
+
+
 class TestDevices:
     """With host memory in the place of a GPU's."""
 
@@ -314,6 +321,32 @@ class TestDevices:
             if len(key if isinstance(key, tuple) else (key,)) < 3:
                 channel = slide.level_array(0, 1).read(key, "cuda")
                 np.testing.assert_array_equal(channel, pixels[..., 1][key])
+
+    @pytest.mark.parametrize(
+        ("key", "channel", "kept"),
+        [
+            (np.s_[:], None, 0),
+            (np.s_[192:, 288:], None, 0),
+            (np.s_[32:96, 48:144], None, 0),
+            (np.s_[30:97, 48:144], None, 4),
+            (np.s_[32:96, 47:145], None, 4),
+            (np.s_[:64:2, :96], None, 2),
+            (np.s_[:64, :96], 1, 4),
+        ],
+    )
+    def test_tiles_that_a_task_reads_whole_are_not_kept_there(
+        self, file, here, host_gpu, key, channel, kept
+    ):
+        path, pixels = file
+        with open_slide(path, "cuda") as slide:
+            level = DaskLevel(slide.level_array(0, channel), "cuda")
+            elsewhere = pickle.loads(pickle.dumps(level))
+            expected = pixels[key] if channel is None else pixels[..., channel][key]
+            for _ in range(2):
+                np.testing.assert_array_equal(elsewhere[key], expected)
+                assert tiles_on_device() == kept
+            np.testing.assert_array_equal(level[key], expected)
+            assert tiles_on_device() > kept
 
     @pytest.mark.parametrize(
         ("own", "wanted", "expected"),

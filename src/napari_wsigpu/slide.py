@@ -486,7 +486,7 @@ class Slide:
 
         Returns
         -------
-        cupy.ndarray, shape (height, width, channels)
+        cupy.ndarray, shape (height, width, channels), or (height, width) for one channel
         """
         reader = self._of_memory.get(index, self._reader)
         return self._guarded(partial(reader.read_to_device, index, window, device))

@@ -59,6 +59,7 @@ class _Reading:
     blank: bool
     to_host: bool
     share: float
+    keeps_whole: bool
     pixels: Any
     table: ColorTable | None
     colors: Any = None
@@ -139,6 +140,7 @@ class DeviceReader:
         to_host: bool,
         tolerant: bool = False,
         share: float = 1.0,
+        keeps_whole: bool = True,
         out: Any = None,
         stream: Any = None,
         table: ColorTable | None = None,
@@ -157,6 +159,8 @@ class DeviceReader:
             Show the background for tiles that can't be decoded, instead of raising.
         share : float
             Part of the tiles that the device decodes; the CPU decodes the rest meanwhile.
+        keeps_whole : bool
+            Whether tiles stay on the device that the window takes whole.
         out : device array, optional
             Where to put the pixels.
         stream : int or object with ``ptr``, optional
@@ -197,6 +201,7 @@ class DeviceReader:
             blank=tolerant or not complete or not _within(window, image),
             to_host=to_host,
             share=share,
+            keeps_whole=keeps_whole,
             pixels=out,
             table=table,
         )
@@ -240,14 +245,15 @@ class DeviceReader:
         *,
         tolerant: bool = False,
         share: float = 1.0,
+        keeps_whole: bool = True,
         table: ColorTable | None = None,
     ) -> NDArray[Any] | None:
         """Read a window of a level, or of what 2 x 2 averages make of it, to the host.
 
         Parameters
         ----------
-        level, tolerant, share, table
-            As in `read`.
+        level, tolerant, share, keeps_whole, table
+            As in `read`; tiles stay that are averaged.
         window : Window
             The region in averaged pixels; within their extent, where there are halvings.
         halvings : int
@@ -265,7 +271,13 @@ class DeviceReader:
         """
         if not halvings:
             return self.read(
-                level, window, to_host=True, tolerant=tolerant, share=share, table=table
+                level,
+                window,
+                to_host=True,
+                tolerant=tolerant,
+                share=share,
+                keeps_whole=keeps_whole,
+                table=table,
             )
         try:
             with self.device.active():
@@ -569,21 +581,40 @@ class DeviceReader:
             if self._decoder.verifier.reason is not None and not self._doubted:
                 self._doubted = True
                 self.forget_tiles()
-            kept, tiles = batch.reserved, batch.tiles
-            if failed:
-                kept = kept._replace(places=np.delete(kept.places, list(failed)))
-                tiles = np.delete(tiles, list(failed), axis=0)
-            grid = reading.image.grid
-            self._tiles.keep(kept, self._slide, reading.level, (grid.rows, grid.columns), tiles)
+            kept = self._to_keep(reading, batch.tiles)
+            kept[list(failed)] = False
+            if kept.any():
+                grid, places = reading.image.grid, batch.reserved.places[kept]
+                self._tiles.keep(
+                    batch.reserved._replace(places=places),
+                    self._slide,
+                    reading.level,
+                    (grid.rows, grid.columns),
+                    batch.tiles[kept],
+                )
         finally:
             self._tiles.unpin(batch.reserved)
         self._idle_rooms.append(batch.room)
         by_cpu = batch.pending.on_cpu
         self._log.count_decoded(cpu=by_cpu - len(failed), nvimagecodec=len(batch.tiles) - by_cpu)
-        self._log.count(bytes_decoded=len(tiles) * reading.image.tile_bytes)
+        decoded = len(batch.tiles) - len(failed)
+        self._log.count(bytes_decoded=decoded * reading.image.tile_bytes)
         for index, reason in failed.items():
             row, column = batch.tiles[index].tolist()
             reading.failures[TileKey(self._slide, reading.level, row, column)] = reason
+
+    def _to_keep(self, reading: _Reading, tiles: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return which tiles others may want, too."""
+        if reading.keeps_whole:
+            return np.ones(len(tiles), np.bool_)
+        image, window = reading.image, reading.window
+        tile = np.array([image.grid.tile_height, image.grid.tile_width])
+        begins = tiles * tile
+        ends = np.minimum(begins + tile, [image.height, image.width])
+        start = window.top, window.left
+        end = window.top + window.height, window.left + window.width
+        partly: NDArray[np.bool_] = np.any((begins < start) | (ends > end), axis=1)
+        return partly
 
     @contextmanager
     def _stream(self, given: Stream | None, *, decodes: bool) -> Iterator[Stream]:

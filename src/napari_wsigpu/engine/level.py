@@ -242,11 +242,12 @@ class LevelArray:
     def _read_to_device(
         self, rows: AxisIndex, columns: AxisIndex, channels: list[AxisIndex], device: str
     ) -> Any:
-        corner = rows.span.start, columns.span.start
-        extent = (max(0, (span.length - 1) * span.step + 1) for span in (rows.span, columns.span))
-        pixels = self.slide.read_to_device(self.number, Window(*corner, *extent), device)
-        if self.channel is not None:
-            pixels = pixels[..., self.channel]
+        top, left = rows.span.start, columns.span.start
+        height, width = (
+            max(0, (span.length - 1) * span.step + 1) for span in (rows.span, columns.span)
+        )
+        window = Window(top, left, height, width, self.channel)
+        pixels = self.slide.read_to_device(self.number, window, device)
         steps = [slice(None, None, span.step) for span in (rows.span, columns.span)]
         for start, step, length in (axis.span for axis in channels):
             steps.append(slice(start, start + step * length, step))

@@ -59,7 +59,7 @@ class RegionReader:
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``: what shall decode.
     keeps_whole : bool
-        Whether tiles stay in the host's cache that a region takes whole.
+        Whether tiles stay in caches that a region takes whole.
     """
 
     def __init__(
@@ -85,6 +85,7 @@ class RegionReader:
         self._cpu = cpu
         self._log = log
         self._choice = device, device_index(device)
+        self._keeps_whole = keeps_whole
         self._tile_memory = TileMemory()
         self._lock = threading.Lock()
         self._readers: dict[int, DeviceReader] = {}
@@ -303,8 +304,10 @@ class RegionReader:
 
         Parameters
         ----------
-        level, window
-            As in `read_window`.
+        level : int
+            Index of the image.
+        window : Window
+            The region, of one channel or all; of all where `out` is given.
         device : str
             ``"cuda"``, which is the slide's own device or the first one, or ``"cuda:N"``.
         out : cupy.ndarray, optional
@@ -316,7 +319,7 @@ class RegionReader:
 
         Returns
         -------
-        cupy.ndarray, shape (height, width, channels)
+        cupy.ndarray, shape (height, width, channels), or (height, width) for one channel
 
         Raises
         ------
@@ -332,14 +335,21 @@ class RegionReader:
         if wanted == "auto" and not isinstance(recipe(image), str):
             way = pace.choose(_key(image))
         share = _share(image, way)
-        pixels = None
+        pixels, all_channels = None, window._replace(channel=None)
         if not image.parts:
             pixels = reader.read(
-                level, window, to_host=False, share=share, out=out, stream=stream, table=table
+                level,
+                all_channels,
+                to_host=False,
+                share=share,
+                keeps_whole=self._keeps(window),
+                out=out,
+                stream=stream,
+                table=table,
             )
         if pixels is None:
-            pixels = reader.send(self.read_window(level, window, table), out, stream)
-        return pixels
+            pixels = reader.send(self.read_window(level, all_channels, table), out, stream)
+        return pixels if window.channel is None else pixels[..., window.channel]
 
     def release(self) -> None:
         """Let go of threads and tiles; the next read takes them again."""
@@ -359,6 +369,10 @@ class RegionReader:
             readers = list(self._readers.values())
         for reader in readers:
             reader.forget_tiles()
+
+    def _keeps(self, window: Window) -> bool:
+        """Whether tiles stay on the device that a window takes whole, as for other channels."""
+        return self._keeps_whole or window.channel is not None
 
     def _scheduler_of(self, table: ColorTable | None) -> TileScheduler:
         if table is None:
@@ -391,7 +405,12 @@ class RegionReader:
             return None
         if index is not None:
             return self._reader(gpu_worker(index)).read_to_host(
-                level, window, halvings, tolerant=tolerant, table=table
+                level,
+                window,
+                halvings,
+                tolerant=tolerant,
+                keeps_whole=self._keeps(window),
+                table=table,
             )
         worker = background_start.worker(how.kind)
         way = "cpu" if worker is None else pace.choose(_key(image))
@@ -404,6 +423,7 @@ class RegionReader:
                 halvings,
                 tolerant=tolerant,
                 share=_share(image, way),
+                keeps_whole=self._keeps(window),
                 table=table,
             )
         except DeviceError as error:
