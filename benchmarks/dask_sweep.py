@@ -7,7 +7,8 @@ Every tile of level 0 of every slide is decoded and its stains are measured, as
 back. Each worker is a process of one thread: 1 and 2 for the CPU, 1, 2 and 4 for GPUs, each with a
 GPU of its own. Numbers of workers take turns, another one first in each round, each time with
 a fresh cluster that has read and measured a chunk in each worker before the clock starts. The clock
-includes making the graph, sending it and collecting the figures. All have to be the same figures.
+includes opening the slides, making their graphs, sending each when it is made, and collecting the
+figures. All have to be the same figures.
 
 The slides are one file under many names, so that a long sweep needs little disk; each name is a
 slide of its own for all that decodes it.
@@ -37,7 +38,7 @@ from napari_wsigpu.bench.table import print_table
 from tissue_and_stain import SETTINGS, measured, one_worker_a_gpu
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -160,7 +161,7 @@ def one_sweep(
         load = os.getloadavg()[0]
         before = sum(client.run(cpu_seconds).values())
         begin = time.perf_counter()
-        found = client.gather(client.compute(work(part, paths[:-1])))
+        found = client.gather([client.compute(stains) for stains in work(part, paths[:-1])])
         seconds = time.perf_counter() - begin
         busy = sum(client.run(cpu_seconds).values()) - before
     return {"seconds": seconds, "cpu_seconds_of_workers": busy, "load_before": load}, found
@@ -171,19 +172,15 @@ def cpu_seconds() -> float:
     return sum(os.times()[:2])
 
 
-def work(part: Part, paths: Sequence[Path]) -> list[dask.array.Array]:
-    """Return an array for each slide: a row of four mean figures for each chunk."""
-    arrays = []
+def work(part: Part, paths: Sequence[Path]) -> Iterator[dask.array.Array]:
+    """Yield an array for each slide: a row of four mean figures for each chunk."""
     for path in paths:
         with open_slide(path, "cpu" if part.device == "cpu" else "auto") as slide:
             level = slide.levels[0]
             tile = level.chunks[:2]
             stains = measured(level.to_dask(part.tiles, part.device), tile)
         ones = tuple((1,) * blocks for blocks in stains.numblocks[:2])
-        arrays.append(
-            stains.map_blocks(mean_of_tiles, chunks=(*ones, (4,)), meta=np.empty((0, 0, 0)))
-        )
-    return arrays
+        yield stains.map_blocks(mean_of_tiles, chunks=(*ones, (4,)), meta=np.empty((0, 0, 0)))
 
 
 def mean_of_tiles(figures: NDArray[np.float64]) -> NDArray[np.float64]:

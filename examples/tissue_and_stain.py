@@ -8,11 +8,11 @@ decoded and measured there, and only figures leave it. ``--scheduler`` uses a cl
 already, whose machines reach the slides by the same paths.
 
 What is written, as JSON on standard output or to ``--json``, is for each slide: the share of tissue
-(where the saturation of a coarse level is above Otsu's threshold), and for each tile of level 0
-that is at least half tissue the mean and the standard deviation of the optical densities of
-haematoxylin and eosin, as Ruifrok and Johnston separate them. The same chunks go through the same
-arithmetic wherever they are, so figures of CPUs are equal to the last bit, however many work;
-those of GPUs are as close as their decoder is to the CPU's.
+(where the saturation of a coarse level is above Otsu's threshold), and as columns of a table, for
+each tile of level 0 that is at least half tissue, the mean and the standard deviation of the
+optical densities of haematoxylin and eosin, as Ruifrok and Johnston separate them. The same chunks
+go through the same arithmetic wherever they are, so figures of CPUs are equal to the last bit,
+however many work; those of GPUs are as close as their decoder is to the CPU's.
 """
 
 from __future__ import annotations
@@ -40,12 +40,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 STAINS = ("haematoxylin", "eosin")
+FIGURES = [f"{stain}_{figure}" for stain in STAINS for figure in ("mean", "std")]
 # Optical densities of haematoxylin, eosin and DAB in red, green and blue (Ruifrok and Johnston)
 COLORS = np.array([[0.65, 0.704, 0.286], [0.072, 0.99, 0.105], [0.268, 0.57, 0.776]])
 UNMIX = np.linalg.inv(COLORS / np.linalg.norm(COLORS, axis=1, keepdims=True))[:, : len(STAINS)]
 DENSITY = -np.log10(np.maximum(np.arange(256), 1) / 255)
 WHITE = 255
 LEAST_TISSUE = 0.5
+AT_ONCE = 1 << 25  # pixels that a GPU measures
+TILES_ON_GPU = 32  # a chunk along each axis
 SETTINGS = {
     # Workers would give memory back at every turn; to get it again takes as long as the work.
     "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_": 256 << 20,
@@ -70,6 +73,21 @@ class Tissue(NamedTuple):
 
     threshold: int
     mask: NDArray[np.bool_]
+
+
+class StainedTiles(NamedTuple):
+    """What was measured of the tiles that are tissue.
+
+    Attributes
+    ----------
+    places : ndarray of int, shape (tiles, 2)
+        Their rows and columns, from top to bottom.
+    figures : ndarray of float, shape (tiles, 4)
+        The `FIGURES` of each.
+    """
+
+    places: NDArray[np.int64]
+    figures: NDArray[np.float64]
 
 
 def find_tissue(pixels: NDArray[np.uint8]) -> Tissue:
@@ -127,35 +145,40 @@ def measure_stains(pixels: Any, tile: tuple[int, ...]) -> NDArray[np.float64]:
     xp: Any = sys.modules[type(pixels).__module__.partition(".")[0]]  # numpy or cupy
     height, width = pixels.shape[:2]
     # A tile's numbers stay in a processor's cache; a GPU would rather have many tiles at once.
-    across = tile[1] if xp is np else width
+    down, across = tile[0], tile[1]
+    if xp is not np:
+        down, across = max(1, AT_ONCE // (tile[0] * width)) * tile[0], width
     rows = []
-    for top in range(0, height, tile[0]):
+    for top in range(0, height, down):
         parts = [
-            _row_of_stains(xp, pixels[top : top + tile[0], left : left + across], tile[1])
+            _stains(xp, pixels[top : top + down, left : left + across], tile)
             for left in range(0, width, across)
         ]
-        rows.append(xp.concatenate(parts))
-    result = xp.stack(rows)
+        rows.append(xp.concatenate(parts, axis=1))
+    result = xp.concatenate(rows)
     on_host: NDArray[np.float64] = result if xp is np else result.get()
     return on_host
 
 
-def _row_of_stains(xp: Any, pixels: Any, tile_width: int) -> Any:
-    """Measure tiles beside each other, shape (columns, 4)."""
+def _stains(xp: Any, pixels: Any, tile: tuple[int, ...]) -> Any:
+    """Measure all tiles of a chunk at once, shape (rows, columns, 4)."""
     table = xp.asarray(DENSITY, np.float32)
     height, width = pixels.shape[:2]
-    columns = -(-width // tile_width)
-    # White has no density, so what fills up the last tile adds nothing to the sums.
-    whole = xp.full((height, columns * tile_width, 3), WHITE, np.uint8)
-    whole[:, :width] = pixels[..., :3]
-    counts = height * xp.asarray(np.minimum(tile_width, width - tile_width * np.arange(columns)))
+    down, across = tile
+    rows, columns = -(-height // down), -(-width // across)
+    # White has no density, so what fills up the last tiles adds nothing to the sums.
+    whole = xp.full((rows * down, columns * across, 3), WHITE, np.uint8)
+    whole[:height, :width] = pixels[..., :3]
+    heights = np.minimum(down, height - down * np.arange(rows))
+    widths = np.minimum(across, width - across * np.arange(columns))
+    counts = xp.asarray(np.outer(heights, widths))
     red, green, blue = (table[whole[..., channel]] for channel in range(3))
     figures = []
     for stain in UNMIX.T.tolist():
         density = red * stain[0] + green * stain[1] + blue * stain[2]
-        density = density.reshape(height, columns, tile_width)
-        mean = density.sum((0, 2), dtype=np.float64) / counts
-        square = (density * density).sum((0, 2), dtype=np.float64) / counts
+        density = density.reshape(rows, down, columns, across)
+        mean = density.sum((1, 3), dtype=np.float64) / counts
+        square = (density * density).sum((1, 3), dtype=np.float64) / counts
         figures += [mean, xp.sqrt(xp.maximum(square - mean * mean, 0))]
     return xp.stack(figures, -1)
 
@@ -194,11 +217,12 @@ class Sweep:
         coarse = self.slide.level_array(self.slide.pyramid[-1].number)
         return dask.delayed(find_tissue, pure=True)(coarse.to_dask())
 
-    def stains(self, wanted: NDArray[np.bool_]) -> Any:
-        """Return the task that has wanted tiles measured: ((row, column), figures) of each.
+    def stains(self, tissue: Tissue) -> Any:
+        """Return the task that has tiles of tissue measured: their `StainedTiles`.
 
-        Chunks without a wanted tile are not decoded.
+        Chunks without one are not decoded.
         """
+        wanted = tiles_of_tissue(tissue.mask, self.slide)
         chunks = self._stains.to_delayed()[..., 0]
         down, across = self._stains.chunksize[:2]
         corners = [(row * down, column * across) for row, column in np.ndindex(chunks.shape)]
@@ -209,8 +233,9 @@ class Sweep:
         ]
         return dask.delayed(gather)(parts, wanted)
 
-    def record(self, tissue: Tissue, tiles: Iterable[Any]) -> dict[str, Any]:
-        """Return what was found, JSON-serialisable."""
+    def record(self, tissue: Tissue, tiles: StainedTiles) -> dict[str, Any]:
+        """Return what was found, JSON-serialisable; tiles as columns of a table."""
+        rows, columns = tiles.places.T
         return {
             "path": self.slide.path,
             "dimensions": self.slide.dimensions,
@@ -218,28 +243,20 @@ class Sweep:
             "tile": self._tile,
             "threshold": tissue.threshold,
             "tissue": float(tissue.mask.mean()),
-            "tiles": [
-                {"row": row, "column": column}
-                | {
-                    stain: {"mean": mean, "std": std}
-                    for stain, mean, std in zip(STAINS, figures[::2], figures[1::2], strict=True)
-                }
-                for (row, column), figures in tiles
-            ],
+            "tiles": {"row": rows.tolist(), "column": columns.tolist()}
+            | dict(zip(FIGURES, tiles.figures.T.tolist(), strict=True)),
         }
 
 
 def gather(
     parts: Iterable[tuple[tuple[int, int], NDArray[np.float64]]], wanted: NDArray[np.bool_]
-) -> list[Any]:
-    """Pick the wanted tiles' figures out of those of chunks, from top to bottom."""
-    found = [
-        ((top + row, left + column), figures[row, column].tolist())
-        for (top, left), figures in parts
-        for row, column in np.ndindex(figures.shape[:2])
-        if wanted[top + row, left + column]
-    ]
-    return sorted(found)
+) -> StainedTiles:
+    """Pick the wanted tiles' figures out of those of chunks."""
+    whole = np.empty((*wanted.shape, len(FIGURES)))
+    for (top, left), figures in parts:
+        rows, columns = figures.shape[:2]
+        whole[top : top + rows, left : left + columns] = figures
+    return StainedTiles(np.argwhere(wanted), whole[wanted])
 
 
 def sweep(
@@ -262,23 +279,23 @@ def sweep(
         Tiles a chunk along each axis.
     """
     work = [Sweep(slide, device, tiles) for slide in slides]
-    tasks = [item.tissue() for item in work]
     if client is None:
-        tissues = dask.compute(*tasks, scheduler="synchronous")
-    else:
-        tissues = client.gather(client.compute(tasks))
-    stains = [
-        item.stains(tiles_of_tissue(tissue.mask, item.slide))
-        for item, tissue in zip(work, tissues, strict=True)
-    ]
-    if client is None:
-        for item, tissue, task in zip(work, tissues, stains, strict=True):
-            yield item.record(tissue, task.compute(scheduler="synchronous"))
+        for item in work:
+            tissue = item.tissue().compute(scheduler="synchronous")
+            yield item.record(tissue, item.stains(tissue).compute(scheduler="synchronous"))
         return
-    futures = dict(zip(client.compute(stains), zip(work, tissues, strict=True), strict=True))
-    for future, tiles_found in as_completed(list(futures), with_results=True):
-        item, tissue = futures.pop(future)
-        yield item.record(tissue, tiles_found)
+    tissues: dict[Sweep, Tissue] = {}
+    whose = dict(zip(client.compute([item.tissue() for item in work]), work, strict=True))
+    done = as_completed(list(whose), with_results=True)
+    for future, found in done:
+        item = whose.pop(future)
+        if item in tissues:
+            yield item.record(tissues[item], found)
+        else:
+            tissues[item] = found
+            stains = client.compute(item.stains(found))
+            whose[stains] = item
+            done.add(stains)
 
 
 def one_worker_a_gpu(count: int | None = None, **options: Any) -> SpecCluster:
@@ -349,7 +366,7 @@ def run(given: argparse.Namespace) -> int:
             return refuse(f"'{given.folder}' can't be read ({error.strerror}); give a folder.")
         if not slides:
             return refuse(f"'{given.folder}' holds no 8-bit RGB slide; give a folder of slides.")
-        device = "cuda" if given.cuda else "cpu"
+        device, tiles = ("cuda", TILES_ON_GPU) if given.cuda else ("cpu", None)
         slides[0].levels[0].to_dask(device=device)  # refuses a device that this process can't use
         client = None
         if given.workers or given.cuda or given.scheduler:
@@ -368,15 +385,16 @@ def run(given: argparse.Namespace) -> int:
             return 1
         begin = time.perf_counter()
         records = []
-        for record in sweep(slides, client, device):
+        for record in sweep(slides, client, device, tiles):
             records.append(record)
             print(
                 f"{len(records)}/{len(slides)} {Path(record['path']).name}: "
-                f"{record['tissue']:.0%} tissue, {len(record['tiles'])} tiles, "
+                f"{record['tissue']:.0%} tissue, {len(record['tiles']['row'])} tiles, "
                 f"{time.perf_counter() - begin:.1f} s",
                 file=sys.stderr,
             )
-    text = json.dumps(sorted(records, key=lambda record: record["path"]), indent=1)
+    lines = map(json.dumps, sorted(records, key=lambda record: record["path"]))
+    text = "[{}]".format(",\n".join(lines))
     if given.json:
         return write(given.json, "w", text + "\n")
     print(text)

@@ -631,12 +631,14 @@ class TestPixels:
         finally:
             open_slides.close()
 
-    def test_stains_are_the_hosts(self, jpeg, cupy, monkeypatch):
+    @pytest.mark.parametrize("at_once", [1, 2 * TILE[0] * WIDTH, MIB])
+    def test_stains_are_the_hosts(self, jpeg, cupy, monkeypatch, at_once):
         monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
         pytest.importorskip("distributed", reason="distributed is not installed")
         example = importlib.import_module("tissue_and_stain")
         pixels = jpeg[0].levels[0][...]
         expected = example.measure_stains(pixels, TILE)
+        monkeypatch.setattr(example, "AT_ONCE", at_once)
         found = example.measure_stains(cupy.asarray(pixels), TILE)
         assert type(found) is np.ndarray
         np.testing.assert_allclose(found, expected, atol=1e-6)
