@@ -285,7 +285,9 @@ def sweep(
             yield item.record(tissue, item.stains(tissue).compute(scheduler="synchronous"))
         return
     tissues: dict[Sweep, Tissue] = {}
-    whose = dict(zip(client.compute([item.tissue() for item in work]), work, strict=True))
+    # What is asked for within a minute is otherwise done in turns, and all slides come at the end.
+    order = {item: -number for number, item in enumerate(work)}
+    whose = {client.compute(item.tissue(), priority=order[item]): item for item in work}
     done = as_completed(list(whose), with_results=True)
     for future, found in done:
         item = whose.pop(future)
@@ -293,7 +295,7 @@ def sweep(
             yield item.record(tissues[item], found)
         else:
             tissues[item] = found
-            stains = client.compute(item.stains(found))
+            stains = client.compute(item.stains(found), priority=order[item])
             whose[stains] = item
             done.add(stains)
 
