@@ -21,7 +21,7 @@ from napari_wsigpu.widgets.export import CANCELLED, Export
 from napari_wsigpu.widgets.export_form import VIEW, WHOLE
 from napari_wsigpu.widgets.export_plan import ENDINGS, OME_TIFF, OME_ZARR, PNG
 from napari_wsigpu.widgets.facts import TIMES
-from tests import icc, slides
+from tests import icc, slides, zarrs
 from tests.widgets.conftest import assert_text_grows, click, workers
 
 REGION = (300, 200, 700, 500)
@@ -159,6 +159,20 @@ def test_writes_a_drawn_rectangle_exactly(
         mpp = [value * down for value in slide.mpp]
     np.testing.assert_array_equal(read(target), expected)
     assert pixel_size(target) == pytest.approx(mpp, rel=1e-3)
+
+
+def test_says_what_stays_behind(dock, slide_is_open, answer, tmp_path, settled):
+    source, target = tmp_path / "slide.zarr", tmp_path / "roi.ome.tif"
+    zarrs.write_image(source, [np.zeros((1, 64, 96), np.uint8)])
+    zarrs.write_label(source, "nuclei", [np.ones((64, 96), np.uint16)])
+    slide_is_open(source)
+    choose(dock, region=WHOLE, kind=OME_TIFF)
+    answer(target)
+    click(dock.export)
+    settled()
+    assert dock.status.text() == (
+        "Saved 'roi.ome.tif'. Label images are not converted; 'nuclei' stayed behind."
+    )
 
 
 def test_says_what_will_be_written_as_it_changes(viewer, dock, layer, rectangle, display):

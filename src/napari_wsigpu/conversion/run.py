@@ -17,29 +17,19 @@ from uuid import NAMESPACE_URL, UUID, uuid5
 
 from napari_wsigpu.codecs.color import srgb_profile
 from napari_wsigpu.conversion.checksum import checksum
-from napari_wsigpu.conversion.journal import Journal
 from napari_wsigpu.conversion.options import Options, check_number, kind_of
 from napari_wsigpu.conversion.pixels import copied_segments, read_blocks
-from napari_wsigpu.conversion.place import (
-    DATA,
-    JOURNAL,
-    OLD,
-    check_target,
-    put_in_place,
-    remove,
-    work_of,
-    write_error,
-)
+from napari_wsigpu.conversion.place import check_target, remove, write_error
 from napari_wsigpu.conversion.plan import make_plan, segments_of
 from napari_wsigpu.conversion.png import write_png
 from napari_wsigpu.conversion.record import left_behind, make_record, pictures
 from napari_wsigpu.conversion.tiff import TiffTarget
+from napari_wsigpu.conversion.work import CANCELLED, working_on
 from napari_wsigpu.conversion.zarr import ZarrTarget
 from napari_wsigpu.errors import (
     ConversionCancelledError,
     SlideError,
     TargetWriteError,
-    TileError,
 )
 from napari_wsigpu.formats.layout import SlideFile
 from napari_wsigpu.slide import Slide, open_slide
@@ -50,16 +40,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from napari_wsigpu.codecs.color import Color
+    from napari_wsigpu.conversion.journal import Journal
     from napari_wsigpu.conversion.options import Compression, Region
     from napari_wsigpu.conversion.pixels import Segment
     from napari_wsigpu.conversion.plan import Plan
     from napari_wsigpu.conversion.target import Target
+    from napari_wsigpu.conversion.work import Work
 
 COMMIT_SECONDS = 1.0
 # How much less room encoded pixels take, at least as far as slides go.
 EXPECTED_RATIO = {"raw": 1, "deflate": 4, "zstd": 4, "lz4": 2, "jpeg": 30}
 SPARE_BYTES = 16 << 20
-CANCELLED = "The conversion was cancelled."
 MOST_WORKERS = 1024
 
 
@@ -211,50 +202,14 @@ def convert(
                 raise write_error(path, error) from error
         slide.level_array(options.level, color=color)  # refuses sRGB without a profile
         plan = make_plan(slide, options)
-        work = work_of(path)
-        try:
-            work.mkdir(exist_ok=True)
-            journal = stack.enter_context(
-                closing(Journal(work / JOURNAL, _identity(slide, options), plan.shapes))
-            )
-        except SlideError:
-            raise
-        except OSError as error:
-            raise write_error(path, error) from error
-        begun = journal.found
-        notes = []
-        if journal.changed:
-            notes.append(f"What '{work}' held was begun anew, as {journal.changed}.")
-        try:
-            job = _Conversion(slide, plan, options, work / DATA, journal)
-            begun = True
-            notes += job.notes
-            stack.enter_context(closing(job))
-            job.run(threads, progress, cancelled)
-            digest = checksum(work / DATA)
-            put_in_place(work / DATA, path)
-            remove(work / OLD)  # the journal last, which says whose folder it is
-            journal.close()
-            shutil.rmtree(work)
-        except Exception as error:
-            # Who cancels may close the slide, or end the process, before the next tile notices.
-            ended = cancelled is not None and cancelled.is_set()
-            said: Exception = error
-            if isinstance(error, OSError) and not isinstance(error, SlideError):
-                said = write_error(path, error)
-            if ended or not (begun and keep) or isinstance(error, TileError):
-                # A damaged source stays so; what was written of it is of no use.
-                stack.close()
-                shutil.rmtree(work, ignore_errors=True)
-            else:
-                said.add_note(
-                    f"What is written lies in '{work}'; the same conversion goes on there."
-                )
-            if ended:
-                raise ConversionCancelledError(CANCELLED) from error
-            if said is error:
-                raise
-            raise said from error
+        with working_on(
+            path, _identity(slide, options), plan.shapes, keep=keep, cancelled=cancelled
+        ) as work:
+            job = _Conversion(slide, plan, options, work)
+            with closing(job):
+                work.begun = True
+                job.run(threads, progress, cancelled)
+            digest = work.finish()
     return Conversion(
         str(path),
         digest,
@@ -262,16 +217,15 @@ def convert(
         job.encoded,
         job.found,
         time.perf_counter() - begin,
-        tuple(notes),
+        (*work.notes, *job.notes),
     )
 
 
 class _Conversion:
     """A conversion that runs: a reading thread ahead, encoding threads, one that writes."""
 
-    def __init__(
-        self, slide: Slide, plan: Plan, options: Options, data: Path, journal: Journal
-    ) -> None:
+    def __init__(self, slide: Slide, plan: Plan, options: Options, work: Work) -> None:
+        data, journal = work.data, work.journal
         self._slide = slide
         self._plan = plan
         self._journal = journal
@@ -415,6 +369,6 @@ def _check_room(folder: Path, plan: Plan, options: Options, journal: Journal) ->
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise TargetWriteError(
-            f"The disk of '{folder.parent}' has {byte_size(free)} left, but about "
-            f"{byte_size(needed)} are needed; free some, or choose another disk."
+            f"The disk of '{folder.parent}' has {byte_size(free)} left, but "
+            f"{byte_size(needed)} or more are needed; free some, or choose another disk."
         )

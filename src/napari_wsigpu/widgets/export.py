@@ -60,7 +60,7 @@ class Export:
         """Write it, and return what became of it; called off the main thread."""
         plan = self.plan
         try:
-            convert(
+            done = convert(
                 plan.slide,
                 self.path,
                 region=plan.region[:4],
@@ -73,7 +73,7 @@ class Export:
             )
         except ConversionCancelledError:
             return CANCELLED
-        return f"Saved '{self.path.name}'."
+        return " ".join([f"Saved '{self.path.name}'.", *done.notes])
 
     def _note(self, done: int, total: int) -> None:
         self.part = done / total if total else 0
