@@ -460,6 +460,19 @@ def test_kvikio_in_compatibility_mode(machine, compatible, gds):
     assert ("compatibility mode" in found.note) == compatible
 
 
+def test_kvikio_that_shall_not_be_used(machine, monkeypatch):
+    machine(
+        Cuda(),
+        cupy=CUPY,
+        kvikio=KVIKIO,
+        defaults="def is_compat_mode_preferred(): return True",
+    )
+    monkeypatch.setenv("WSIGPU_GDS", "off")
+    found = doctor.find_kvikio(GPU)
+    assert found.works
+    assert found.note.endswith("; slides are read without it, as WSIGPU_GDS says")
+
+
 def test_kvikio_that_can_not_read(machine):
     machine(Cuda(), cupy=CUPY, kvikio=KVIKIO.replace("return self.file.", "raise OSError("))
     found = doctor.find_kvikio(GPU)

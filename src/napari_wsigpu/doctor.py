@@ -29,7 +29,7 @@ from napari_wsigpu.codecs.cuda import CONNECTIONS, JPEG_ENGINE
 from napari_wsigpu.errors import SlideError
 from napari_wsigpu.formats.compression import storage_name
 from napari_wsigpu.slide import open_slide
-from napari_wsigpu.storage.gds import gds_state
+from napari_wsigpu.storage.gds import GDS, gds_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -397,6 +397,8 @@ def probe_kvikio() -> dict[str, Any]:
             file.read(cupy.empty(4096, np.uint8))
     state = gds_state()
     note = "GPUDirect Storage: on" if state.direct else f"GPUDirect Storage: off, {state.reason}"
+    if os.environ.get(GDS) == "off":
+        note += f"; slides are read without it, as {GDS} says"
     return {"version": state.version, "note": note, "works": ["read", "GDS"][: 1 + state.direct]}
 
 

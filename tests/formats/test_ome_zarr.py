@@ -113,6 +113,18 @@ class TestPixels:
         write_image(tmp_path / "a.zarr", levels, version=version)
         assert_levels_are(tmp_path / "a.zarr", levels, "cyx")
 
+    @pytest.mark.parametrize("version", ["0.4", "0.5"])
+    @pytest.mark.parametrize("stated", ["0.9", 7, ["0.5"]])
+    def test_of_a_version_that_is_not_known(self, tmp_path, version, stated):
+        levels = [moved(150, 120, 2)]
+        ome = write_image(tmp_path / "a.zarr", levels, version=version)
+        ome["version"] = ome["multiscales"][0]["version"] = stated
+        write_group(tmp_path / "a.zarr", ome, version)
+        assert_levels_are(tmp_path / "a.zarr", levels, "cyx")
+        with open_slide(tmp_path / "a.zarr") as slide:
+            [problem] = slide.layout.problems
+        assert problem.startswith(f"It is of version {str(stated)!r} of OME-Zarr, which is not")
+
     def test_of_big_endian_samples(self, tmp_path):
         levels = halved(moved(150, 120, 2).astype(">u2"), "cyx", 1)
         write_image(tmp_path / "a.zarr", levels, version="0.4")

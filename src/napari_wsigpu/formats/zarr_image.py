@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.formats.ngff import Axes, Transform
     from napari_wsigpu.formats.zarr_array import Node
 
+VERSIONS = ("0.1", "0.2", "0.3", "0.4", "0.5")
 MOST_LEVELS = 64
 MOST_TILES = 1 << 23
 SMALLEST_TILE = 256
@@ -157,6 +158,12 @@ def _multiscale(node: Node, problems: list[str]) -> dict[str, Any]:
         raise _refusal(node)
     if len(stated) > 1:
         problems.append(f"{len(stated) - 1} further multiscale image(s) are not shown.")
+    version = node.ome.get("version", stated[0].get("version"))
+    if version is not None and version not in VERSIONS:
+        problems.append(
+            f"It is of version {str(version)[:20]!r} of OME-Zarr, which is not known; "
+            f"it is read as {VERSIONS[-1]}."
+        )
     return stated[0]
 
 
