@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Mapping, Sequence
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from napari_wsigpu.codecs.color import Color
     from napari_wsigpu.conversion.journal import Journal
     from napari_wsigpu.conversion.options import Compression, Region
@@ -152,7 +155,8 @@ def convert(
         Whether a conversion that fails leaves ``TARGET.part``, so that the same call goes on; a
         note of the error says so. What is written of a slide that is damaged is never kept.
     progress : callable, optional
-        Told how many tiles are done, and of how many; from the thread that called.
+        Told how many tiles are done, and of how many; from the thread that called. Those that an
+        interrupted call left count when they have been checked.
     cancelled : threading.Event, optional
         Set it to end the conversion; what was written is removed then.
 
@@ -207,7 +211,6 @@ def convert(
         ) as work:
             job = _Conversion(slide, plan, options, work)
             with closing(job):
-                work.begun = True
                 job.run(threads, progress, cancelled)
             digest = work.finish()
     return Conversion(
@@ -228,7 +231,7 @@ class _Conversion:
         data, journal = work.data, work.journal
         self._slide = slide
         self._plan = plan
-        self._journal = journal
+        self._work = work
         record = make_record(slide, plan, private=options.private)
         images, problems = pictures(slide, plan, private=options.private)
         self.notes = left_behind(slide) + problems
@@ -242,22 +245,7 @@ class _Conversion:
         _check_room(data.parent, plan, options, journal)
         if not journal.found:
             remove(data)
-        known = journal.tiles_done
-        try:
-            self._target.begin()
-        except BaseException:
-            self._target.close()
-            raise
-        self.copied = self.encoded = 0
-        self.found = journal.tiles_done
-        if self.found < known:
-            self.notes.append(
-                f"{known - self.found} tiles in '{data.parent}' were damaged, or came after those, "
-                "and were written again."
-            )
-        for index in range(len(plan.levels)):
-            journal.leave_out(index, plan.blank_tiles(index))
-        self._committed = time.monotonic()
+        self.copied = self.encoded = self.found = 0
 
     def run(
         self,
@@ -266,20 +254,29 @@ class _Conversion:
         cancelled: threading.Event | None,
     ) -> None:
         """Write all tiles that are missing, and make the result whole."""
-        done = [self._journal.is_done(index) for index in range(len(self._plan.levels))]
         total = sum(level.tiles for level in self._plan.levels)
-        self._count = sum(int(tiles.sum()) for tiles in done)
+        count = 0
 
-        def advance(tiles: int = 0) -> None:
+        def tell() -> None:
             if cancelled is not None and cancelled.is_set():
                 raise ConversionCancelledError(CANCELLED)
-            self._count += tiles
+            if progress is not None:
+                progress(count, total)
+
+        def checked(tiles: int) -> None:
+            nonlocal count
+            count += tiles
+            tell()
+
+        def advance(tiles: int) -> None:
             if time.monotonic() - self._committed > COMMIT_SECONDS:
                 self._commit()
-            if progress is not None:
-                progress(self._count, total)
+            checked(tiles)
 
-        advance()
+        done = self._begin(checked)
+        count = sum(int(tiles.sum()) for tiles in done)
+        self._committed = time.monotonic()
+        tell()
         try:
             for index, level in enumerate(self._plan.levels):
                 if level.copied:
@@ -293,6 +290,22 @@ class _Conversion:
     def close(self) -> None:
         """Let go of the target's handles."""
         self._target.close()
+
+    def _begin(self, checked: Callable[[int], None]) -> list[NDArray[np.bool_]]:
+        """Write all but tiles; return which tiles of each level are there."""
+        journal, levels = self._work.journal, range(len(self._plan.levels))
+        known = journal.tiles_done
+        self._target.begin(checked)
+        self._work.begun = True
+        self.found = journal.tiles_done
+        if self.found < known:
+            self.notes.append(
+                f"{known - self.found} tiles in '{self._work.data.parent}' were damaged, or came "
+                "after those, and were written again."
+            )
+        for index in levels:
+            journal.leave_out(index, self._plan.blank_tiles(index))
+        return [journal.is_done(index) for index in levels]
 
     def _copy(self, index: int, done: Any, advance: Callable[[int], None]) -> None:
         batches = copied_segments(self._slide, self._plan, index, done)
@@ -331,7 +344,7 @@ class _Conversion:
 
     def _commit(self) -> None:
         self._target.secure()
-        self._journal.commit()
+        self._work.journal.commit()
         self._committed = time.monotonic()
 
 

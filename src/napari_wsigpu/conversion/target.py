@@ -16,8 +16,11 @@ if TYPE_CHECKING:
 class Target(Protocol):
     """A file or folder that grows tile by tile; `Journal` knows which are there."""
 
-    def begin(self) -> None:
-        """Write all but tiles; let the journal forget tiles that are not there as it knows them."""
+    def begin(self, checked: Callable[[int], None]) -> None:
+        """Write all but tiles; let the journal forget tiles that are not there as it knows them.
+
+        `checked` is told how many more of these were looked at.
+        """
 
     def jobs(self, block: Block) -> Iterator[Job]:
         """Yield what encodes the tiles of a block that are not there yet."""

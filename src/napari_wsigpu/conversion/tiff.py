@@ -26,7 +26,7 @@ from napari_wsigpu.conversion.pixels import Segment
 from napari_wsigpu.formats.wsigpu import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
     from uuid import UUID
 
@@ -94,7 +94,7 @@ class TiffTarget:
         self._handle = -1
         self._end = 0
 
-    def begin(self) -> None:
+    def begin(self, checked: Callable[[int], None]) -> None:
         """Write all but tiles, and go on after the last one before the first damaged one."""
         levels = self._plan.levels
         head = BytesIO()
@@ -112,7 +112,7 @@ class TiffTarget:
                 first = file.pages.first
                 first.tags[DESCRIPTION].overwrite(described(first.description, self._record))
         self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0))
-        self._forget_damaged()
+        self._forget_damaged(checked)
         _write_at(self._handle, head.getbuffer(), 0)
         self._end = max(self._journal.end, len(head.getbuffer()))
 
@@ -179,23 +179,29 @@ class TiffTarget:
             for plane, data in enumerate(found)
         ]
 
-    def _forget_damaged(self) -> None:
+    def _forget_damaged(self, checked: Callable[[int], None]) -> None:
         """Forget what begins with the first tile that is not as it was written.
 
         Later ones lie behind it; so the result is the same as if it was written at once.
         """
         journal = self._journal
-        end = self._whole_until()
+        end = self._whole_until(checked)
         for level, counts in enumerate(journal.counts):
             ends = (journal.offsets[level] + counts).max(axis=0)
             journal.forget(level, (ends > end) | ~journal.is_done(level))
 
-    def _whole_until(self) -> int:
+    def _whole_until(self, checked: Callable[[int], None]) -> int:
         """Return where the first tile begins that is not as it was written."""
         journal = self._journal
         offsets, counts, checks = (
             np.concatenate([tiles.ravel() for tiles in levels])
             for levels in (journal.offsets, journal.counts, journal.checks)
+        )
+        last_planes = np.concatenate(
+            [
+                np.repeat(np.arange(len(tiles)) == len(tiles) - 1, tiles[0].size)
+                for tiles in journal.counts
+            ]
         )
         written = np.flatnonzero(counts > 0)
         for index in written[np.argsort(offsets[written])].tolist():
@@ -203,6 +209,7 @@ class TiffTarget:
             data = os.read(self._handle, counts[index])
             if len(data) < counts[index] or crc32(data) != checks[index]:
                 return int(offsets[index])
+            checked(int(last_planes[index]))
         return journal.end
 
     def _pages(self, file: tifffile.TiffFile) -> Iterator[list[tifffile.TiffPage]]:

@@ -94,7 +94,7 @@ class ZarrTarget:
         self._encode = _encoder(self._compression)
         self._arrays: list[Any] = []
 
-    def begin(self) -> None:
+    def begin(self, checked: Callable[[int], None]) -> None:
         """Write all but chunks of levels, and remove and forget chunks that are not whole."""
         head = self._path.with_name(HEAD)
         remove(head)
@@ -108,7 +108,7 @@ class ZarrTarget:
             group = self._zarr.open_group(self._path, mode="r+")
             self._arrays = [group[str(index)] for index in range(len(self._plan.levels))]
         for index in range(len(self._plan.levels)):
-            self._forget_damaged(index)
+            self._forget_damaged(index, checked)
 
     def _write_head(self, path: Path) -> None:
         plan = self._plan
@@ -171,7 +171,7 @@ class ZarrTarget:
     def close(self) -> None:
         """Hold no handles."""
 
-    def _forget_damaged(self, index: int) -> None:
+    def _forget_damaged(self, index: int, checked: Callable[[int], None]) -> None:
         """Remove files of a level that are not as they were noted, and forget their chunks."""
         level, journal = self._plan.levels[index], self._journal
         noted = journal.is_done(index)
@@ -179,6 +179,7 @@ class ZarrTarget:
         for row, column in product(*(range(0, n, level.shard) for n in noted.shape)):
             square = np.s_[row : row + level.shard, column : column + level.shard]
             check = self._check(index, row, column) if noted[square].any() else 0
+            checked(int(noted[square].sum()))
             whole = noted[square] & (journal.checks[index][0][square] == check)
             if whole[wanted[square]].all():
                 continue
