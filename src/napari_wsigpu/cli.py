@@ -99,7 +99,8 @@ def _as_json(slide: Slide, metadata: Mapping[str, Any]) -> str:
         {"size": list(size), "downsample": downsample}
         for size, downsample in zip(slide.level_dimensions, slide.level_downsamples, strict=True)
     ]
-    return json.dumps({"path": slide.path, "levels": levels, **metadata})
+    planes = slide.layout.hidden_planes
+    return json.dumps({"path": slide.path, "levels": levels, "hidden_planes": planes, **metadata})
 
 
 def _as_text(slide: Slide, metadata: Mapping[str, Any]) -> str:
@@ -115,6 +116,8 @@ def _as_text(slide: Slide, metadata: Mapping[str, Any]) -> str:
     if region is not None:
         x, y, width, height = region
         lines.append(f"  region      {width} x {height} at {x}, {y} of its source's level 0")
+    if slide.layout.hidden_planes:
+        lines.append(f"  planes      {slide.layout.hidden_planes + 1}, of which one is shown")
     given = {"scanner": "scanner", "scan_date": "scanned", "barcode": "barcode"}
     lines += [f"  {name:<11} {metadata[key]}" for key, name in given.items() if metadata[key]]
     for index, level in enumerate(slide.layout.levels):

@@ -7,6 +7,7 @@ import subprocess
 import threading
 from collections import namedtuple
 from dataclasses import replace
+from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 import tifffile
 
 from napari_wsigpu import Slide, convert, errors, open_slide
+from napari_wsigpu.conversion.journal import Journal
 from tests import oracles, slides
 
 KINDS = [
@@ -25,6 +27,7 @@ KINDS = [
     ("out.zarr", "raw"),
     ("out.zarr", "lz4"),
 ]
+FULL = Path("/dev/full")
 BARE = {"thumbnail": False, "associated": ()}
 LZ4_IS_NEW = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not:UserWarning")
 
@@ -519,6 +522,12 @@ def test_the_source_is_not_overwritten(tmp_path, link):
     assert source.read_bytes() == before
 
 
+def test_a_server_is_not_written_to_and_its_login_not_told(tmp_path):
+    with pytest.raises(errors.ConversionError, match="on a server; convert to a file") as caught:
+        convert(aperio(tmp_path / "s.svs"), "https://key:secret@server/out.tif?token=secret")
+    assert "secret" not in str(caught.value)
+
+
 def test_no_folder(tmp_path):
     with pytest.raises(errors.TargetWriteError, match="There is no folder"):
         convert(aperio(tmp_path / "s.svs"), tmp_path / "no" / "out.tif")
@@ -584,6 +593,58 @@ def test_the_disk_is_full_in_the_middle(tmp_path, monkeypatch):
     done = convert(source, tmp_path / "out.tif")
     assert done.tiles_found == 9  # after the pages
     assert_equal_levels(tifffile_levels(tmp_path / "out.tif"), pyramid_of(source))
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="the system has no full disk to write to")
+def test_the_disk_is_too_full_to_remember_what_is_written(tmp_path, monkeypatch):
+    source = aperio(tmp_path / "s.svs")
+    commit = Journal.commit
+
+    def full(self):
+        self._file.close()
+        self._file = FULL.open("r+b")
+        commit(self)
+
+    monkeypatch.setattr("napari_wsigpu.conversion.run.COMMIT_SECONDS", -1)
+    monkeypatch.setattr(Journal, "commit", full)
+    with pytest.raises(errors.TargetWriteError, match="no room left"):
+        convert(source, tmp_path / "out.tif")
+    assert not (tmp_path / "out.tif").exists()
+    monkeypatch.setattr(Journal, "commit", commit)
+    convert(source, tmp_path / "out.tif")
+    assert_equal_levels(tifffile_levels(tmp_path / "out.tif"), pyramid_of(source))
+
+
+@pytest.mark.parametrize("name", ["out.tif", "out.ome.tif", "out.zarr", "out.png"])
+def test_who_may_read_the_result_is_as_of_other_new_files(tmp_path, name):
+    other = tmp_path / "other"
+    other.touch()
+    convert(aperio(tmp_path / "s.svs"), tmp_path / name)
+    found = tmp_path / name
+    [file] = [found] if found.is_file() else [found / "zarr.json"]
+    assert file.stat().st_mode == other.stat().st_mode
+
+
+@pytest.mark.parametrize("name", ["out.tif", "out.png"])
+def test_a_link_to_nothing_is_in_the_way(tmp_path, name):
+    source, target = aperio(tmp_path / "s.svs"), tmp_path / name
+    target.symlink_to(tmp_path / "gone")
+    with pytest.raises(errors.TargetExistsError, match="exists already"):
+        convert(source, target)
+    assert target.is_symlink()
+    convert(source, target, overwrite=True)
+    assert not target.is_symlink()
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES])
+def test_where_nothing_may_be_written(tmp_path, monkeypatch, number):
+    def refuse(*args, **kwargs):
+        raise OSError(number, os.strerror(number))
+
+    source = aperio(tmp_path / "s.svs")
+    monkeypatch.setattr("pathlib.Path.mkdir", refuse)
+    with pytest.raises(errors.TargetWriteError, match=r"no permission .* choose another folder"):
+        convert(source, tmp_path / "out.tif")
 
 
 def test_what_shall_not_be_kept_is_removed_when_it_fails(tmp_path):

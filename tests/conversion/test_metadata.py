@@ -212,3 +212,16 @@ def test_label_images_stay_behind_and_are_named(tmp_path, name):
     zarrs.write_label(source, "cells", [np.ones((64, 48), np.uint8)])
     done = convert(source, tmp_path / name)
     assert done.notes == ("Label images are not converted; 'cells' stayed behind.",)
+
+
+@pytest.mark.parametrize("name", ["out.tif", "out.zarr", "out.png"])
+def test_planes_that_stay_behind_and_what_is_wrong_are_named(tmp_path, name):
+    zarrs = pytest.importorskip("tests.zarrs", exc_type=ImportError)
+    source = tmp_path / "s.zarr"
+    planes = zarrs.halved(np.zeros((3, 5, 1, 80, 96), np.uint8), "tzcyx", 1)
+    zarrs.write_image(source, planes, "tzcyx")
+    (source / "1" / "zarr.json").write_text("{")
+    done = convert(source, tmp_path / name)
+    planes, problem = done.notes
+    assert planes == "One plane is converted of 15."
+    assert problem.startswith("A level is left out. ")

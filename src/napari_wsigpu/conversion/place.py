@@ -45,7 +45,7 @@ def check_target(slide: Slide, path: Path, *, overwrite: bool) -> None:
             raise ConversionError(f"'{path}' holds the slide itself; choose another target.")
     if not path.parent.is_dir():
         raise TargetWriteError(f"There is no folder '{path.parent}'; make it first.")
-    if path.exists() and not overwrite:
+    if os.path.lexists(path) and not overwrite:
         raise TargetExistsError(
             f"'{path}' exists already; choose another name, or allow to overwrite it."
         )
@@ -125,6 +125,6 @@ def write_error(path: Path, error: OSError) -> SlideError:
     """Say in one sentence why the operating system refuses a target."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return TargetWriteError(f"There is no room left for '{path}'; free some and convert again.")
-    if isinstance(error, PermissionError):
+    if isinstance(error, PermissionError) or error.errno == errno.EROFS:
         return TargetWriteError(f"You have no permission to write '{path}'; choose another folder.")
     return TargetWriteError(f"'{path}' can't be written ({error.strerror or error}); try again.")

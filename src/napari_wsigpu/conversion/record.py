@@ -94,9 +94,14 @@ def pictures(slide: Slide, plan: Plan, *, private: bool) -> tuple[list[Picture],
 
 
 def left_behind(slide: Slide) -> list[str]:
-    """Return a sentence for what never travels."""
-    names = ", ".join(f"'{name}'" for name in slide.labels)
-    return [f"Label images are not converted; {names} stayed behind."] if names else []
+    """Return a sentence for what never travels, and for all that is wrong with the slide."""
+    notes = []
+    if slide.labels:
+        names = ", ".join(f"'{name}'" for name in slide.labels)
+        notes.append(f"Label images are not converted; {names} stayed behind.")
+    if slide.layout.hidden_planes:
+        notes.append(f"One plane is converted of {slide.layout.hidden_planes + 1}.")
+    return notes + list(slide.layout.problems)
 
 
 def _region(slide: Slide, plan: Plan) -> Region | None:

@@ -28,11 +28,13 @@ from napari_wsigpu.conversion.work import CANCELLED, working_on
 from napari_wsigpu.conversion.zarr import ZarrTarget
 from napari_wsigpu.errors import (
     ConversionCancelledError,
+    ConversionError,
     SlideError,
     TargetWriteError,
 )
 from napari_wsigpu.formats.layout import SlideFile
 from napari_wsigpu.slide import Slide, open_slide
+from napari_wsigpu.storage.url import is_url, public_url
 from napari_wsigpu.units import byte_size
 
 if TYPE_CHECKING:
@@ -75,7 +77,7 @@ class Conversion:
     seconds : float
         How long it took.
     notes : tuple of str
-        What did not travel or had to be done again, one sentence each.
+        What did not travel, had to be done again, or is wrong with the slide, one sentence each.
     """
 
     path: str
@@ -126,7 +128,8 @@ def convert(
         kept. By default all tiles are copied that can be, and others are compressed without
         loss: by deflate in TIFF, by zstd in OME-Zarr.
     tile_size : int, optional
-        Width and height of tiles, a multiple of 16; by default the source's, or 512.
+        Width and height of tiles, a multiple of 16; by default the source's, or 512 where the
+        target can't have those.
     levels : int, optional
         Write so many levels at most. Levels that the slide lacks are averaged, as
         `Slide.pyramid` defines them.
@@ -185,7 +188,13 @@ def convert(
     >>> convert("slide.svs", "slide.zarr", compression="zstd")  # doctest: +SKIP
     """
     begin = time.perf_counter()
-    path = Path(target).absolute()
+    name = os.fspath(target)
+    if is_url(name):
+        raise ConversionError(
+            f"'{public_url(name)}' is on a server; convert to a file of this machine, and copy "
+            "that there."
+        )
+    path = Path(name).absolute()
     options = Options(
         kind_of(path), compression, tile_size, levels, region, level, quality, private, shard, color
     )
@@ -199,7 +208,9 @@ def convert(
         if options.kind == "png":
             try:
                 write_png(slide, path, options, progress, cancelled)
-                return Conversion(str(path), checksum(path), 0, 0, 0, time.perf_counter() - begin)
+                seconds = time.perf_counter() - begin
+                notes = tuple(left_behind(slide))
+                return Conversion(str(path), checksum(path), 0, 0, 0, seconds, notes)
             except SlideError:
                 raise
             except OSError as error:

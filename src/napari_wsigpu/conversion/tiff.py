@@ -111,7 +111,8 @@ class TiffTarget:
             if self._ome:
                 first = file.pages.first
                 first.tags[DESCRIPTION].overwrite(described(first.description, self._record))
-        self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0))
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
+        self._handle = os.open(self._path, flags, 0o666)
         self._forget_damaged(checked)
         _write_at(self._handle, head.getbuffer(), 0)
         self._end = max(self._journal.end, len(head.getbuffer()))

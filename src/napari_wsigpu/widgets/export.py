@@ -193,6 +193,7 @@ class RegionExport(SlideDock):
     def _choose_slide(self, slide: Slide | None) -> None:
         if slide is not None and slide is not self.slide:
             self.slide = slide
+            _say(self.status, "")
             self.show_slide(slide)
 
     def _use_shapes(self, event: Any) -> None:
