@@ -92,7 +92,7 @@ def main() -> None:
         for rounds_done in sweep_in_turns(part, paths, 1 if given.quick else given.rounds):
             figures[name] = rounds_done
             write_json(given.json, figures)
-        report(name, part, figures[name])
+        report(name, part, figures[name], timed=not given.quick)
 
 
 def many_slides(folder: Path, part: Part, tile: int) -> list[Path]:
@@ -189,8 +189,8 @@ def mean_of_tiles(figures: NDArray[np.float64]) -> NDArray[np.float64]:
     return mean
 
 
-def report(name: str, part: Part, found: dict[str, Any]) -> None:
-    """Print what was measured, and whether it is enough."""
+def report(name: str, part: Part, found: dict[str, Any], *, timed: bool) -> None:
+    """Print what was measured, and whether it is enough where it took long enough to tell."""
     rows = [
         (
             str(count),
@@ -205,7 +205,7 @@ def report(name: str, part: Part, found: dict[str, Any]) -> None:
     same = verdict(found["largest_difference"] == 0)
     print(f"the same figures: {same} (largest difference {found['largest_difference']:g})")
     most = PARTS[name].workers[-1]
-    if most in found["speedup"]:
+    if timed and most in found["speedup"]:
         reached = found["speedup"][most]
         print(f"{most} workers >= {part.target} x: {verdict(reached >= part.target)}")
 

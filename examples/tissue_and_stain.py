@@ -12,7 +12,8 @@ What is written, as JSON on standard output or to ``--json``, is for each slide:
 each tile of level 0 that is at least half tissue, the mean and the standard deviation of the
 optical densities of haematoxylin and eosin, as Ruifrok and Johnston separate them. The same chunks
 go through the same arithmetic wherever they are, so figures of CPUs are equal to the last bit,
-however many work; those of GPUs are as close as their decoder is to the CPU's.
+however many work; those of GPUs are as close as their decoder is to the CPU's. Of a slide that
+can't be decoded its error is written instead, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -233,6 +234,10 @@ class Sweep:
         ]
         return dask.delayed(gather)(parts, wanted)
 
+    def refusal(self, error: SlideError) -> dict[str, Any]:
+        """Return why nothing was found, JSON-serialisable."""
+        return {"path": self.slide.path, "error": str(error)}
+
     def record(self, tissue: Tissue, tiles: StainedTiles) -> dict[str, Any]:
         """Return what was found, JSON-serialisable; tiles as columns of a table."""
         rows, columns = tiles.places.T
@@ -267,6 +272,8 @@ def sweep(
 ) -> Iterator[dict[str, Any]]:
     """Find tissue and measure stains of slides; yield each one's record when it is done.
 
+    That of a slide that can't be decoded says why.
+
     Parameters
     ----------
     slides : iterable of Slide
@@ -281,16 +288,26 @@ def sweep(
     work = [Sweep(slide, device, tiles) for slide in slides]
     if client is None:
         for item in work:
-            tissue = item.tissue().compute(scheduler="synchronous")
-            yield item.record(tissue, item.stains(tissue).compute(scheduler="synchronous"))
+            try:
+                tissue = item.tissue().compute(scheduler="synchronous")
+                found = item.stains(tissue).compute(scheduler="synchronous")
+            except SlideError as error:
+                yield item.refusal(error)
+            else:
+                yield item.record(tissue, found)
         return
     tissues: dict[Sweep, Tissue] = {}
     # What is asked for within a minute is otherwise done in turns, and all slides come at the end.
     order = {item: -number for number, item in enumerate(work)}
     whose = {client.compute(item.tissue(), priority=order[item]): item for item in work}
-    done = as_completed(list(whose), with_results=True)
-    for future, found in done:
+    done = as_completed(list(whose))
+    for future in done:
         item = whose.pop(future)
+        try:
+            found = future.result()
+        except SlideError as error:
+            yield item.refusal(error)
+            continue
         if item in tissues:
             yield item.record(tissues[item], found)
         else:
@@ -359,6 +376,14 @@ def write(path: Path, mode: str, text: str = "") -> int:
     return 0
 
 
+def said(record: dict[str, Any]) -> str:
+    """Return what is said of a slide when it is done."""
+    name = Path(record["path"]).name
+    if "error" in record:
+        return f"{name}: {record['error'].removesuffix('.')}"
+    return f"{name}: {record['tissue']:.0%} tissue, {len(record['tiles']['row'])} tiles"
+
+
 def run(given: argparse.Namespace) -> int:
     """Measure the slides of a folder; return the exit status."""
     with ExitStack() as opened:
@@ -389,18 +414,15 @@ def run(given: argparse.Namespace) -> int:
         records = []
         for record in sweep(slides, client, device, tiles):
             records.append(record)
-            print(
-                f"{len(records)}/{len(slides)} {Path(record['path']).name}: "
-                f"{record['tissue']:.0%} tissue, {len(record['tiles']['row'])} tiles, "
-                f"{time.perf_counter() - begin:.1f} s",
-                file=sys.stderr,
-            )
+            seconds = time.perf_counter() - begin
+            print(f"{len(records)}/{len(slides)} {said(record)}, {seconds:.1f} s", file=sys.stderr)
     lines = map(json.dumps, sorted(records, key=lambda record: record["path"]))
     text = "[{}]".format(",\n".join(lines))
+    failed = int(any("error" in record for record in records))
     if given.json:
-        return write(given.json, "w", text + "\n")
+        return write(given.json, "w", text + "\n") or failed
     print(text)
-    return 0
+    return failed
 
 
 def main() -> int:

@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import threading
@@ -449,20 +450,31 @@ class TestExample:
         assert done.startswith("2/2 ")
         assert refusal.startswith(f"'{FULL}' can't be written (No space left")
 
-    def test_a_damaged_slide(self, example, folder, tmp_path, monkeypatch, capsys):
-        path, kept = tmp_path / "a.svs", tmp_path / "out.json"
-        kept.write_text("of yesterday")
-        data = bytearray((folder / "0.svs").read_bytes())
-        with open_slide(folder / "0.svs") as slide:
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_a_damaged_slide_among_others(
+        self, request, example, folder, tmp_path, monkeypatch, capsys, workers
+    ):
+        slides_of, out = tmp_path / "slides", tmp_path / "out.json"
+        shutil.copytree(folder, slides_of)
+        with open_slide(slides_of / "0.svs") as slide:
             grid = slide.layout.levels[0].grid
-        for offset, count in zip(grid.offsets.flat, grid.byte_counts.flat, strict=True):
-            data[offset : offset + count] = bytes(count)
-        path.write_bytes(data)
-        monkeypatch.setattr(sys, "argv", [str(EXAMPLE), str(tmp_path), "--json", str(kept)])
+        with (slides_of / "0.svs").open("r+b") as file:
+            for offset, count in zip(grid.offsets.flat, grid.byte_counts.flat, strict=True):
+                file.seek(int(offset))
+                file.write(bytes(int(count)))
+        words = [str(EXAMPLE), str(slides_of), "--json", str(out)]
+        if workers:
+            client = request.getfixturevalue("client")
+            words += ["--scheduler", client.scheduler.address]
+        monkeypatch.setattr(sys, "argv", words)
         assert example.main() == 1
-        [refusal] = capsys.readouterr().err.splitlines()[-1:]
-        assert refusal.startswith("The tile at level 0, row ")
-        assert kept.read_text() == "of yesterday"
+        bad, good = json.loads(out.read_text())
+        assert set(bad) == {"path", "error"}
+        assert bad["error"].startswith("The tile at level 0, row ")
+        assert good["tiles"] == alone(example, folder)[1]["tiles"]
+        lines = capsys.readouterr().err.splitlines()
+        assert any(" 0.svs: The tile at level 0, row " in line for line in lines)
+        assert any(" 1.svs: " in line and "% tissue" in line for line in lines)
 
     def test_otsus_threshold_parts_with_the_least_variance_within(self, example):
         rng = np.random.default_rng(0)

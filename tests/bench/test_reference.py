@@ -7,7 +7,12 @@ import pytest
 import tifffile
 
 from napari_wsigpu import open_slide
-from napari_wsigpu.bench.reference import OwnReference, Region, TiffReference, find_pages
+from napari_wsigpu.bench.reference import (
+    ReaderReference,
+    Region,
+    TiffReference,
+    find_pages,
+)
 from napari_wsigpu.bench.target import Target
 from tests import slides
 
@@ -33,7 +38,45 @@ def test_the_page_of_a_level(tmp_path, options, level):
         reference = TiffReference(file, pages, image)
         whole = Region(0, 0, image.width, image.height)
         assert reference.difference(whole, expected) == 0
-        assert OwnReference(slide, level).difference(whole, expected) == 0
+
+
+@pytest.mark.parametrize("axes", ["cyx", "yxc", "yx", "tzcyx", "xyc"])
+def test_a_level_as_zarr_has_it(tmp_path, axes):
+    zarrs = pytest.importorskip("tests.zarrs", exc_type=ImportError)
+    lengths = {"t": 2, "z": 5, "c": 3, "y": HEIGHT, "x": WIDTH}
+    shape = [lengths[letter] for letter in axes]
+    whole = np.random.default_rng(0).integers(0, 256, shape).astype(np.uint8)
+    rendered = {"omero": {"rdefs": {"defaultZ": 2}}}
+    zarrs.write_image(tmp_path / "s.zarr", zarrs.halved(whole, axes, 1), axes, more=rendered)
+    with ExitStack() as stack:
+        target = Target(tmp_path / "s.zarr", 1, stack)
+        assert target.facts()["right_pixels_by"] == "zarr-python"
+        plane = whole[tuple({"t": 0, "z": 2}.get(letter, slice(None)) for letter in axes)]
+        order = [letter for letter in axes if letter in "cyx"]
+        plane = plane.transpose([order.index(letter) for letter in "yxc" if letter in order])
+        found = plane.reshape(HEIGHT, WIDTH, -1)[::2, ::2].copy()
+        part = found[20:60, 30:95].copy()
+        assert target.difference(target.whole, found) == 0
+        assert target.difference(Region(30, 20, 65, 40), part) == 0
+        assert target.by_zarr is not None
+        np.testing.assert_array_equal(target.by_zarr(Region(30, 20, 65, 40)), part)
+        found[70, 9, -1] ^= 4
+        assert target.difference(target.whole, found) == 4
+
+
+def test_another_readers_differences_are_found_in_bands(monkeypatch):
+    monkeypatch.setattr("napari_wsigpu.bench.reference.BAND", 7)
+    pixels = np.random.default_rng(0).integers(0, 200, (HEIGHT, WIDTH, 3)).astype(np.uint8)
+
+    def read(region):
+        left, top, width, height = region
+        return pixels[top : top + height, left : left + width]
+
+    reference = ReaderReference("this", read)
+    found = read(REGION).copy()
+    assert reference.difference(REGION, found) == 0
+    found[-1, -1, -1] += 9
+    assert reference.difference(REGION, found) == 9
 
 
 def test_a_page_for_each_channel(tmp_path):

@@ -528,6 +528,16 @@ def test_a_server_is_not_written_to_and_its_login_not_told(tmp_path):
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["out.tif", "out.zarr"])
+def test_numbers_of_numpy(tmp_path, name):
+    source = aperio(tmp_path / "s.svs")
+    plain = {"region": (10, 20, 200, 100), "tile_size": 64, "levels": 2, "level": 0, "workers": 1}
+    numpys = {key: np.asarray(value)[()] for key, value in plain.items()}
+    expected = convert(source, tmp_path / f"plain.{name}", compression="zstd", **plain)
+    found = convert(source, tmp_path / name, compression="zstd", **numpys)
+    assert found.checksum == expected.checksum
+
+
 def test_no_folder(tmp_path):
     with pytest.raises(errors.TargetWriteError, match="There is no folder"):
         convert(aperio(tmp_path / "s.svs"), tmp_path / "no" / "out.tif")

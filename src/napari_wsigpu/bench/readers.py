@@ -1,4 +1,4 @@
-"""Everything that can read a level: ourselves in several ways, tifffile and OpenSlide."""
+"""What can read a level: ourselves in several ways, tifffile, OpenSlide and zarr-python."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from napari_wsigpu.bench.target import to_host
+from napari_wsigpu.bench.target import ZARR, to_host
 from napari_wsigpu.bench.timing import Absent, way
 from napari_wsigpu.bench.zarr_arrays import require_zarr
 
@@ -66,18 +66,24 @@ def to_the_host(target: Target, stack: ExitStack) -> list[Reader | Absent]:
     return [
         own(f"{OURS}, CPU", target, target.slide, "cpu"),
         by_gpu(target, "cpu"),
-        by_tifffile(target),
-        by_openslide(target, stack),
+        *peers(target, stack),
     ]
 
 
 def to_the_device(target: Target, stack: ExitStack) -> list[Reader | Absent]:
     """Return what reads to device memory; peers by a copy from the host."""
-    peers = by_tifffile(target), by_openslide(target, stack)
     return [
         by_gpu(target, "cuda"),
-        *(_then_copied(target, peer) for peer in peers),
+        *(_then_copied(target, peer) for peer in peers(target, stack)),
     ]
+
+
+def peers(target: Target, stack: ExitStack) -> list[Reader | Absent]:
+    """Return what others wrote, to host memory."""
+    found = [by_tifffile(target), by_openslide(target, stack)]
+    if target.by_zarr is not None:
+        found.append(Reader(ZARR, target.by_zarr, target.forget))
+    return found
 
 
 def by_gpu(target: Target, device: str) -> Reader | Absent:

@@ -1,4 +1,4 @@
-"""A level's right pixels: tile by tile by tifffile, or else by our own CPU decoder."""
+"""A level's right pixels: tile by tile by tifffile, by zarr-python, or by our own CPU decoder."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
     from tifffile import TiffFile, TiffPage
 
     from napari_wsigpu.formats.layout import LevelLayout
-    from napari_wsigpu.slide import Slide
 
 BAND = 1024
 
@@ -96,23 +95,28 @@ class TiffReference:
         )
 
 
-class OwnReference:
-    """A level as our CPU decoder decodes it, where tifffile has no such page."""
+class ReaderReference:
+    """A level as another reader has it, where tifffile has no such page.
 
-    name = "napari-wsigpu, CPU"
+    Parameters
+    ----------
+    name : str
+        The reader.
+    read : callable
+        Returns the pixels of a region, shape (height, width, channels).
+    """
 
-    def __init__(self, slide: Slide, level: int) -> None:
-        self._level = slide.levels[level]
+    def __init__(self, name: str, read: Callable[[Region], NDArray[Any]]) -> None:
+        self.name = name
+        self._read = read
 
     def difference(self, region: Region, pixels: NDArray[Any]) -> float:
         """Return the largest difference of any sample."""
         largest = 0.0
         for top in range(0, region.height, BAND):
-            bottom = min(top + BAND, region.height)
-            expected = self._level[
-                region.top + top : region.top + bottom, region.left : region.left + region.width
-            ]
-            largest = max(largest, largest_difference(pixels[top:bottom], expected))
+            height = min(BAND, region.height - top)
+            expected = self._read(region._replace(top=region.top + top, height=height))
+            largest = max(largest, largest_difference(pixels[top : top + height], expected))
         return largest
 
 

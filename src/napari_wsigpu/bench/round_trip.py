@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from napari_wsigpu.bench import reading
 from napari_wsigpu.bench.kvikio_process import KvikioModes
 from napari_wsigpu.bench.read import region_case
-from napari_wsigpu.bench.readers import OURS, Reader, by_openslide, by_tifffile
+from napari_wsigpu.bench.readers import OURS, Reader, peers
 from napari_wsigpu.bench.reference import Region
 from napari_wsigpu.bench.timing import Absent, way
 from napari_wsigpu.bench.zarr_arrays import create, require_zarr, stored
@@ -52,8 +52,7 @@ def run(session: Session, path: Path, level: int) -> None:
             lambda item: (target.path, level, str(folder)),
             "" if target.raw else reading.KVIKIO_ONLY_RAW,
         ),
-        by_zarr(by_tifffile(target), target, folder),
-        by_zarr(by_openslide(target, session.stack), target, folder),
+        *(by_zarr(reader, target, folder) for reader in peers(target, session.stack)),
     ]
     items = [target.whole] * (1 + session.rounds)
     session.run(region_case("read and written to raw Zarr", target, items, ways))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import tifffile
 
 from napari_wsigpu.bench.machine import check_memory
-from napari_wsigpu.bench.reference import OwnReference, Region, TiffReference, find_pages
+from napari_wsigpu.bench.reference import ReaderReference, Region, TiffReference, find_pages
+from napari_wsigpu.bench.zarr_arrays import level_reader
 from napari_wsigpu.codecs.codestream import JPEG, JPEG2000
 from napari_wsigpu.codecs.verify import TOLERANCES
 from napari_wsigpu.errors import DeviceError, LevelError, RegionError
@@ -19,14 +21,17 @@ from napari_wsigpu.slide import open_slide
 from napari_wsigpu.storage.file import MERGE_LIMIT
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import ExitStack
 
     from numpy.typing import NDArray
     from tifffile import TiffPage
 
+    from napari_wsigpu.engine.level import LevelArray
     from napari_wsigpu.slide import Slide
 
 NONE = 1
+ZARR = "zarr-python"
 FORGETTABLE = hasattr(os, "posix_fadvise")
 
 
@@ -70,7 +75,14 @@ class Target:
         except DeviceError as error:
             self.no_gpu = str(error).partition(";")[0].removesuffix(".")
         self.pages: list[TiffPage] = []
-        self._reference: TiffReference | OwnReference = OwnReference(self.slide, level)
+        self.by_zarr: Callable[[Region], NDArray[Any]] | None = None
+        self._reference: TiffReference | ReaderReference
+        if self.image.array is not None:
+            self.by_zarr = level_reader(self.image.array)
+            self._reference = ReaderReference(ZARR, self.by_zarr)
+            return
+        own = partial(_by_ourselves, self.slide.levels[level])
+        self._reference = ReaderReference("napari-wsigpu, CPU", own)
         if Path(self.path).is_dir():
             return
         try:
@@ -166,6 +178,11 @@ class Target:
             ),
             "own_caches": "empty before each read",
         }
+
+
+def _by_ourselves(level: LevelArray, region: Region) -> NDArray[Any]:
+    left, top, width, height = region
+    return level[top : top + height, left : left + width]
 
 
 def forget(paths: list[str]) -> None:

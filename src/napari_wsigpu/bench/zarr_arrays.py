@@ -1,17 +1,22 @@
-"""The Zarr arrays that benchmarks write."""
+"""The Zarr arrays that benchmarks write, and those that zarr-python reads."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from napari_wsigpu.errors import MissingPackageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
+
+    from napari_wsigpu.bench.reference import Region
+    from napari_wsigpu.formats.layout import ZarrArray
 
 ZarrCodec = Literal["none", "lz4"]
 
@@ -59,3 +64,22 @@ def stored(folder: Path) -> NDArray[Any]:
     """Return what zarr-python reads of an array."""
     pixels: NDArray[Any] = require_zarr().open_array(str(folder), mode="r")[...]
     return pixels
+
+
+def level_reader(array: ZarrArray) -> Callable[[Region], NDArray[Any]]:
+    """Return what reads regions of a level by zarr-python, shape (height, width, channels)."""
+    opened = require_zarr().open_array(array.path, mode="r")
+    shown = [letter for letter in array.axes if letter in "yxc"]
+    order = [shown.index(letter) for letter in "yxc" if letter in shown]
+
+    def read(region: Region) -> NDArray[Any]:
+        taken = {
+            "y": slice(region.top, region.top + region.height),
+            "x": slice(region.left, region.left + region.width),
+            "c": slice(None),
+        }
+        key = [taken.get(axis, at) for axis, at in zip(array.axes, array.position, strict=True)]
+        pixels = np.asarray(opened[tuple(key)]).transpose(order)
+        return pixels if pixels.ndim == 3 else pixels[..., None]
+
+    return read

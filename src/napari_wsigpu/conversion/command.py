@@ -49,7 +49,12 @@ def add_command(commands: Any) -> None:
         help="a part, in pixels of level 0, without the thumbnail of all",
     )
     parser.add_argument(
-        "--level", type=int, default=0, metavar="N", help="the level that becomes level 0"
+        "--level",
+        type=int,
+        default=0,
+        metavar="N",
+        help="the level that becomes level 0, as `wsigpu info` counts; those after its last one are "
+        "averaged levels between and below the slide's own",
     )
     parser.add_argument("--workers", type=int, metavar="N", help="threads that encode")
     parser.add_argument(

@@ -26,7 +26,13 @@ COMPRESSIONS: dict[Kind, tuple[str, ...]] = {
 }
 DEFAULT_QUALITY = 90
 TILE_UNIT, LARGEST_TILE = 16, 4096
-MOST_SHARDED = 64
+BOUNDS = {
+    "quality": (1, 100),
+    "levels": (1, 64),
+    "level": (0, 1 << 16),
+    "tile_size": (TILE_UNIT, LARGEST_TILE),
+    "shard": (1, 64),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +58,9 @@ class Options:
                 f"{names[self.kind]} is not written with the compression {self.compression!r}; "
                 f"use {' or '.join(', '.join(allowed).rsplit(', ', 1))}."
             )
-        check_number("quality", self.quality, 1, 100)
-        check_number("levels", self.levels, 1, 64)
-        check_number("level", self.level, 0, 1 << 16)
-        check_number("tile_size", self.tile_size, TILE_UNIT, LARGEST_TILE)
-        check_number("shard", self.shard, 1, MOST_SHARDED)
+        for name, (least, most) in BOUNDS.items():
+            number = checked_number(name, getattr(self, name), least, most)
+            object.__setattr__(self, name, number)
         if self.tile_size is not None and self.tile_size % TILE_UNIT:
             raise ConversionError(
                 f"tile_size is {self.tile_size}; it has to be a multiple of {TILE_UNIT}."
@@ -72,7 +76,7 @@ class Options:
             )
         wants_srgb(self.color)
         if self.region is not None:
-            _check_region(self.region)
+            object.__setattr__(self, "region", _checked_region(self.region))
 
 
 def kind_of(target: Path) -> Kind:
@@ -98,13 +102,14 @@ def kind_of(target: Path) -> Kind:
     )
 
 
-def check_number(name: str, value: int | None, least: int, most: int) -> None:
-    """Refuse an option that is no whole number within bounds."""
+def checked_number(name: str, value: int | None, least: int, most: int) -> int | None:
+    """Return an option as Python's own number; refuse what is no whole one within bounds."""
+    if value is None:
+        return None
     try:
-        if value is None or (
-            not isinstance(value, bool) and least <= operator.index(value) <= most
-        ):
-            return
+        number = operator.index(value)
+        if not isinstance(value, bool) and least <= number <= most:
+            return number
     except TypeError:
         pass
     raise ConversionError(
@@ -112,9 +117,10 @@ def check_number(name: str, value: int | None, least: int, most: int) -> None:
     )
 
 
-def _check_region(region: Region) -> None:
+def _checked_region(region: Region) -> Region:
+    """Return a region in Python's own whole numbers."""
     try:
-        _, _, width, height = (operator.index(value) for value in region)
+        x, y, width, height = (operator.index(value) for value in region)
     except (TypeError, ValueError):
         raise ConversionError(
             f"The region {region!r} is not four whole numbers; give x, y, width and height."
@@ -123,3 +129,4 @@ def _check_region(region: Region) -> None:
         raise ConversionError(
             f"A region of {width} x {height} pixels holds nothing; give a larger one."
         )
+    return x, y, width, height

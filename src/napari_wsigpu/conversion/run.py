@@ -17,7 +17,7 @@ from uuid import NAMESPACE_URL, UUID, uuid5
 
 from napari_wsigpu.codecs.color import srgb_profile
 from napari_wsigpu.conversion.checksum import checksum
-from napari_wsigpu.conversion.options import Options, check_number, kind_of
+from napari_wsigpu.conversion.options import Options, checked_number, kind_of
 from napari_wsigpu.conversion.pixels import copied_segments, read_blocks
 from napari_wsigpu.conversion.place import check_target, remove, write_error
 from napari_wsigpu.conversion.plan import make_plan, segments_of
@@ -198,8 +198,7 @@ def convert(
     options = Options(
         kind_of(path), compression, tile_size, levels, region, level, quality, private, shard, color
     )
-    check_number("workers", workers, 1, MOST_WORKERS)
-    threads = workers or os.cpu_count() or 1
+    threads = checked_number("workers", workers, 1, MOST_WORKERS) or os.cpu_count() or 1
     with ExitStack() as stack:
         slide = (
             source if isinstance(source, Slide) else stack.enter_context(open_slide(source, "cpu"))
