@@ -14,6 +14,7 @@ import numpy as np
 import openslide
 import pytest
 import tifffile
+from PIL import Image
 
 from napari_wsigpu import Slide, convert, errors, open_slide
 from napari_wsigpu.conversion.journal import Journal
@@ -723,10 +724,60 @@ def test_nothing_is_left_open(tmp_path, leaves_nothing):
     convert(aperio(tmp_path / "s.svs"), tmp_path / "out.tif", compression="deflate")
 
 
-def test_a_folder_of_other_files_is_never_overwritten(tmp_path):
-    target = tmp_path / "out.zarr"
-    target.mkdir()
-    (target / "keep.txt").write_text("mine")
-    with pytest.raises(errors.TargetExistsError, match="folder of other files"):
-        convert(aperio(tmp_path / "s.svs"), target, overwrite=True)
-    assert (target / "keep.txt").read_text() == "mine"
+@pytest.mark.parametrize("name", ["keep.txt", "labels/keep.txt", "7/keep.txt", "7/zarr.json"])
+@pytest.mark.parametrize("converted", [False, True])
+def test_a_folder_of_other_files_is_never_overwritten(tmp_path, name, converted):
+    source, target = aperio(tmp_path / "s.svs"), tmp_path / "out.zarr"
+    if converted:
+        pytest.importorskip("zarr")
+        convert(source, target)
+    kept = target / name
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_text('{"zarr_format": 3, "node_type": "group"}')
+    with pytest.raises(errors.TargetExistsError, match=rf"such as '{name.partition('/')[0]}'"):
+        convert(source, target, overwrite=True)
+    assert kept.read_text() == '{"zarr_format": 3, "node_type": "group"}'
+
+
+def test_a_palette_is_left_out_and_that_is_said(tmp_path):
+    source = tmp_path / "s.tif"
+    numbers = slides.picture(200, 180)[..., 0]
+    tifffile.imwrite(
+        source,
+        numbers,
+        photometric="palette",
+        colormap=np.arange(768, dtype=np.uint16).reshape(3, 256),
+        tile=(64, 64),
+    )
+    done = convert(source, tmp_path / "out.tif")
+    assert done.tiles_copied
+    assert [note for note in done.notes if "palette" in note] == list(done.notes) != []
+    with tifffile.TiffFile(tmp_path / "out.tif") as file:
+        assert file.pages[0].photometric == 1
+        np.testing.assert_array_equal(file.pages[0].asarray(), numbers)
+    with Image.open(tmp_path / "out.tif") as image:
+        np.testing.assert_array_equal(np.asarray(image), numbers)
+
+
+@pytest.mark.parametrize("name", ["out.tif", "out.ome.tif", "out.zarr"])
+def test_that_white_is_zero_travels(tmp_path, name):
+    source = tmp_path / "s.tif"
+    pixels = slides.picture(200, 180)[..., 0]
+    slides.write_pyramid(source, pixels, (2,), photometric="miniswhite")
+    convert(source, tmp_path / name)
+    convert(tmp_path / name, tmp_path / "back.tif")
+    with open_slide(tmp_path / name, "cpu") as slide, tifffile.TiffFile(tmp_path / "back.tif") as t:
+        assert slide.layout.levels[0].encoding.photometric == t.pages[0].photometric == 0
+        np.testing.assert_array_equal(slide.levels[0][..., 0], pixels)
+        np.testing.assert_array_equal(t.pages[0].asarray(), pixels)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int64", "uint64"])
+def test_types_that_ome_does_not_have(tmp_path, dtype):
+    source = tmp_path / "s.tif"
+    tifffile.imwrite(source, np.ones((100, 90), dtype), tile=(32, 32))
+    with pytest.raises(errors.ConversionError, match=f"no pixels of type {dtype}.* choose '.tif'"):
+        convert(source, tmp_path / "out.ome.tif")
+    convert(source, tmp_path / "out.tif")
+    with tifffile.TiffFile(tmp_path / "out.tif") as file:
+        assert file.pages[0].asarray().dtype == dtype

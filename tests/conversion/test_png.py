@@ -101,7 +101,7 @@ def test_refuses_several_channels(write, tmp_path):
         metadata={"axes": "CYX"},
         photometric="minisblack",
     )
-    with pytest.raises(UnsupportedSlideError, match="has 2 channels; choose OME-TIFF"):
+    with pytest.raises(UnsupportedSlideError, match="has 2 channels that are not RGB; choose"):
         convert(path, tmp_path / "roi.png")
 
 

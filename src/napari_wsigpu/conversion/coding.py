@@ -37,7 +37,7 @@ COPIED = {code: code for code in (RAW, LZW, JPEG, DEFLATE, PACKBITS, LZMA, *JPEG
 NAMED = {"raw": RAW, "jpeg": JPEG, "deflate": DEFLATE, "zstd": ZSTD}
 BYTE_CODECS = frozenset({RAW, LZW, DEFLATE, PACKBITS, LZMA, ZSTD})
 NO_PREDICTOR, HORIZONTAL, FLOATING_POINT = 1, 2, 3
-MIN_IS_WHITE, MIN_IS_BLACK, RGB, SEPARATED, YCBCR = 0, 1, 2, 5, 6
+MIN_IS_WHITE, MIN_IS_BLACK, RGB, PALETTE, SEPARATED, YCBCR = 0, 1, 2, 3, 5, 6
 SUBSAMPLINGS = frozenset({(1, 1), (2, 1), (2, 2), (4, 1)})
 LONGEST_JPEG_HEADER = 1 << 16
 
@@ -134,7 +134,7 @@ def copied_coding(slide: Slide, level: LevelLayout, options: Options) -> Coding 
         return None
     coding = Coding(
         compression,
-        encoding.photometric,
+        MIN_IS_BLACK if encoding.photometric == PALETTE else encoding.photometric,
         encoding.predictor if compression in BYTE_CODECS - {RAW} else NO_PREDICTOR,
         grid.planes,
         copied=True,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from napari_wsigpu.conversion.options import kind_of
 from napari_wsigpu.conversion.run import convert
 from napari_wsigpu.errors import SlideError
 from napari_wsigpu.interrupt import INTERRUPTED, noticed_interrupt
@@ -53,8 +55,8 @@ def add_command(commands: Any) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="the level that becomes level 0, as `wsigpu info` counts; those after its last one are "
-        "averaged levels between and below the slide's own",
+        help="the level that becomes level 0, as `wsigpu info` counts them; numbers above its last "
+        "one are of averaged levels between and below these",
     )
     parser.add_argument("--workers", type=int, metavar="N", help="threads that encode")
     parser.add_argument(
@@ -118,11 +120,9 @@ def _run(options: argparse.Namespace) -> int:
         _say(bar, "Interrupted; the same command goes on where this one ended.")
         return INTERRUPTED
     found = f", {done.tiles_found} found" if done.tiles_found else ""
-    _say(
-        bar,
-        f"{done.tiles_copied} tiles copied, {done.tiles_encoded} encoded{found} "
-        f"in {done.seconds:.1f} s",
-    )
+    tiles = f"{done.tiles_copied} tiles copied, {done.tiles_encoded} encoded{found}"
+    is_picture = kind_of(Path(done.path)) == "png"
+    _say(bar, f"{'Written' if is_picture else tiles} in {done.seconds:.1f} s")
     for note in done.notes:
         print(note, file=sys.stderr)
     print(f"{done.checksum}  {options.target}")
@@ -160,10 +160,10 @@ class _Bar:
         self._drawn = now
         share = done / max(1, total)
         made = done - self._first
-        left = (now - self._begin) / made * (total - done) if made else 0
+        left = f", {(now - self._begin) / made * (total - done):.0f} s left" if made else ""
         filled = round(BAR * share)
         bar = "#" * filled + "." * (BAR - filled)
-        line = f"\r{bar} {share:4.0%}  {done} of {total} tiles, {left:.0f} s left"
+        line = f"\r{bar} {share:4.0%}  {done} of {total} tiles{left}"
         sys.stderr.write(f"{line:<79}")
         sys.stderr.flush()
 

@@ -15,7 +15,7 @@ from napari_wsigpu.errors import (
     TargetExistsError,
     TargetWriteError,
 )
-from napari_wsigpu.formats.zarr_array import DOCUMENTS
+from napari_wsigpu.formats.zarr_array import DOCUMENTS, read_node
 
 if TYPE_CHECKING:
     from napari_wsigpu.slide import Slide
@@ -35,7 +35,7 @@ def check_target(slide: Slide, path: Path, *, overwrite: bool) -> None:
     TargetWriteError
         If its folder is not there.
     TargetExistsError
-        If it exists and may not be overwritten, or is a folder of other files.
+        If it exists and may not be overwritten, or is a folder that holds other files.
     """
     files = [slide.path, *(file.path for file in slide.layout.files)]
     for file in map(Path, files):
@@ -49,14 +49,33 @@ def check_target(slide: Slide, path: Path, *, overwrite: bool) -> None:
         raise TargetExistsError(
             f"'{path}' exists already; choose another name, or allow to overwrite it."
         )
-    if (
-        path.is_dir()
-        and any(path.iterdir())
-        and not any((path / name).is_file() for name in DOCUMENTS)
-    ):
+    others = _others(path)
+    if others:
         raise TargetExistsError(
-            f"'{path}' is a folder of other files, which is never overwritten; choose another name."
+            f"'{path}' holds other files too, such as '{others[0]}', and is never overwritten; "
+            "choose another name."
         )
+
+
+def _others(path: Path) -> list[str]:
+    """Return the names in a folder that a conversion to OME-Zarr does not write."""
+    if not path.is_dir():
+        return []
+    names = sorted(file.name for file in path.iterdir())
+    own = (*DOCUMENTS, "associated", "icc_profile")
+    return [
+        name
+        for name in names
+        if name not in own and not (name.isdecimal() and _is_level(path / name))
+    ]
+
+
+def _is_level(folder: Path) -> bool:
+    try:
+        node = read_node(folder)
+    except SlideError:  # a damaged one
+        return True
+    return node is not None and node.is_array
 
 
 def work_of(path: Path) -> Path:
@@ -127,4 +146,7 @@ def write_error(path: Path, error: OSError) -> SlideError:
         return TargetWriteError(f"There is no room left for '{path}'; free some and convert again.")
     if isinstance(error, PermissionError) or error.errno == errno.EROFS:
         return TargetWriteError(f"You have no permission to write '{path}'; choose another folder.")
-    return TargetWriteError(f"'{path}' can't be written ({error.strerror or error}); try again.")
+    return TargetWriteError(
+        f"'{path}' can't be written ({error.strerror or error}); "
+        "choose another folder, or try again."
+    )

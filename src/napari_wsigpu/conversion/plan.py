@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.slide import Slide
 
 SMALLEST_TILE = 64
+OME_TYPES = frozenset({"int8", "int16", "int32", "uint8", "uint16", "uint32", "float32", "float64"})
 BLOCK_SIDE = 2048
 RAW_UNIT = 4096
 
@@ -220,6 +221,11 @@ def make_plan(slide: Slide, options: Options) -> Plan:
     """
     chosen = _levels(slide, options)[: options.levels]
     base = slide.layout.levels[0]
+    if options.kind == "ome-tiff" and base.dtype.name not in OME_TYPES:
+        raise ConversionError(
+            f"OME-TIFF has no pixels of type {base.dtype}, as '{slide.path}' has; choose '.tif' or "
+            "'.zarr'."
+        )
     raw_tiff = options.compression == "raw" and options.kind != "ome-zarr"
     planned: list[PlannedLevel] = []
     for source, window, halved in chosen:

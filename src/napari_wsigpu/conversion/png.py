@@ -59,12 +59,12 @@ def check_png(slide: Slide, size: tuple[int, int]) -> None:
     if image.channels > 1 and not slide.layout.rgb:
         raise UnsupportedSlideError(
             f"A PNG file holds RGB or one channel, and '{slide.path}' has {image.channels} "
-            "channels; choose OME-TIFF or OME-Zarr."
+            "channels that are not RGB; choose OME-TIFF or OME-Zarr."
         )
     if image.dtype not in TYPES:
         raise UnsupportedSlideError(
             f"A PNG file can't hold pixels of type {image.dtype}, as '{slide.path}' has; choose "
-            "OME-TIFF or OME-Zarr."
+            "TIFF or OME-Zarr."
         )
     width, height = size
     if width * height > MOST_PIXELS or max(size) > LONGEST_SIDE:

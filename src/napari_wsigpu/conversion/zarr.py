@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from napari_wsigpu.conversion.checksum import crc32
+from napari_wsigpu.conversion.coding import MIN_IS_WHITE
 from napari_wsigpu.conversion.pixels import Segment
 from napari_wsigpu.conversion.place import HEAD, remove
 from napari_wsigpu.errors import MissingPackageError
@@ -292,12 +293,15 @@ class ZarrTarget:
                 for channel in self._record["channels"]
             ]
         whole = _range(plan.dtype)
+        photometric = plan.levels[0].source.layout.encoding.photometric
+        white_is_zero = plan.channels == 1 and photometric == MIN_IS_WHITE
         channels = []
         for (name, color), pixels in zip(named, self._arrays[-1][...], strict=True):
             start, end = whole if plan.rgb and whole else _shown(pixels)
             least, most = whole or (start, end)
             window = {"min": least, "max": most, "start": start, "end": end}
-            channels.append({"label": name, "color": color, "active": True, "window": window})
+            channel = {"label": name, "color": color, "active": True, "window": window}
+            channels.append(channel | ({"inverted": True} if white_is_zero else {}))
         return {"channels": channels, "rdefs": {"model": "color"}}
 
 

@@ -137,6 +137,13 @@ def channels(omero: Any, count: int) -> tuple[Channel, ...]:
     return tuple(_channel(_mapping(said), index) for index, said in enumerate(stated))
 
 
+def is_inverted(omero: Any) -> bool:
+    """Whether the first channel is shown dark where its values are high."""
+    stated = _mapping(omero).get("channels")
+    first = stated[0] if isinstance(stated, list) and stated else None
+    return _mapping(first).get("inverted") is True
+
+
 def _channel(said: Mapping[str, Any], index: int) -> Channel:
     label, color, window = said.get("label"), said.get("color"), _mapping(said.get("window"))
     limits = numbers([window.get("start"), window.get("end")], 2)

@@ -54,7 +54,8 @@ RATIONAL_TAGS = {"XResolution": 282, "YResolution": 283, "XPosition": 286, "YPos
 RESOLUTION_UNITS = {1: "none", 2: "inch", 3: "centimeter"}
 
 TIFF_JPEG = 7
-MASK, YCBCR, RGB = 4, 6, 2
+MASK, YCBCR, RGB, PALETTE = 4, 6, 2, 3
+UNAPPLIED = "Its colours are those of a palette, which is not applied: pixels show their numbers."
 DESCRIPTION, XML_PACKET = 270, 700
 LERC_PARAMETERS = 50674
 ICC_PROFILE, SHORTEST_PROFILE = 34675, 128
@@ -135,7 +136,7 @@ def slide_layout(
         scanner=_make_and_model(tags),
         scan_date=tags.get("DateTime"),
         icc=icc_place(page),
-        problems=tuple(problems),
+        problems=(*problems, *([UNAPPLIED] if page.photometric == PALETTE else [])),
     )
 
 

@@ -34,7 +34,7 @@ MOST_TILES = 1 << 23
 SMALLEST_TILE = 256
 LARGEST_GROWN = 4 << 20
 LONGEST_PATH = 1024
-RGB, GRAY = 2, 1
+RGB, GRAY, WHITE_IS_ZERO = 2, 1, 0
 
 
 class ZarrImage(NamedTuple):
@@ -112,7 +112,12 @@ def read_image(
     omero = node.ome.get("omero")
     count = dict(zip(axes.letters, shape, strict=True)).get("c", 1)
     channels = ngff.channels(omero, count)
-    rgb = count == 3 and ngff.are_rgb(channels, arrays[0][2].dtype.name)
+    photometric = GRAY
+    if count == 3 and ngff.are_rgb(channels, arrays[0][2].dtype.name):
+        photometric = RGB
+    elif count == 1 and ngff.is_inverted(omero):
+        photometric = WHITE_IS_ZERO
+        channels = tuple(replace(channel, color=None) for channel in channels)
     position = [
         ngff.default_position(omero, letter, length)
         for letter, length in zip(axes.letters, shape, strict=True)
@@ -121,7 +126,7 @@ def read_image(
     for dataset, array_node, array in arrays:
         try:
             planes = _scaled(position, shape, array.shape)
-            level = _level(array_node.folder, array, axes.letters, planes, rgb=rgb)
+            level = _level(array_node.folder, array, axes.letters, planes, photometric)
             _check_alike(level, [item[0] for item in found], array_node.folder)
         except SlideError as error:
             if not found:
@@ -270,7 +275,7 @@ def _steps(said: dict[str, Any]) -> list[Any]:
 
 
 def _level(
-    folder: Path, array: Any, letters: str, position: Sequence[int], *, rgb: bool
+    folder: Path, array: Any, letters: str, position: Sequence[int], photometric: int
 ) -> LevelLayout:
     """Describe an array as a level."""
     shape, chunks, dtype = array.shape, array.chunks, np.dtype(array.dtype)
@@ -319,7 +324,7 @@ def _level(
         count,
         Encoding(
             compression=1,
-            photometric=RGB if rgb else GRAY,
+            photometric=photometric,
             predictor=1,
             fill_order=1,
             byte_order="<",
@@ -423,5 +428,5 @@ def bare_image(node: Node) -> ZarrImage:
         )
     axes = ngff.Axes.of("yxc"[: len(array.shape)])
     rgb = channels > 2 and array.dtype.name in ("uint8", "uint16")
-    level = _level(node.folder, array, axes.letters, (0,) * len(array.shape), rgb=rgb)
+    level = _level(node.folder, array, axes.letters, (0,) * len(array.shape), RGB if rgb else GRAY)
     return ZarrImage(axes, None, (level,), (), (), 0, _background(array))
