@@ -243,7 +243,7 @@ def test_channels_all_go_to_tiff_and_none_to_png(
     assert len(names(dock.form.slide)) == 1
     choose(dock, region=WHOLE, level=0, kind=PNG)
     assert not dock.export.isEnabled()
-    assert "has 3 channels; choose OME-TIFF or OME-Zarr." in dock.notes.text()
+    assert "has 3 channels that are not RGB; choose OME-TIFF or OME-Zarr." in dock.notes.text()
     choose(dock, kind=OME_TIFF)
     target = tmp_path / "out.ome.tif"
     answer(target)
