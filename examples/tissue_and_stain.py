@@ -49,7 +49,7 @@ DENSITY = -np.log10(np.maximum(np.arange(256), 1) / 255)
 WHITE = 255
 LEAST_TISSUE = 0.5
 AT_ONCE = 1 << 25  # pixels that a GPU measures
-TILES_ON_GPU = 32  # a chunk along each axis
+SIDE_ON_GPU = 8192  # pixels of a chunk
 SETTINGS = {
     # Workers would give memory back at every turn; to get it again takes as long as the work.
     "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_": 256 << 20,
@@ -204,13 +204,15 @@ class Sweep:
     device : str
         Where chunks of pixels shall be.
     tiles : int, optional
-        Tiles a chunk along each axis.
+        Tiles a chunk along each axis; by default chunks that suit the device.
     """
 
     def __init__(self, slide: Slide, device: str = "cpu", tiles: int | None = None) -> None:
         self.slide = slide
         grid = slide.layout.levels[0].grid
         self._tile = grid.tile_height, grid.tile_width
+        if tiles is None and device != "cpu":
+            tiles = max(1, SIDE_ON_GPU // max(self._tile))
         self._stains = measured(slide.levels[0].to_dask(tiles, device), self._tile)
 
     def tissue(self) -> Any:
@@ -393,7 +395,7 @@ def run(given: argparse.Namespace) -> int:
             return refuse(f"'{given.folder}' can't be read ({error.strerror}); give a folder.")
         if not slides:
             return refuse(f"'{given.folder}' holds no 8-bit RGB slide; give a folder of slides.")
-        device, tiles = ("cuda", TILES_ON_GPU) if given.cuda else ("cpu", None)
+        device = "cuda" if given.cuda else "cpu"
         slides[0].levels[0].to_dask(device=device)  # refuses a device that this process can't use
         client = None
         if given.workers or given.cuda or given.scheduler:
@@ -412,7 +414,7 @@ def run(given: argparse.Namespace) -> int:
             return 1
         begin = time.perf_counter()
         records = []
-        for record in sweep(slides, client, device, tiles):
+        for record in sweep(slides, client, device):
             records.append(record)
             seconds = time.perf_counter() - begin
             print(f"{len(records)}/{len(slides)} {said(record)}, {seconds:.1f} s", file=sys.stderr)

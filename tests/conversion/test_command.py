@@ -156,3 +156,21 @@ def test_control_c_ends_it_cleanly(tmp_path):
     assert err.splitlines() == ["Interrupted; the same command goes on where this one ended."]
     assert not target.exists()
     assert (tmp_path / "out.tif.part" / "journal").exists()
+
+
+def test_the_time_that_is_left_is_told_by_what_was_done_lately(monkeypatch, capsys):
+    """Tiles that were there are checked in no time."""
+    now = [100.0]
+    monkeypatch.setattr(command.time, "monotonic", lambda: now[0])
+    bar = command._Bar()
+    bar(0, 100_000)
+    assert " left" not in capsys.readouterr().err
+    for done in range(0, 50_000, 1000):
+        now[0] += 0.1
+        bar(done, 100_000)
+    for done in range(50_000, 51_000):
+        now[0] += 0.1
+        bar(done, 100_000)
+    *_, last = capsys.readouterr().err.rpartition("\r")
+    seconds = int(last.split(", ")[1].split()[0])
+    assert seconds == pytest.approx(4900, rel=0.02)

@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import os
+import shutil
 import subprocess
 import threading
 from collections import namedtuple
@@ -524,7 +525,7 @@ def test_the_source_is_not_overwritten(tmp_path, link):
 
 
 def test_a_server_is_not_written_to_and_its_login_not_told(tmp_path):
-    with pytest.raises(errors.ConversionError, match="on a server; convert to a file") as caught:
+    with pytest.raises(errors.ConversionError, match="is a URL; convert to a path") as caught:
         convert(aperio(tmp_path / "s.svs"), "https://key:secret@server/out.tif?token=secret")
     assert "secret" not in str(caught.value)
 
@@ -724,19 +725,95 @@ def test_nothing_is_left_open(tmp_path, leaves_nothing):
     convert(aperio(tmp_path / "s.svs"), tmp_path / "out.tif", compression="deflate")
 
 
-@pytest.mark.parametrize("name", ["keep.txt", "labels/keep.txt", "7/keep.txt", "7/zarr.json"])
+OTHERS = [
+    "keep.txt",
+    "labels/keep.txt",
+    "7/keep.txt",
+    "7/0/zarr.json",
+    "0/keep.txt",
+    "icc_profile/keep.txt",
+    "associated/keep.txt",
+    "associated/mine/keep.txt",
+]
+
+
+@pytest.mark.parametrize("name", OTHERS)
 @pytest.mark.parametrize("converted", [False, True])
 def test_a_folder_of_other_files_is_never_overwritten(tmp_path, name, converted):
     source, target = aperio(tmp_path / "s.svs"), tmp_path / "out.zarr"
     if converted:
         pytest.importorskip("zarr")
-        convert(source, target)
+        convert(source, target, private=True)
     kept = target / name
     kept.parent.mkdir(parents=True, exist_ok=True)
-    kept.write_text('{"zarr_format": 3, "node_type": "group"}')
-    with pytest.raises(errors.TargetExistsError, match=rf"such as '{name.partition('/')[0]}'"):
+    kept.write_text("mine")
+    with pytest.raises(
+        errors.TargetExistsError, match=rf"such as .{name.partition('/')[0]}.*never"
+    ):
         convert(source, target, overwrite=True)
-    assert kept.read_text() == '{"zarr_format": 3, "node_type": "group"}'
+    assert kept.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["labels", "associated/mine"])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_what_comes_to_the_target_meanwhile_is_kept(tmp_path, name, overwrite):
+    pytest.importorskip("zarr")
+    source, target = aperio(tmp_path / "s.svs"), tmp_path / "out.zarr"
+    if overwrite:
+        convert(source, target)
+    kept = target / name / "mine.txt"
+
+    def other(done, total):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text("mine")
+
+    with pytest.raises(errors.TargetExistsError):
+        convert(source, target, overwrite=overwrite, progress=other)
+    assert kept.read_text() == "mine"
+    kept.rename(tmp_path / "mine.txt")
+    shutil.rmtree(target)
+    done = convert(source, target)
+    assert done.tiles_copied == done.tiles_encoded == 0
+    assert_equal_levels(zarr_levels(target), pyramid_of(source))
+
+
+@pytest.mark.parametrize("name", ["out.tif", "out.png"])
+def test_a_file_that_comes_meanwhile_is_kept(tmp_path, name):
+    source, target = aperio(tmp_path / "s.svs"), tmp_path / name
+    with pytest.raises(errors.TargetExistsError, match="exists already"):
+        convert(source, target, progress=lambda done, total: target.write_text("mine"))
+    assert target.read_text() == "mine"
+
+
+def test_a_link_to_a_folder_is_replaced_not_the_folder(tmp_path):
+    pytest.importorskip("zarr")
+    source, target, real = aperio(tmp_path / "s.svs"), tmp_path / "out.zarr", tmp_path / "real.zarr"
+    convert(source, real, tile_size=32)
+    target.symlink_to(real)
+    convert(source, target, overwrite=True, tile_size=64)
+    assert not target.is_symlink()
+    assert not (tmp_path / "out.zarr.part").exists()
+    for folder in (target, real):
+        assert_equal_levels(zarr_levels(folder), pyramid_of(source))
+
+
+@pytest.mark.parametrize(
+    ("target", "error", "words"),
+    [
+        ("x" * 300 + ".tif", errors.TargetWriteError, "can't be written"),
+        ("a\0.tif", errors.ConversionError, "is no path"),
+        (b"out.tif", None, ""),
+    ],
+)
+def test_names_of_targets(tmp_path, monkeypatch, target, error, words):
+    monkeypatch.chdir(tmp_path)
+    source = aperio(tmp_path / "s.svs")
+    if error is None:
+        assert convert(source, target, private=np.True_).path == str(tmp_path / "out.tif")
+        return
+    with pytest.raises(error, match=words):
+        convert(source, target)
+    assert [path.name for path in tmp_path.iterdir()] == ["s.svs"]
 
 
 def test_a_palette_is_left_out_and_that_is_said(tmp_path):
@@ -776,7 +853,7 @@ def test_that_white_is_zero_travels(tmp_path, name):
 def test_types_that_ome_does_not_have(tmp_path, dtype):
     source = tmp_path / "s.tif"
     tifffile.imwrite(source, np.ones((100, 90), dtype), tile=(32, 32))
-    with pytest.raises(errors.ConversionError, match=f"no pixels of type {dtype}.* choose '.tif'"):
+    with pytest.raises(errors.ConversionError, match=f"no pixels of type {dtype}.* in '.tif'"):
         convert(source, tmp_path / "out.ome.tif")
     convert(source, tmp_path / "out.tif")
     with tifffile.TiffFile(tmp_path / "out.tif") as file:

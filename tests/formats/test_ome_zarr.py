@@ -118,12 +118,27 @@ class TestPixels:
     def test_of_a_version_that_is_not_known(self, tmp_path, version, stated):
         levels = [moved(150, 120, 2)]
         ome = write_image(tmp_path / "a.zarr", levels, version=version)
-        ome["version"] = ome["multiscales"][0]["version"] = stated
+        (ome if version == "0.5" else ome["multiscales"][0])["version"] = stated
         write_group(tmp_path / "a.zarr", ome, version)
         assert_levels_are(tmp_path / "a.zarr", levels, "cyx")
         with open_slide(tmp_path / "a.zarr") as slide:
             [problem] = slide.layout.problems
         assert problem.startswith(f"It is of version {str(stated)!r} of OME-Zarr, which is not")
+
+    def test_another_programs_version_is_not_that_of_ome_zarr(self, tmp_path):
+        ome = write_image(tmp_path / "a.zarr", [moved(150, 120, 2)], version="0.4")
+        write_group(tmp_path / "a.zarr", ome | {"version": "2024.1"}, "0.4")
+        with open_slide(tmp_path / "a.zarr") as slide:
+            assert slide.layout.problems == ()
+
+    @pytest.mark.parametrize(("color", "photometric"), [("FFFFFF", 0), (None, 0), ("00FF00", 1)])
+    def test_an_inverted_channel(self, tmp_path, color, photometric):
+        said = {"channels": [{"color": color, "inverted": True}]}
+        write_image(tmp_path / "a.zarr", [moved(150, 120, 1)], more={"omero": said})
+        with open_slide(tmp_path / "a.zarr") as slide:
+            assert slide.layout.levels[0].encoding.photometric == photometric
+            [channel] = slide.layout.channels
+            assert channel.color == ("#00ff00" if photometric else None)
 
     def test_of_big_endian_samples(self, tmp_path):
         levels = halved(moved(150, 120, 2).astype(">u2"), "cyx", 1)

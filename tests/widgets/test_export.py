@@ -21,7 +21,7 @@ from napari_wsigpu.widgets.export import CANCELLED, Export
 from napari_wsigpu.widgets.export_form import VIEW, WHOLE
 from napari_wsigpu.widgets.export_plan import ENDINGS, OME_TIFF, OME_ZARR, PNG
 from napari_wsigpu.widgets.facts import TIMES
-from tests import icc, slides, zarrs
+from tests import icc, slides
 from tests.widgets.conftest import assert_text_grows, click, workers
 
 REGION = (300, 200, 700, 500)
@@ -162,6 +162,7 @@ def test_writes_a_drawn_rectangle_exactly(
 
 
 def test_says_what_stays_behind(dock, slide_is_open, answer, tmp_path, settled):
+    zarrs = pytest.importorskip("tests.zarrs", exc_type=ImportError)
     source, target = tmp_path / "slide.zarr", tmp_path / "roi.ome.tif"
     zarrs.write_image(source, [np.zeros((1, 64, 96), np.uint8)])
     zarrs.write_label(source, "nuclei", [np.ones((64, 96), np.uint16)])

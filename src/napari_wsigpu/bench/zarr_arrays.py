@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from napari_wsigpu.errors import MissingPackageError
+from napari_wsigpu.formats.zarr_array import open_array
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -68,7 +69,7 @@ def stored(folder: Path) -> NDArray[Any]:
 
 def level_reader(array: ZarrArray) -> Callable[[Region], NDArray[Any]]:
     """Return what reads regions of a level by zarr-python, shape (height, width, channels)."""
-    opened = require_zarr().open_array(array.path, mode="r")
+    opened = open_array(array.path)
     shown = [letter for letter in array.axes if letter in "yxc"]
     order = [shown.index(letter) for letter in "yxc" if letter in shown]
 

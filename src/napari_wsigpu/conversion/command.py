@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 BAR = 30
 REFRESH_SECONDS = 0.2
+# What an interrupted conversion left is checked much faster than tiles are written.
+LATELY_SECONDS = 20
 
 EPILOG = """\
 What is written is told by the end of TARGET: .tif or .tiff is a tiled BigTIFF pyramid, .ome.tif an
@@ -117,16 +120,20 @@ def _run(options: argparse.Namespace) -> int:
         _say(bar, "\n".join([str(error), *getattr(error, "__notes__", ())]))
         return 1
     except KeyboardInterrupt:
-        _say(bar, "Interrupted; the same command goes on where this one ended.")
+        goes_on = "begins anew" if _is_picture(options.target) else "goes on where this one ended"
+        _say(bar, f"Interrupted; the same command {goes_on}.")
         return INTERRUPTED
     found = f", {done.tiles_found} found" if done.tiles_found else ""
     tiles = f"{done.tiles_copied} tiles copied, {done.tiles_encoded} encoded{found}"
-    is_picture = kind_of(Path(done.path)) == "png"
-    _say(bar, f"{'Written' if is_picture else tiles} in {done.seconds:.1f} s")
+    _say(bar, f"{'Written' if _is_picture(done.path) else tiles} in {done.seconds:.1f} s")
     for note in done.notes:
         print(note, file=sys.stderr)
     print(f"{done.checksum}  {options.target}")
     return 0
+
+
+def _is_picture(target: str) -> bool:
+    return kind_of(Path(target)) == "png"
 
 
 def _region(text: str) -> Region:
@@ -147,20 +154,21 @@ class _Bar:
     """A line on a terminal that says how far a conversion is."""
 
     def __init__(self) -> None:
-        self._begin = time.monotonic()
         self._drawn = 0.0
-        self._first: int | None = None
+        self._lately: deque[tuple[float, int]] = deque()
 
     def __call__(self, done: int, total: int) -> None:
         now = time.monotonic()
-        if self._first is None:
-            self._first = done
         if now - self._drawn < REFRESH_SECONDS and done < total:
             return
         self._drawn = now
+        self._lately.append((now, done))
+        while now - self._lately[0][0] > LATELY_SECONDS:
+            self._lately.popleft()
+        before, first = self._lately[0]
         share = done / max(1, total)
-        made = done - self._first
-        left = f", {(now - self._begin) / made * (total - done):.0f} s left" if made else ""
+        made = done - first
+        left = f", {(now - before) / made * (total - done):.0f} s left" if made > 0 else ""
         filled = round(BAR * share)
         bar = "#" * filled + "." * (BAR - filled)
         line = f"\r{bar} {share:4.0%}  {done} of {total} tiles{left}"

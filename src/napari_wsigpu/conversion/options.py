@@ -74,6 +74,7 @@ class Options:
                 "A quality is of JPEG only; choose the compression 'jpeg', which TIFF and OME-TIFF "
                 "can have, or give no quality."
             )
+        object.__setattr__(self, "private", bool(self.private))
         wants_srgb(self.color)
         if self.region is not None:
             object.__setattr__(self, "region", _checked_region(self.region))

@@ -15,13 +15,17 @@ from napari_wsigpu.errors import (
     TargetExistsError,
     TargetWriteError,
 )
-from napari_wsigpu.formats.zarr_array import DOCUMENTS, read_node
+from napari_wsigpu.formats.zarr_array import DOCUMENTS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from napari_wsigpu.slide import Slide
 
 # What the folder of an unfinished conversion holds.
 JOURNAL, DATA, HEAD, OLD = "journal", "data", "head", "old"
+# What lies beside the levels of an OME-Zarr, and what an array's folder holds.
+ASSOCIATED, PROFILE, ARRAY = "associated", "icc_profile", ("zarr.json", "c")
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
@@ -32,50 +36,71 @@ def check_target(slide: Slide, path: Path, *, overwrite: bool) -> None:
     ------
     ConversionError
         If it is, or holds, the slide itself.
-    TargetWriteError
-        If its folder is not there.
     TargetExistsError
         If it exists and may not be overwritten, or is a folder that holds other files.
+    TargetWriteError
+        If its folder is not there, or it can't be looked into.
     """
-    files = [slide.path, *(file.path for file in slide.layout.files)]
-    for file in map(Path, files):
-        if path == file or (path.exists() and file.exists() and path.samefile(file)):
-            raise ConversionError(f"'{path}' is the slide itself; choose another target.")
-        if path in file.parents:
-            raise ConversionError(f"'{path}' holds the slide itself; choose another target.")
-    if not path.parent.is_dir():
-        raise TargetWriteError(f"There is no folder '{path.parent}'; make it first.")
-    if os.path.lexists(path) and not overwrite:
-        raise TargetExistsError(
-            f"'{path}' exists already; choose another name, or allow to overwrite it."
-        )
-    others = _others(path)
-    if others:
-        raise TargetExistsError(
-            f"'{path}' holds other files too, such as '{others[0]}', and is never overwritten; "
-            "choose another name."
-        )
-
-
-def _others(path: Path) -> list[str]:
-    """Return the names in a folder that a conversion to OME-Zarr does not write."""
-    if not path.is_dir():
-        return []
-    names = sorted(file.name for file in path.iterdir())
-    own = (*DOCUMENTS, "associated", "icc_profile")
-    return [
-        name
-        for name in names
-        if name not in own and not (name.isdecimal() and _is_level(path / name))
-    ]
-
-
-def _is_level(folder: Path) -> bool:
     try:
-        node = read_node(folder)
-    except SlideError:  # a damaged one
-        return True
-    return node is not None and node.is_array
+        files = [slide.path, *(file.path for file in slide.layout.files)]
+        for file in map(Path, files):
+            if path == file or (path.exists() and file.exists() and path.samefile(file)):
+                raise ConversionError(f"'{path}' is the slide itself; choose another target.")
+            if path in file.parents:
+                raise ConversionError(f"'{path}' holds the slide itself; choose another target.")
+        if not path.parent.is_dir():
+            raise TargetWriteError(f"There is no folder '{path.parent}'; make it first.")
+    except SlideError:
+        raise
+    except OSError as error:
+        raise write_error(path, error) from error
+    check_place(path, overwrite=overwrite)
+
+
+def check_place(path: Path, *, overwrite: bool) -> None:
+    """Refuse a place that holds what shall be kept; also asked when the result is whole.
+
+    Raises
+    ------
+    TargetExistsError
+        If it exists and may not be overwritten, or is a folder that holds other files.
+    TargetWriteError
+        If it can't be looked into.
+    """
+    try:
+        if os.path.lexists(path) and not overwrite:
+            raise TargetExistsError(
+                f"'{path}' exists already; choose another name, or allow to overwrite it."
+            )
+        other = next(_others(path), None)
+    except SlideError:
+        raise
+    except OSError as error:
+        raise write_error(path, error) from error
+    if other is not None:
+        raise TargetExistsError(
+            f"'{path}' holds other files too, such as '{other.relative_to(path)}', and is never "
+            "overwritten; choose another name."
+        )
+
+
+def _others(folder: Path) -> Iterator[Path]:
+    """Yield what is in a folder that a conversion to OME-Zarr does not write."""
+    if folder.is_symlink() or not folder.is_dir():
+        return
+    entries = sorted(folder.iterdir())
+    is_group = any(entry.name in DOCUMENTS for entry in entries)
+    for entry in entries:
+        if is_group and entry.is_dir() and (entry.name.isdecimal() or entry.name == PROFILE):
+            yield from (part for part in entry.iterdir() if part.name not in ARRAY)
+        elif is_group and entry.name == ASSOCIATED and entry.is_dir():
+            for part in entry.iterdir():
+                if part.is_dir():
+                    yield from _others(part)
+                elif part.name not in DOCUMENTS:
+                    yield part
+        elif entry.name not in DOCUMENTS:
+            yield entry
 
 
 def work_of(path: Path) -> Path:
@@ -133,8 +158,8 @@ def put_in_place(data: Path, path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder, if there is one."""
-    if path.is_dir():
+    """Remove a file, a link or a folder, if there is one."""
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)

@@ -221,11 +221,8 @@ def make_plan(slide: Slide, options: Options) -> Plan:
     """
     chosen = _levels(slide, options)[: options.levels]
     base = slide.layout.levels[0]
-    if options.kind == "ome-tiff" and base.dtype.name not in OME_TYPES:
-        raise ConversionError(
-            f"OME-TIFF has no pixels of type {base.dtype}, as '{slide.path}' has; choose '.tif' or "
-            "'.zarr'."
-        )
+    if options.kind == "ome-tiff":
+        check_ome(slide)
     raw_tiff = options.compression == "raw" and options.kind != "ome-zarr"
     planned: list[PlannedLevel] = []
     for source, window, halved in chosen:
@@ -260,6 +257,22 @@ def make_plan(slide: Slide, options: Options) -> Plan:
         None if slide.mpp is None else (slide.mpp[0] * scale, slide.mpp[1] * scale),
         options.color,
     )
+
+
+def check_ome(slide: Slide) -> None:
+    """Refuse a slide whose pixels OME-TIFF can't hold.
+
+    Raises
+    ------
+    ConversionError
+        If OME has no such type.
+    """
+    dtype = slide.layout.levels[0].dtype
+    if dtype.name not in OME_TYPES:
+        raise ConversionError(
+            f"OME-TIFF has no pixels of type {dtype}, as '{slide.path}' has; choose plain TIFF, by "
+            "a name in '.tif', or OME-Zarr."
+        )
 
 
 class _Chosen(NamedTuple):

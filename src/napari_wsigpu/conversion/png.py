@@ -11,8 +11,8 @@ import imagecodecs
 import numpy as np
 
 from napari_wsigpu.codecs.color import LARGEST_PROFILE, profile_size
-from napari_wsigpu.conversion.place import work_of
-from napari_wsigpu.conversion.plan import window_of
+from napari_wsigpu.conversion.place import check_place, work_of
+from napari_wsigpu.conversion.plan import OME_TYPES, window_of
 from napari_wsigpu.errors import ConversionCancelledError, RegionError, UnsupportedSlideError
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def check_png(slide: Slide, size: tuple[int, int]) -> None:
     if image.dtype not in TYPES:
         raise UnsupportedSlideError(
             f"A PNG file can't hold pixels of type {image.dtype}, as '{slide.path}' has; choose "
-            "TIFF or OME-Zarr."
+            f"{'OME-TIFF' if image.dtype.name in OME_TYPES else 'TIFF'} or OME-Zarr."
         )
     width, height = size
     if width * height > MOST_PIXELS or max(size) > LONGEST_SIDE:
@@ -80,6 +80,8 @@ def write_png(
     options: Options,
     progress: Callable[[int, int], None] | None,
     cancelled: Event | None,
+    *,
+    overwrite: bool,
 ) -> None:
     """Write a region of one level, beside the file first; gray is inverted where 0 is white.
 
@@ -88,20 +90,22 @@ def write_png(
     slide : Slide
         The slide.
     path : Path
-        The file, which is replaced if it exists.
+        The file.
     options : Options
         Which level and region, in which colours.
     progress : callable, optional
         Told how many rows of pixels are read, and of how many.
     cancelled : threading.Event, optional
         Ends it when it is set.
+    overwrite : bool
+        Whether a file that exists is replaced.
 
     Raises
     ------
     ConversionCancelledError
         If `cancelled` was set.
     TargetExistsError
-        If something else than an unfinished picture is in the way.
+        If something is in the way.
     SlideError
         If the region can't be, or can't be read, or PNG can't hold it.
     OSError
@@ -126,6 +130,7 @@ def write_png(
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+        check_place(path, overwrite=overwrite)
         work.replace(path)
     finally:
         work.unlink(missing_ok=True)

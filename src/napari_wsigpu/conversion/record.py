@@ -93,7 +93,7 @@ def pictures(slide: Slide, plan: Plan, *, private: bool) -> tuple[list[Picture],
     return found, problems
 
 
-def left_behind(slide: Slide) -> list[str]:
+def notes_on(slide: Slide) -> list[str]:
     """Return a sentence for what never travels, and for all that is wrong with the slide."""
     notes = []
     if slide.labels:

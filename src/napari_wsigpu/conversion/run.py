@@ -22,7 +22,7 @@ from napari_wsigpu.conversion.pixels import copied_segments, read_blocks
 from napari_wsigpu.conversion.place import check_target, remove, write_error
 from napari_wsigpu.conversion.plan import make_plan, segments_of
 from napari_wsigpu.conversion.png import write_png
-from napari_wsigpu.conversion.record import left_behind, make_record, pictures
+from napari_wsigpu.conversion.record import make_record, notes_on, pictures
 from napari_wsigpu.conversion.tiff import TiffTarget
 from napari_wsigpu.conversion.work import CANCELLED, working_on
 from napari_wsigpu.conversion.zarr import ZarrTarget
@@ -153,7 +153,8 @@ def convert(
     color : {"stored", "srgb"}
         Pixels as they are, or in sRGB by the slide's ICC profile.
     overwrite : bool
-        Replace the target if it exists, once the result is whole.
+        Replace the target if it exists, once the result is whole; but never a folder that holds
+        anything else than an OME-Zarr as this function writes it.
     keep : bool
         Whether a conversion that fails leaves ``TARGET.part``, so that the same call goes on; a
         note of the error says so. What is written of a slide that is damaged is never kept.
@@ -172,8 +173,8 @@ def convert(
     ConversionError
         If what is asked for can't be, or another conversion is writing to the target.
     TargetExistsError
-        If the target exists, and `overwrite` is false; or ``TARGET.part`` does, and holds something
-        else than an unfinished conversion.
+        If the target exists, or came meanwhile, and `overwrite` is false or it holds other files;
+        or if ``TARGET.part`` holds something else than an unfinished conversion.
     TargetWriteError
         If the target can't be written, or there is no room for it.
     ConversionCancelledError
@@ -188,12 +189,13 @@ def convert(
     >>> convert("slide.svs", "slide.zarr", compression="zstd")  # doctest: +SKIP
     """
     begin = time.perf_counter()
-    name = os.fspath(target)
+    name = os.fsdecode(target)
     if is_url(name):
         raise ConversionError(
-            f"'{public_url(name)}' is on a server; convert to a file of this machine, and copy "
-            "that there."
+            f"'{public_url(name)}' is a URL; convert to a path of this machine, and copy that."
         )
+    if "\0" in name:
+        raise ConversionError(f"{name!r} is no path; choose another target.")
     path = Path(name).absolute()
     options = Options(
         kind_of(path), compression, tile_size, levels, region, level, quality, private, shard, color
@@ -206,9 +208,9 @@ def convert(
         check_target(slide, path, overwrite=overwrite)
         if options.kind == "png":
             try:
-                write_png(slide, path, options, progress, cancelled)
+                write_png(slide, path, options, progress, cancelled, overwrite=overwrite)
                 seconds = time.perf_counter() - begin
-                notes = tuple(left_behind(slide))
+                notes = tuple(notes_on(slide))
                 return Conversion(str(path), checksum(path), 0, 0, 0, seconds, notes)
             except SlideError:
                 raise
@@ -217,7 +219,12 @@ def convert(
         slide.level_array(options.level, color=color)  # refuses sRGB without a profile
         plan = make_plan(slide, options)
         with working_on(
-            path, _identity(slide, options), plan.shapes, keep=keep, cancelled=cancelled
+            path,
+            _identity(slide, options),
+            plan.shapes,
+            overwrite=overwrite,
+            keep=keep,
+            cancelled=cancelled,
         ) as work:
             job = _Conversion(slide, plan, options, work)
             with closing(job):
@@ -244,7 +251,7 @@ class _Conversion:
         self._work = work
         record = make_record(slide, plan, private=options.private)
         images, problems = pictures(slide, plan, private=options.private)
-        self.notes = left_behind(slide) + problems
+        self.notes = notes_on(slide) + problems
         icc = slide.icc_profile if plan.color == "stored" else srgb_profile()
         self._target: Target
         if options.kind == "ome-zarr":
@@ -292,9 +299,8 @@ class _Conversion:
                 if level.copied:
                     self._copy(index, done[index], advance)
             self._encode(done, threads, advance)
-        except BaseException:
+        finally:
             self._commit()
-            raise
         self._target.finish()
 
     def close(self) -> None:

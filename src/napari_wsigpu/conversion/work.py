@@ -12,6 +12,7 @@ from napari_wsigpu.conversion.place import (
     DATA,
     JOURNAL,
     OLD,
+    check_place,
     put_in_place,
     remove,
     work_of,
@@ -38,6 +39,8 @@ class Work:
         What it becomes.
     journal : Journal
         Of the tiles that are written.
+    overwrite : bool
+        Whether the target may be replaced.
 
     Attributes
     ----------
@@ -49,9 +52,10 @@ class Work:
         What is to be said of what was found, one sentence each.
     """
 
-    def __init__(self, folder: Path, target: Path, journal: Journal) -> None:
+    def __init__(self, folder: Path, target: Path, journal: Journal, *, overwrite: bool) -> None:
         self._folder = folder
         self._target = target
+        self._overwrite = overwrite
         self.journal = journal
         self.data = folder / DATA
         self.begun = journal.found
@@ -64,6 +68,7 @@ class Work:
     def finish(self) -> str:
         """Give the whole result its name, and return its checksum."""
         digest = checksum(self.data)
+        check_place(self._target, overwrite=self._overwrite)
         put_in_place(self.data, self._target)
         remove(self._folder / OLD)  # the journal last, which says whose folder it is
         self.journal.close()
@@ -77,6 +82,7 @@ def working_on(
     identity: Mapping[str, Any],
     shapes: Sequence[tuple[int, int, int]],
     *,
+    overwrite: bool,
     keep: bool,
     cancelled: Event | None,
 ) -> Iterator[Work]:
@@ -88,6 +94,8 @@ def working_on(
         What the result becomes.
     identity, shapes
         As a `Journal` takes them.
+    overwrite : bool
+        Whether the target may be replaced.
     keep : bool
         Whether a failed conversion leaves the folder, so that the same call goes on.
     cancelled : threading.Event, optional
@@ -96,7 +104,8 @@ def working_on(
     Raises
     ------
     TargetExistsError, ConversionError
-        If the folder's name is taken, or another conversion is working there.
+        If the folder's name is taken, or the target's by now, or another conversion is working
+        there.
     TargetWriteError
         If the operating system refuses something.
     ConversionCancelledError
@@ -108,7 +117,7 @@ def working_on(
         journal = Journal(folder / JOURNAL, identity, shapes)
     except OSError as error:
         raise _said(target, error) from error
-    work = Work(folder, target, journal)
+    work = Work(folder, target, journal, overwrite=overwrite)
     try:
         with closing(journal):
             yield work

@@ -177,18 +177,18 @@ class ZarrTarget:
         level, journal = self._plan.levels[index], self._journal
         noted = journal.is_done(index)
         wanted = ~self._plan.blank_tiles(index)
+        lost = np.zeros_like(noted)
         for row, column in product(*(range(0, n, level.shard) for n in noted.shape)):
             square = np.s_[row : row + level.shard, column : column + level.shard]
             check = self._check(index, row, column) if noted[square].any() else 0
-            checked(int(noted[square].sum()))
             whole = noted[square] & (journal.checks[index][0][square] == check)
             if whole[wanted[square]].all():
+                checked(int(noted[square].sum()))
                 continue
             for path in self._files(index, row, column):
                 path.unlink(missing_ok=True)
-            lost = np.zeros_like(noted)
             lost[square] = True
-            journal.forget(index, lost)
+        journal.forget(index, lost)
 
     def _files(self, index: int, row: int, column: int) -> list[Path]:
         """Return the files that hold a tile: one, or one a channel."""

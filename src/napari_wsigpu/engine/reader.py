@@ -198,12 +198,12 @@ class RegionReader:
         left, right = _clipped(window.left, window.width, image.width)
         rows, columns = Span(top, 1, bottom - top), Span(left, 1, right - left)
         if image.parts:
-            inside = self.read(level, rows, columns, table=table)
+            inside = self.read(level, rows, columns, window.channel, table=table)
         else:
-            inside = self._scheduler_of(table).read(level, rows, columns)
+            inside = self._scheduler_of(table).read(level, rows, columns, window.channel)
         if inside.shape[:2] == (window.height, window.width):
             return inside
-        shape = (window.height, window.width, image.channels)
+        shape = (window.height, window.width, *inside.shape[2:])
         try:
             region = np.full(shape, self._blank(image, table), image.dtype)
         except (MemoryError, ValueError):
@@ -348,7 +348,7 @@ class RegionReader:
                 table=table,
             )
         if pixels is None:
-            pixels = reader.send(self.read_window(level, all_channels, table), out, stream)
+            return reader.send(self.read_window(level, window, table), out, stream)
         return pixels if window.channel is None else pixels[..., window.channel]
 
     def release(self) -> None:

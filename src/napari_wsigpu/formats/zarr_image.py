@@ -35,6 +35,7 @@ SMALLEST_TILE = 256
 LARGEST_GROWN = 4 << 20
 LONGEST_PATH = 1024
 RGB, GRAY, WHITE_IS_ZERO = 2, 1, 0
+WHITE = "#ffffff"
 
 
 class ZarrImage(NamedTuple):
@@ -115,9 +116,9 @@ def read_image(
     photometric = GRAY
     if count == 3 and ngff.are_rgb(channels, arrays[0][2].dtype.name):
         photometric = RGB
-    elif count == 1 and ngff.is_inverted(omero):
+    elif [channel.color or WHITE for channel in channels] == [WHITE] and ngff.is_inverted(omero):
         photometric = WHITE_IS_ZERO
-        channels = tuple(replace(channel, color=None) for channel in channels)
+        channels = (replace(channels[0], color=None),)
     position = [
         ngff.default_position(omero, letter, length)
         for letter, length in zip(axes.letters, shape, strict=True)
@@ -163,11 +164,11 @@ def _multiscale(node: Node, problems: list[str]) -> dict[str, Any]:
         raise _refusal(node)
     if len(stated) > 1:
         problems.append(f"{len(stated) - 1} further multiscale image(s) are not shown.")
-    version = node.ome.get("version", stated[0].get("version"))
+    version = (node.ome if "ome" in node.attributes else stated[0]).get("version")
     if version is not None and version not in VERSIONS:
         problems.append(
             f"It is of version {str(version)[:20]!r} of OME-Zarr, which is not known; "
-            f"it is read as {VERSIONS[-1]}."
+            "it is read like those that are."
         )
     return stated[0]
 

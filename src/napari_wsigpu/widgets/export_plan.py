@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from napari_wsigpu.conversion.plan import window_of
+from napari_wsigpu.conversion.plan import check_ome, window_of
 from napari_wsigpu.conversion.png import check_png
 from napari_wsigpu.units import byte_size
 from napari_wsigpu.widgets.facts import TIMES, extent
@@ -69,6 +69,8 @@ class Plan(NamedTuple):
         """
         if self.kind == PNG:
             check_png(self.slide, self.size)
+        elif self.kind == OME_TIFF:
+            check_ome(self.slide)
 
     def summary(self) -> str:
         """Return its size in pixels, in bytes, and on the glass where that is known."""
