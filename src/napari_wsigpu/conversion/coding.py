@@ -86,8 +86,8 @@ def new_coding(layout: SlideLayout, options: Options) -> Coding:
     first = layout.levels[0]
     compression = NAMED[options.compression or "deflate"]
     planes = 1 if layout.rgb else first.channels
-    own = first.encoding.photometric
-    photometric = own if own == MIN_IS_WHITE and first.channels == 1 else MIN_IS_BLACK
+    inverted = first.encoding.white_is_zero and first.channels == 1
+    photometric = MIN_IS_WHITE if inverted else MIN_IS_BLACK
     if compression == JPEG:
         if first.dtype != np.uint8 or (layout.rgb and first.channels != 3):
             raise ConversionError(

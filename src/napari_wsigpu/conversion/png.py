@@ -31,7 +31,6 @@ MOST_PIXELS = 1 << 27
 LONGEST_SIDE = 1_000_000  # of what libpng reads
 ROWS_AT_ONCE = 1024
 TYPES = (np.uint8, np.uint16)
-WHITE_IS_ZERO = 0
 HEADER = 33  # bytes: signature and IHDR
 LARGEST_NUMBER = (1 << 31) - 1
 METRE = 1
@@ -149,7 +148,7 @@ def _go_on(
 
 
 def _encoded(slide: Slide, pixels: NDArray[Any], level: LevelLayout, color: Color) -> bytes:
-    if level.encoding.photometric == WHITE_IS_ZERO:
+    if level.encoding.white_is_zero:
         pixels = np.iinfo(pixels.dtype).max - pixels
     downsample = level.downsample(slide.layout.levels[0])
     chunks = _resolution(slide.mpp, downsample) + _colors(slide, color)

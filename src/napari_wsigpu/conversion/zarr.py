@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from napari_wsigpu.conversion.checksum import crc32
-from napari_wsigpu.conversion.coding import MIN_IS_WHITE
 from napari_wsigpu.conversion.pixels import Segment
 from napari_wsigpu.conversion.place import HEAD, remove
 from napari_wsigpu.errors import MissingPackageError
@@ -293,8 +292,8 @@ class ZarrTarget:
                 for channel in self._record["channels"]
             ]
         whole = _range(plan.dtype)
-        photometric = plan.levels[0].source.layout.encoding.photometric
-        white_is_zero = plan.channels == 1 and photometric == MIN_IS_WHITE
+        encoding = plan.levels[0].source.layout.encoding
+        white_is_zero = plan.channels == 1 and encoding.white_is_zero
         channels = []
         for (name, color), pixels in zip(named, self._arrays[-1][...], strict=True):
             start, end = whole if plan.rgb and whole else _shown(pixels)

@@ -64,6 +64,11 @@ class Encoding:
     lerc_wrapping: int = 0
     jpeg_scale: int = 1
 
+    @property
+    def white_is_zero(self) -> bool:
+        """Whether the least value of gray pixels is white, not black."""
+        return self.photometric == 0
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TileGrid:

@@ -117,8 +117,7 @@ def _contrast_limits(coarsest: LevelArray) -> tuple[float, float]:
 def _colormap(slide: Slide, index: int, count: int) -> str:
     if count > 1:
         return COLORS[index % len(COLORS)]
-    white_is_zero = slide.layout.levels[0].encoding.photometric == 0
-    return "gray_r" if white_is_zero else "gray"
+    return "gray_r" if slide.layout.levels[0].encoding.white_is_zero else "gray"
 
 
 def _compute_overview(slide: Slide) -> None:

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from napari_wsigpu.formats.layout import Encoding
     from napari_wsigpu.slide import Slide
 
 COLORS = ("#00ffff", "#ff00ff", "#ffff00", "#00ff00", "#ff0000", "#0000ff")
-WHITE_IS_ZERO = 0
 PNG_TYPES = (np.uint8, np.uint16)
 
 
@@ -36,7 +36,7 @@ def overview(slide: Slide) -> NDArray[np.uint8]:
     if slide.layout.rgb:
         return rgb(pixels)
     if pixels.shape[2] == 1:
-        return rgb(upright(pixels, level.encoding.photometric))
+        return rgb(upright(pixels, level.encoding))
     colors = [
         channel.color or COLORS[index % len(COLORS)] for index, channel in enumerate(slide.channels)
     ]
@@ -62,12 +62,12 @@ def associated(slide: Slide, name: str) -> NDArray[Any]:
         pixels = image.read("stored" if layout.icc is None else slide.display_color)
     except UnsupportedSlideError:  # perhaps because its profile is of no use
         pixels = image.read()
-    return upright(pixels, layout.image.encoding.photometric)
+    return upright(pixels, layout.image.encoding)
 
 
-def upright(pixels: NDArray[Any], photometric: int) -> NDArray[Any]:
+def upright(pixels: NDArray[Any], encoding: Encoding) -> NDArray[Any]:
     """Return pixels whose zero is black."""
-    if photometric != WHITE_IS_ZERO or pixels.dtype.kind != "u":
+    if not encoding.white_is_zero or pixels.dtype.kind != "u":
         return pixels
     return np.iinfo(pixels.dtype).max - pixels
 
