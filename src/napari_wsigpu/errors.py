@@ -83,6 +83,9 @@ class ConversionError(SlideError, ValueError):
 class ConversionCancelledError(SlideError, RuntimeError):
     """A conversion was ended by who asked for it."""
 
+    def __init__(self, sentence: str = "The conversion was cancelled.") -> None:
+        super().__init__(sentence)
+
 
 class TargetExistsError(SlideError, FileExistsError):
     """What shall be written exists already."""

@@ -38,6 +38,7 @@ NAMED = {"raw": RAW, "jpeg": JPEG, "deflate": DEFLATE, "zstd": ZSTD}
 BYTE_CODECS = frozenset({RAW, LZW, DEFLATE, PACKBITS, LZMA, ZSTD})
 NO_PREDICTOR, HORIZONTAL, FLOATING_POINT = 1, 2, 3
 MIN_IS_WHITE, MIN_IS_BLACK, RGB, PALETTE, SEPARATED, YCBCR = 0, 1, 2, 3, 5, 6
+OME_TYPES = frozenset({"int8", "int16", "int32", "uint8", "uint16", "uint32", "float32", "float64"})
 SUBSAMPLINGS = frozenset({(1, 1), (2, 1), (2, 2), (4, 1)})
 LONGEST_JPEG_HEADER = 1 << 16
 
@@ -104,6 +105,22 @@ def new_coding(layout: SlideLayout, options: Options) -> Coding:
         )
     predictor = NO_PREDICTOR if compression == RAW else _predictor(first.dtype)
     return Coding(compression, RGB if layout.rgb else photometric, predictor, planes)
+
+
+def check_ome(slide: Slide) -> None:
+    """Refuse a slide whose pixels OME-TIFF can't hold.
+
+    Raises
+    ------
+    ConversionError
+        If OME has no such type.
+    """
+    dtype = slide.layout.levels[0].dtype
+    if dtype.name not in OME_TYPES:
+        raise ConversionError(
+            f"OME-TIFF has no pixels of type {dtype}, as '{slide.path}' has; choose plain TIFF, by "
+            "a name in '.tif', or OME-Zarr."
+        )
 
 
 def copied_coding(slide: Slide, level: LevelLayout, options: Options) -> Coding | None:

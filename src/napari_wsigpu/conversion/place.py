@@ -1,14 +1,16 @@
-"""The place of a conversion's result: what may not be overwritten, and how it gets its name."""
+"""The place of a conversion's result: what is in the way, its room, and how it gets its name."""
 
 from __future__ import annotations
 
 import errno
 import os
 import shutil
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from napari_wsigpu.conversion.options import kind_of
+from napari_wsigpu.conversion.plan import segments_of
 from napari_wsigpu.errors import (
     ConversionError,
     SlideError,
@@ -16,16 +18,22 @@ from napari_wsigpu.errors import (
     TargetWriteError,
 )
 from napari_wsigpu.formats.zarr_array import DOCUMENTS
+from napari_wsigpu.units import byte_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from napari_wsigpu.conversion.options import Options
+    from napari_wsigpu.conversion.plan import Plan
     from napari_wsigpu.slide import Slide
 
 # What the folder of an unfinished conversion holds.
 JOURNAL, DATA, HEAD, OLD = "journal", "data", "head", "old"
 # What lies beside the levels of an OME-Zarr, and what an array's folder holds.
 ASSOCIATED, PROFILE, ARRAY = "associated", "icc_profile", ("zarr.json", "c")
+# How much less room encoded pixels take, at least as far as slides go.
+EXPECTED_RATIO = {"raw": 1, "deflate": 4, "zstd": 4, "lz4": 2, "jpeg": 30}
+SPARE_BYTES = 16 << 20
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
@@ -41,7 +49,7 @@ def check_target(slide: Slide, path: Path, *, overwrite: bool) -> None:
     TargetWriteError
         If its folder is not there, or it can't be looked into.
     """
-    try:
+    with refused(path):
         files = [slide.path, *(file.path for file in slide.layout.files)]
         for file in map(Path, files):
             if path == file or (path.exists() and file.exists() and path.samefile(file)):
@@ -50,10 +58,6 @@ def check_target(slide: Slide, path: Path, *, overwrite: bool) -> None:
                 raise ConversionError(f"'{path}' holds the slide itself; choose another target.")
         if not path.parent.is_dir():
             raise TargetWriteError(f"There is no folder '{path.parent}'; make it first.")
-    except SlideError:
-        raise
-    except OSError as error:
-        raise write_error(path, error) from error
     check_place(path, overwrite=overwrite)
 
 
@@ -67,16 +71,12 @@ def check_place(path: Path, *, overwrite: bool) -> None:
     TargetWriteError
         If it can't be looked into.
     """
-    try:
+    with refused(path):
         if os.path.lexists(path) and not overwrite:
             raise TargetExistsError(
                 f"'{path}' exists already; choose another name, or allow to overwrite it."
             )
         other = next(_others(path), None)
-    except SlideError:
-        raise
-    except OSError as error:
-        raise write_error(path, error) from error
     if other is not None:
         raise TargetExistsError(
             f"'{path}' holds other files too, such as '{other.relative_to(path)}', and is never "
@@ -114,10 +114,8 @@ def work_of(path: Path) -> Path:
         If it can't be looked into.
     """
     work = path.with_name(f"{path.name}.part")
-    try:
+    with refused(work):
         ours = _is_ours(work, png=kind_of(path) == "png")
-    except OSError as error:
-        raise write_error(work, error) from error
     if not ours:
         raise TargetExistsError(
             f"'{work}' is in the way, as it holds no unfinished conversion; "
@@ -165,7 +163,55 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def write_error(path: Path, error: OSError) -> SlideError:
+def check_room(folder: Path, plan: Plan, options: Options, written: int) -> None:
+    """Refuse a conversion for which the disk has clearly no room.
+
+    Parameters
+    ----------
+    folder : Path
+        Where the unfinished result lies.
+    plan : Plan
+        What is written.
+    options : Options
+        How it is compressed.
+    written : int
+        How many bytes of it are there.
+
+    Raises
+    ------
+    TargetWriteError
+        If there is less room than it needs at least.
+    """
+    default = "zstd" if options.kind == "ome-zarr" else "deflate"
+    needed = 0
+    for level in plan.levels:
+        raw = level.width * level.height * plan.channels * plan.dtype.itemsize
+        if level.copied:
+            tiles = [(row, column) for row in range(level.rows) for column in range(level.columns)]
+            needed += int(segments_of(level, tiles)[1].sum())
+        else:
+            needed += raw // EXPECTED_RATIO[options.compression or default]
+    needed = max(0, needed + SPARE_BYTES - written)
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise TargetWriteError(
+            f"The disk of '{folder.parent}' has {byte_size(free)} left, but "
+            f"{byte_size(needed)} or more are needed; free some, or choose another disk."
+        )
+
+
+@contextmanager
+def refused(path: Path) -> Iterator[None]:
+    """Say in one sentence what the operating system refuses of a target."""
+    try:
+        yield
+    except SlideError:
+        raise
+    except OSError as error:
+        raise _write_error(path, error) from error
+
+
+def _write_error(path: Path, error: OSError) -> SlideError:
     """Say in one sentence why the operating system refuses a target."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return TargetWriteError(f"There is no room left for '{path}'; free some and convert again.")

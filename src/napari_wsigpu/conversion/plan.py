@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.conversion.coding import Coding, copied_coding, new_coding
+from napari_wsigpu.conversion.coding import Coding, check_ome, copied_coding, new_coding
 from napari_wsigpu.conversion.options import LARGEST_TILE, TILE_UNIT
 from napari_wsigpu.engine.canvas import touches
 from napari_wsigpu.engine.span import Span
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from napari_wsigpu.slide import Slide
 
 SMALLEST_TILE = 64
-OME_TYPES = frozenset({"int8", "int16", "int32", "uint8", "uint16", "uint32", "float32", "float64"})
 BLOCK_SIDE = 2048
 RAW_UNIT = 4096
 
@@ -257,22 +256,6 @@ def make_plan(slide: Slide, options: Options) -> Plan:
         None if slide.mpp is None else (slide.mpp[0] * scale, slide.mpp[1] * scale),
         options.color,
     )
-
-
-def check_ome(slide: Slide) -> None:
-    """Refuse a slide whose pixels OME-TIFF can't hold.
-
-    Raises
-    ------
-    ConversionError
-        If OME has no such type.
-    """
-    dtype = slide.layout.levels[0].dtype
-    if dtype.name not in OME_TYPES:
-        raise ConversionError(
-            f"OME-TIFF has no pixels of type {dtype}, as '{slide.path}' has; choose plain TIFF, by "
-            "a name in '.tif', or OME-Zarr."
-        )
 
 
 class _Chosen(NamedTuple):

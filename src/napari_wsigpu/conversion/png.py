@@ -11,8 +11,9 @@ import imagecodecs
 import numpy as np
 
 from napari_wsigpu.codecs.color import LARGEST_PROFILE, profile_size
+from napari_wsigpu.conversion.coding import OME_TYPES
 from napari_wsigpu.conversion.place import check_place, work_of
-from napari_wsigpu.conversion.plan import OME_TYPES, window_of
+from napari_wsigpu.conversion.plan import window_of
 from napari_wsigpu.errors import ConversionCancelledError, RegionError, UnsupportedSlideError
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ def _go_on(
     if progress is not None:
         progress(done, total)
     if cancelled is not None and cancelled.is_set():
-        raise ConversionCancelledError("The conversion was cancelled.")
+        raise ConversionCancelledError
 
 
 def _encoded(slide: Slide, pixels: NDArray[Any], level: LevelLayout, color: Color) -> bytes:

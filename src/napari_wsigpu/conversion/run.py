@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,23 +18,20 @@ from napari_wsigpu.codecs.color import srgb_profile
 from napari_wsigpu.conversion.checksum import checksum
 from napari_wsigpu.conversion.options import Options, checked_number, kind_of
 from napari_wsigpu.conversion.pixels import copied_segments, read_blocks
-from napari_wsigpu.conversion.place import check_target, remove, write_error
-from napari_wsigpu.conversion.plan import make_plan, segments_of
+from napari_wsigpu.conversion.place import check_room, check_target, refused, remove
+from napari_wsigpu.conversion.plan import make_plan
 from napari_wsigpu.conversion.png import write_png
 from napari_wsigpu.conversion.record import make_record, notes_on, pictures
 from napari_wsigpu.conversion.tiff import TiffTarget
-from napari_wsigpu.conversion.work import CANCELLED, working_on
+from napari_wsigpu.conversion.work import working_on
 from napari_wsigpu.conversion.zarr import ZarrTarget
 from napari_wsigpu.errors import (
     ConversionCancelledError,
     ConversionError,
-    SlideError,
-    TargetWriteError,
 )
 from napari_wsigpu.formats.layout import SlideFile
 from napari_wsigpu.slide import Slide, open_slide
 from napari_wsigpu.storage.url import is_url, public_url
-from napari_wsigpu.units import byte_size
 
 if TYPE_CHECKING:
     import threading
@@ -45,7 +41,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.color import Color
-    from napari_wsigpu.conversion.journal import Journal
     from napari_wsigpu.conversion.options import Compression, Region
     from napari_wsigpu.conversion.pixels import Segment
     from napari_wsigpu.conversion.plan import Plan
@@ -53,9 +48,6 @@ if TYPE_CHECKING:
     from napari_wsigpu.conversion.work import Work
 
 COMMIT_SECONDS = 1.0
-# How much less room encoded pixels take, at least as far as slides go.
-EXPECTED_RATIO = {"raw": 1, "deflate": 4, "zstd": 4, "lz4": 2, "jpeg": 30}
-SPARE_BYTES = 16 << 20
 MOST_WORKERS = 1024
 
 
@@ -207,15 +199,11 @@ def convert(
         )
         check_target(slide, path, overwrite=overwrite)
         if options.kind == "png":
-            try:
+            with refused(path):
                 write_png(slide, path, options, progress, cancelled, overwrite=overwrite)
-                seconds = time.perf_counter() - begin
-                notes = tuple(notes_on(slide))
-                return Conversion(str(path), checksum(path), 0, 0, 0, seconds, notes)
-            except SlideError:
-                raise
-            except OSError as error:
-                raise write_error(path, error) from error
+                digest = checksum(path)
+            seconds = time.perf_counter() - begin
+            return Conversion(str(path), digest, 0, 0, 0, seconds, tuple(notes_on(slide)))
         slide.level_array(options.level, color=color)  # refuses sRGB without a profile
         plan = make_plan(slide, options)
         with working_on(
@@ -259,7 +247,7 @@ class _Conversion:
         else:
             uuid = _uuid(slide, options, record) if options.kind == "ome-tiff" else None
             self._target = TiffTarget(data, plan, journal, record, images, icc, uuid)
-        _check_room(data.parent, plan, options, journal)
+        check_room(data.parent, plan, options, journal.end)
         if not journal.found:
             remove(data)
         self.copied = self.encoded = self.found = 0
@@ -274,16 +262,13 @@ class _Conversion:
         total = sum(level.tiles for level in self._plan.levels)
         count = 0
 
-        def tell() -> None:
-            if cancelled is not None and cancelled.is_set():
-                raise ConversionCancelledError(CANCELLED)
-            if progress is not None:
-                progress(count, total)
-
         def checked(tiles: int) -> None:
             nonlocal count
+            if cancelled is not None and cancelled.is_set():
+                raise ConversionCancelledError
             count += tiles
-            tell()
+            if progress is not None:
+                progress(count, total)
 
         def advance(tiles: int) -> None:
             if time.monotonic() - self._committed > COMMIT_SECONDS:
@@ -293,7 +278,7 @@ class _Conversion:
         done = self._begin(checked)
         count = sum(int(tiles.sum()) for tiles in done)
         self._committed = time.monotonic()
-        tell()
+        checked(0)
         try:
             for index, level in enumerate(self._plan.levels):
                 if level.copied:
@@ -381,23 +366,3 @@ def _uuid(slide: Slide, options: Options, record: Mapping[str, Any]) -> UUID:
     files = [[size, modified_ns] for _, size, modified_ns in identity["source"]]
     text = json.dumps(identity | {"source": files, "record": record}, sort_keys=True)
     return uuid5(NAMESPACE_URL, text)
-
-
-def _check_room(folder: Path, plan: Plan, options: Options, journal: Journal) -> None:
-    """Refuse a conversion for which the disk has clearly no room."""
-    default = "zstd" if options.kind == "ome-zarr" else "deflate"
-    needed = 0
-    for level in plan.levels:
-        raw = level.width * level.height * plan.channels * plan.dtype.itemsize
-        if level.copied:
-            tiles = [(row, column) for row in range(level.rows) for column in range(level.columns)]
-            needed += int(segments_of(level, tiles)[1].sum())
-        else:
-            needed += raw // EXPECTED_RATIO[options.compression or default]
-    needed = max(0, needed + SPARE_BYTES - journal.end)
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise TargetWriteError(
-            f"The disk of '{folder.parent}' has {byte_size(free)} left, but "
-            f"{byte_size(needed)} or more are needed; free some, or choose another disk."
-        )

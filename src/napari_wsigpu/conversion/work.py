@@ -14,18 +14,16 @@ from napari_wsigpu.conversion.place import (
     OLD,
     check_place,
     put_in_place,
+    refused,
     remove,
     work_of,
-    write_error,
 )
-from napari_wsigpu.errors import ConversionCancelledError, SlideError, TileError
+from napari_wsigpu.errors import ConversionCancelledError, TileError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
     from threading import Event
-
-CANCELLED = "The conversion was cancelled."
 
 
 class Work:
@@ -112,33 +110,23 @@ def working_on(
         Instead of any error, if `cancelled` was set.
     """
     folder = work_of(target)
-    try:
+    with refused(target):
         folder.mkdir(exist_ok=True)
         journal = Journal(folder / JOURNAL, identity, shapes)
-    except OSError as error:
-        raise _said(target, error) from error
     work = Work(folder, target, journal, overwrite=overwrite)
     try:
-        with closing(journal):
+        with refused(target), closing(journal):
             yield work
     except Exception as error:
         # Who cancels may close the slide, or end the process, before the next tile notices.
         ended = cancelled is not None and cancelled.is_set()
-        said = _said(target, error)
         if ended or not (work.begun and keep) or isinstance(error, TileError):
             # A damaged source stays so; what was written of it is of no use.
             shutil.rmtree(folder, ignore_errors=True)
         else:
-            said.add_note(f"What is written lies in '{folder}'; the same conversion goes on there.")
+            error.add_note(
+                f"What is written lies in '{folder}'; the same conversion goes on there."
+            )
         if ended:
-            raise ConversionCancelledError(CANCELLED) from error
-        if said is error:
-            raise
-        raise said from error
-
-
-def _said(target: Path, error: Exception) -> Exception:
-    """Say what the operating system refuses; leave other errors as they are."""
-    if isinstance(error, OSError) and not isinstance(error, SlideError):
-        return write_error(target, error)
-    return error
+            raise ConversionCancelledError from error
+        raise
