@@ -146,9 +146,9 @@ def measure_stains(pixels: Any, tile: tuple[int, ...]) -> NDArray[np.float64]:
     xp: Any = sys.modules[type(pixels).__module__.partition(".")[0]]  # numpy or cupy
     height, width = pixels.shape[:2]
     # A tile's numbers stay in a processor's cache; a GPU would rather have many tiles at once.
-    down, across = tile[0], tile[1]
+    down, across = tile
     if xp is not np:
-        down, across = max(1, AT_ONCE // (tile[0] * width)) * tile[0], width
+        down, across = max(1, AT_ONCE // (down * width)) * down, width
     rows = []
     for top in range(0, height, down):
         parts = [

@@ -152,7 +152,7 @@ class Target:
 
     @property
     def _paths(self) -> list[str]:
-        if self.slide.layout.levels[0].array is not None:
+        if self.by_zarr is not None:
             return [str(path) for path in Path(self.path).rglob("*") if path.is_file()]
         return [file.path for file in self.slide.layout.files] or [self.path]
 
