@@ -20,7 +20,7 @@ from napari_wsigpu.codecs.nvimagecodec import NvImageCodecDecoder
 from napari_wsigpu.codecs.verify import Verifier
 from napari_wsigpu.codecs.worker import DecodeWorker
 from napari_wsigpu.engine.device_reader import tile_format
-from napari_wsigpu.formats.layout import Encoding, LevelLayout, TileGrid
+from napari_wsigpu.layout import Encoding, LevelLayout, TileGrid
 
 _loading = threading.Lock()
 _loaded = cache(Library)

@@ -21,7 +21,7 @@ from napari_wsigpu.engine.dask_level import CHUNK_BYTES, DaskLevel
 from napari_wsigpu.engine.device_cache import NOBODY, device_tiles
 from napari_wsigpu.engine.open_slides import open_slides
 from napari_wsigpu.errors import RegionError, SlideChangedError, TileError
-from napari_wsigpu.formats.layout import TileGrid
+from napari_wsigpu.layout import TileGrid
 from tests import slides
 from tests.host_device import HostDevice
 

@@ -22,7 +22,7 @@ from napari_wsigpu.errors import (
     UnsupportedSlideError,
 )
 from napari_wsigpu.formats.describe import describe
-from napari_wsigpu.formats.layout import LevelLayout, Part
+from napari_wsigpu.layout import LevelLayout, Part
 from napari_wsigpu.slide import Slide
 from tests import slides, tiffbytes
 from tests.icc import ADOBE, GAMMA, PROFILES, SRGB

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.codecs.color import Color, EmbeddedProfile
     from napari_wsigpu.engine.level import LevelArray
-    from napari_wsigpu.formats.layout import AssociatedLayout
+    from napari_wsigpu.layout import AssociatedLayout
 
 
 class AssociatedImage:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from napari_wsigpu import __version__
 from napari_wsigpu.bench.command import add_command as add_bench
+from napari_wsigpu.compression import storage_name
 from napari_wsigpu.conversion.command import add_command as add_convert
 from napari_wsigpu.conversion.command import with_value
 from napari_wsigpu.doctor import report
 from napari_wsigpu.errors import SlideError
-from napari_wsigpu.formats.compression import storage_name
 from napari_wsigpu.formats.wsigpu import region_of
 from napari_wsigpu.interrupt import INTERRUPTED
 from napari_wsigpu.privacy import MASK, masked

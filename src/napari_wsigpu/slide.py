@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.codecs.color import Color
     from napari_wsigpu.engine.cache import TileKey
     from napari_wsigpu.engine.span import Span
-    from napari_wsigpu.formats.layout import Channel, LevelLayout, PyramidLevel, SlideLayout
+    from napari_wsigpu.layout import Channel, LevelLayout, PyramidLevel, SlideLayout
     from napari_wsigpu.storage.source import ByteSource
 
 LARGEST_OVERVIEW = 1024

@@ -12,7 +12,7 @@ from napari_wsigpu.engine import canvas
 from napari_wsigpu.engine.canvas import compose, parts_of, touches
 from napari_wsigpu.engine.span import Span
 from napari_wsigpu.errors import UnsupportedSlideError
-from napari_wsigpu.formats.layout import Encoding, LevelLayout, Part, Pieces, TileGrid
+from napari_wsigpu.layout import Encoding, LevelLayout, Part, Pieces, TileGrid
 from tests import leica, slides
 from tests.leica import SPACING
 

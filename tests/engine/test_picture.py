@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from napari_wsigpu import open_slide
-from napari_wsigpu.codecs.memory import PictureMemory
 from napari_wsigpu.engine.cache import TileCache
 from napari_wsigpu.engine.picture import Picture, View
+from napari_wsigpu.memory import PictureMemory
 from tests import slides, tiffbytes
 
 TILE = 32

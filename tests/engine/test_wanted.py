@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 
 from napari_wsigpu import open_slide
-from napari_wsigpu.codecs.memory import PictureMemory
 from napari_wsigpu.engine.cache import TileCache
 from napari_wsigpu.engine.picture import Picture, View
 from napari_wsigpu.engine.wanted import next_likely, on_screen
+from napari_wsigpu.memory import PictureMemory
 from tests import slides
 
 TILE = 16

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from napari_wsigpu.errors import SlideChangedError, SlideClosedError
-from napari_wsigpu.formats.layout import SlideFile
+from napari_wsigpu.layout import SlideFile
 from napari_wsigpu.storage.files import FilesSource
 
 SIZES = (3_000, 1, 70_000, 250_000)

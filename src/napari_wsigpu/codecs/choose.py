@@ -19,7 +19,7 @@ from napari_wsigpu.errors import DeviceError, UnsupportedSlideError
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from napari_wsigpu.formats.layout import SlideLayout
+    from napari_wsigpu.layout import SlideLayout
 
 TRIALS = 3
 FEWEST_TILES = 16

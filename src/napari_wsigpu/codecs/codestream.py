@@ -11,7 +11,7 @@ from napari_wsigpu.codecs.cpu import APERIO_YCBCR
 from napari_wsigpu.codecs.jpeg import LONGEST_HEADER
 from napari_wsigpu.codecs.library import ImageFormat
 from napari_wsigpu.codecs.raw import UNCOMPRESSED
-from napari_wsigpu.formats.compression import storage_name
+from napari_wsigpu.compression import storage_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.codecs.decoder import EncodedBatch
     from napari_wsigpu.codecs.device import Device, Stream, TileFormat
     from napari_wsigpu.codecs.workspace import Workspace
-    from napari_wsigpu.formats.layout import LevelLayout
+    from napari_wsigpu.layout import LevelLayout
 
 JPEG = 7
 JPEG2000 = (33003, 33004, 33005, 34712)

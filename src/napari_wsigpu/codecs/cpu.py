@@ -18,9 +18,9 @@ import numpy as np
 from napari_wsigpu.codecs.intervals import join_intervals
 from napari_wsigpu.codecs.jpeg import END_OF_IMAGE
 from napari_wsigpu.codecs.lzw import lzw_decode
-from napari_wsigpu.codecs.memory import TileMemory
+from napari_wsigpu.compression import compression_name
 from napari_wsigpu.errors import SlideError
-from napari_wsigpu.formats.compression import compression_name
+from napari_wsigpu.memory import TileMemory
 from napari_wsigpu.storage.source import Unreadable
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.decoder import Deliver, EncodedTile
-    from napari_wsigpu.formats.layout import Encoding, LevelLayout
+    from napari_wsigpu.layout import Encoding, LevelLayout
 
 LZW, APERIO_YCBCR = 5, 33003
 NO_PREDICTOR, HORIZONTAL, FLOATING_POINT = 1, 2, 3

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.codecs.color import ColorTable
     from napari_wsigpu.codecs.device import Event, Stream, TileFormat, Window
     from napari_wsigpu.codecs.library import LibraryDecoder, LibraryImages, LibraryStreams
-    from napari_wsigpu.formats.layout import LevelLayout
+    from napari_wsigpu.layout import LevelLayout
 
 DRIVERS = {"win32": "nvcuda.dll"}
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"

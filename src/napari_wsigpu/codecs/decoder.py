@@ -12,7 +12,7 @@ from napari_wsigpu.codecs.jpeg import END_OF_IMAGE
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from napari_wsigpu.formats.layout import Encoding, LevelLayout
+    from napari_wsigpu.layout import Encoding, LevelLayout
     from napari_wsigpu.storage.source import Buffer, Fill
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.codecs.color import ColorTable
     from napari_wsigpu.codecs.library import LibraryDecoder, LibraryImages, LibraryStreams
-    from napari_wsigpu.formats.layout import LevelLayout
+    from napari_wsigpu.layout import LevelLayout
 
 
 class TileFormat(NamedTuple):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.codecs.device import Stream
     from napari_wsigpu.codecs.verify import Verifier
     from napari_wsigpu.codecs.worker import DecodeWorker
-    from napari_wsigpu.formats.layout import LevelLayout
+    from napari_wsigpu.layout import LevelLayout
 
 
 class NvImageCodecDecoder:

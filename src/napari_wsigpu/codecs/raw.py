@@ -12,7 +12,7 @@ from napari_wsigpu.codecs.cpu import NO_PREDICTOR
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from napari_wsigpu.formats.layout import LevelLayout
+    from napari_wsigpu.layout import LevelLayout
 
 UNCOMPRESSED = 1
 FIRST_BIT_HIGHEST = 1

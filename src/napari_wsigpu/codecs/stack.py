@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.codecs.decoder import EncodedBatch
     from napari_wsigpu.codecs.device import Device, Stream, TileFormat
     from napari_wsigpu.codecs.workspace import Workspace
-    from napari_wsigpu.formats.layout import LevelLayout
+    from napari_wsigpu.layout import LevelLayout
 
 SHORTEST, MOST_PADDING = 4, 64
 BITS = 8

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.conversion.options import Options
-    from napari_wsigpu.formats.layout import LevelLayout, SlideLayout
+    from napari_wsigpu.layout import LevelLayout, SlideLayout
     from napari_wsigpu.slide import Slide
 
     Encode = Callable[[NDArray[Any]], bytes]

@@ -17,7 +17,7 @@ from napari_wsigpu.errors import (
     TargetExistsError,
     TargetWriteError,
 )
-from napari_wsigpu.formats.zarr_array import DOCUMENTS
+from napari_wsigpu.storage.zarr_array import DOCUMENTS
 from napari_wsigpu.units import byte_size
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from napari_wsigpu.conversion.options import LARGEST_TILE, TILE_UNIT
 from napari_wsigpu.engine.canvas import touches
 from napari_wsigpu.engine.span import Span
 from napari_wsigpu.errors import ConversionError, LevelError
-from napari_wsigpu.formats.layout import COMPUTED_TILE
 from napari_wsigpu.formats.tiff import is_rgb
+from napari_wsigpu.layout import COMPUTED_TILE
 from napari_wsigpu.slide import LARGEST_OVERVIEW
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.codecs.color import Color
     from napari_wsigpu.conversion.options import Options, Region
-    from napari_wsigpu.formats.layout import PyramidLevel
+    from napari_wsigpu.layout import PyramidLevel
     from napari_wsigpu.slide import Slide
 
 SMALLEST_TILE = 64

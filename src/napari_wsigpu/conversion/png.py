@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.codecs.color import Color
     from napari_wsigpu.conversion.options import Options
-    from napari_wsigpu.formats.layout import LevelLayout
+    from napari_wsigpu.layout import LevelLayout
     from napari_wsigpu.slide import Slide
 
 MOST_PIXELS = 1 << 27

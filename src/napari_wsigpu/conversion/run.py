@@ -29,7 +29,7 @@ from napari_wsigpu.errors import (
     ConversionCancelledError,
     ConversionError,
 )
-from napari_wsigpu.formats.layout import SlideFile
+from napari_wsigpu.layout import SlideFile
 from napari_wsigpu.slide import Slide, open_slide
 from napari_wsigpu.storage.url import is_url, public_url
 

@@ -10,7 +10,7 @@ from napari_wsigpu.engine.span import Span
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from napari_wsigpu.formats.layout import LevelLayout
+    from napari_wsigpu.layout import LevelLayout
 
 
 class Block(NamedTuple):

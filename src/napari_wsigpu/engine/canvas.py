@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.formats.layout import LevelLayout, Part, Pieces
+    from napari_wsigpu.layout import LevelLayout, Part, Pieces
 
     Read = Callable[[LevelLayout, Span, Span], NDArray[Any]]
 

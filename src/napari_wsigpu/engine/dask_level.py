@@ -9,7 +9,7 @@ from napari_wsigpu.engine.open_slides import open_slides, pack
 
 if TYPE_CHECKING:
     from napari_wsigpu.engine.level import LevelArray
-    from napari_wsigpu.formats.layout import LevelLayout
+    from napari_wsigpu.layout import LevelLayout
 
 CHUNK_BYTES = 32 << 20
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.codecs.nvimagecodec import NvImageCodecDecoder
     from napari_wsigpu.engine.device_cache import DeviceTiles, Reserved
     from napari_wsigpu.engine.log import TileLog
-    from napari_wsigpu.formats.layout import LevelLayout
+    from napari_wsigpu.layout import LevelLayout
     from napari_wsigpu.storage.source import ByteSource
 
 BATCH_TILES = 320

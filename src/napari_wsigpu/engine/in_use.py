@@ -10,7 +10,7 @@ from napari_wsigpu.codecs.codestream import recipe
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from napari_wsigpu.formats.layout import LevelLayout
+    from napari_wsigpu.layout import LevelLayout
 
 CPU = "CPU"
 # By what is decoded, and the path that nvImageCodec decodes it on.

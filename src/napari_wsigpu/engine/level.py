@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import dask.array
     from numpy.typing import DTypeLike, NDArray
 
-    from napari_wsigpu.formats.layout import LevelLayout
+    from napari_wsigpu.layout import LevelLayout
 
     Read = Callable[[Span, Span, int | None], NDArray[Any]]
 

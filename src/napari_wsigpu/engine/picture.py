@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.codecs.memory import PictureMemory
     from napari_wsigpu.engine.cache import TileCache
-    from napari_wsigpu.formats.layout import LevelLayout
+    from napari_wsigpu.layout import LevelLayout
+    from napari_wsigpu.memory import PictureMemory
 
     Tile = tuple[int, int]
 

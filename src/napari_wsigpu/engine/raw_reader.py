@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.codecs.device import Stream, TileFormat, Window
     from napari_wsigpu.engine.log import TileLog
-    from napari_wsigpu.formats.layout import LevelLayout
+    from napari_wsigpu.layout import LevelLayout
     from napari_wsigpu.storage.file import FileSource
     from napari_wsigpu.storage.gds import Loader
 

@@ -11,7 +11,6 @@ import numpy as np
 from napari_wsigpu.codecs.choose import background_start, cuda_index, device_index, gpu_worker, pace
 from napari_wsigpu.codecs.codestream import recipe
 from napari_wsigpu.codecs.device import Window
-from napari_wsigpu.codecs.memory import TileMemory
 from napari_wsigpu.codecs.nvimagecodec import NvImageCodecDecoder
 from napari_wsigpu.codecs.verify import Verifier
 from napari_wsigpu.engine.blocks import blocks, extent
@@ -23,6 +22,7 @@ from napari_wsigpu.engine.in_use import decoder_in_use
 from napari_wsigpu.engine.scheduler import TileScheduler
 from napari_wsigpu.engine.span import Span
 from napari_wsigpu.errors import DeviceError, RegionError
+from napari_wsigpu.memory import TileMemory
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Mapping, Sequence
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.codecs.worker import DecodeWorker
     from napari_wsigpu.engine.blocks import Block
     from napari_wsigpu.engine.log import TileLog
-    from napari_wsigpu.formats.layout import LevelLayout, PyramidLevel, SlideLayout
+    from napari_wsigpu.layout import LevelLayout, PyramidLevel, SlideLayout
     from napari_wsigpu.storage.source import ByteSource
 
 logger = logging.getLogger(__name__)

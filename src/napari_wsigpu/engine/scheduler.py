@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from napari_wsigpu.codecs.decoder import EncodedTile
-from napari_wsigpu.codecs.memory import RegionMemory, TileMemory
 from napari_wsigpu.codecs.raw import lies_decoded
 from napari_wsigpu.engine.average import area_average
 from napari_wsigpu.engine.blocks import Block, extent
@@ -22,6 +21,7 @@ from napari_wsigpu.errors import (
     SlideError,
     SlideReadError,
 )
+from napari_wsigpu.memory import RegionMemory, TileMemory
 from napari_wsigpu.storage.source import ByteRange, FillingSource
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.codecs.decoder import PendingBatch, TileDecoder
     from napari_wsigpu.engine.cache import TileCache
     from napari_wsigpu.engine.log import TileLog
-    from napari_wsigpu.formats.layout import LevelLayout, PyramidLevel
+    from napari_wsigpu.layout import LevelLayout, PyramidLevel
     from napari_wsigpu.storage.source import ByteSource
 
 BATCH_TILES = 256

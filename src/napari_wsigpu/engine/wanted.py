@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.engine.cache import TileKey
     from napari_wsigpu.engine.picture import Picture
-    from napari_wsigpu.formats.layout import LevelLayout
+    from napari_wsigpu.layout import LevelLayout
 
     Place = tuple[int, int, int]
 

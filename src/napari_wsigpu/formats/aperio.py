@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from tifffile import TiffFile, TiffPage
 
-    from napari_wsigpu.formats.layout import LevelLayout, SlideFile, SlideLayout
+    from napari_wsigpu.layout import LevelLayout, SlideFile, SlideLayout
 
 NAMES_BY_SUBFILE_TYPE = {1: "label", 9: "macro"}
 REDUCED_FROM = " -> "

@@ -11,7 +11,7 @@ from napari_wsigpu.formats.fields import positive_number
 if TYPE_CHECKING:
     from tifffile import TiffFile, TiffPage
 
-    from napari_wsigpu.formats.layout import SlideFile, SlideLayout
+    from napari_wsigpu.layout import SlideFile, SlideLayout
 
 METADATA, ROOT = 65000, "Argos.Scan.Metadata"
 NAMES_FROM_THE_END = {2: "thumbnail", 1: "macro"}

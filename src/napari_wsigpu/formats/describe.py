@@ -38,7 +38,7 @@ from napari_wsigpu.formats import (
     wsigpu,
 )
 from napari_wsigpu.formats.fields import iso_date
-from napari_wsigpu.formats.layout import RemoteFile, SlideFile
+from napari_wsigpu.layout import RemoteFile, SlideFile
 from napari_wsigpu.storage.readahead import ReadAheadFile
 from napari_wsigpu.storage.remote import RemoteSource
 from napari_wsigpu.storage.url import file_name, is_url, public_url
@@ -46,7 +46,7 @@ from napari_wsigpu.storage.url import file_name, is_url, public_url
 if TYPE_CHECKING:
     from tifffile import TiffFile
 
-    from napari_wsigpu.formats.layout import SlideLayout
+    from napari_wsigpu.layout import SlideLayout
 
 # What is wrong with a file is said by our errors; those who set up logging still get more.
 logging.getLogger("tifffile").addHandler(logging.NullHandler())

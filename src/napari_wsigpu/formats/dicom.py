@@ -13,7 +13,7 @@ import numpy as np
 from napari_wsigpu.errors import NotASlideError, SlideError, UnsupportedSlideError
 from napari_wsigpu.formats import tiff
 from napari_wsigpu.formats.fields import positive_number
-from napari_wsigpu.formats.layout import (
+from napari_wsigpu.layout import (
     AssociatedLayout,
     Channel,
     LevelLayout,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from napari_wsigpu.formats.dicom_instance import Instance
-    from napari_wsigpu.formats.layout import Encoding
+    from napari_wsigpu.layout import Encoding
 
 PREAMBLE, MAGIC = 128, b"DICM"
 # The attribute MediaStorageSOPClassUID, whose encoding no transfer syntax changes.

@@ -39,8 +39,8 @@ from napari_wsigpu.errors import (
     UnsupportedSlideError,
     file_error,
 )
-from napari_wsigpu.formats.layout import Encoding, JpegColor
 from napari_wsigpu.formats.tiff import LARGEST_SIDE, LARGEST_TILE, RGB
+from napari_wsigpu.layout import Encoding, JpegColor
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,7 +13,7 @@ from tifffile.tifffile import jpeg_shape
 
 from napari_wsigpu.errors import CorruptSlideError
 from napari_wsigpu.formats import tiff
-from napari_wsigpu.formats.layout import (
+from napari_wsigpu.layout import (
     LevelLayout,
     SlideFile,
     SlideLayout,

@@ -9,7 +9,7 @@ from napari_wsigpu.formats import aperio
 if TYPE_CHECKING:
     from tifffile import TiffFile
 
-    from napari_wsigpu.formats.layout import SlideFile, SlideLayout
+    from napari_wsigpu.layout import SlideFile, SlideLayout
 
 MAKE = 271
 

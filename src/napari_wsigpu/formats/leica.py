@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from napari_wsigpu.errors import SlideError, UnsupportedSlideError
 from napari_wsigpu.formats import markup, tiff
 from napari_wsigpu.formats.fields import LONGEST_TEXT, positive_number, texts, whole_number
-from napari_wsigpu.formats.layout import (
+from napari_wsigpu.layout import (
     AssociatedLayout,
     Channel,
     LevelLayout,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from napari_wsigpu.errors import SlideError
 from napari_wsigpu.formats import markup, tiff, wsigpu
 from napari_wsigpu.formats.fields import positive_number
-from napari_wsigpu.formats.layout import AssociatedLayout, Channel, SlideFile, SlideLayout
+from napari_wsigpu.layout import AssociatedLayout, Channel, SlideFile, SlideLayout
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element

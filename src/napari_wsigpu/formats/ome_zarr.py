@@ -16,15 +16,15 @@ from napari_wsigpu.errors import (
     file_error,
 )
 from napari_wsigpu.formats import markup, ngff, ome, tiff, wsigpu
-from napari_wsigpu.formats.layout import AssociatedLayout, LabelLayout, SlideFile, SlideLayout
-from napari_wsigpu.formats.zarr_array import brief, folder_of, open_array, read_node
 from napari_wsigpu.formats.zarr_image import ZarrImage, bare_image, child, read_image, slide_file
+from napari_wsigpu.layout import AssociatedLayout, LabelLayout, SlideFile, SlideLayout
+from napari_wsigpu.storage.zarr_array import brief, folder_of, open_array, read_node
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from napari_wsigpu.formats.zarr_array import Node
+    from napari_wsigpu.storage.zarr_array import Node
 
 MOST_IMAGES = 64
 LONGEST_KEPT = 1 << 18

@@ -14,7 +14,7 @@ from tifffile.tifffile import jpeg_shape
 
 from napari_wsigpu.formats import philips_xml, tiff
 from napari_wsigpu.formats.fields import positive_number
-from napari_wsigpu.formats.layout import (
+from napari_wsigpu.layout import (
     AssociatedLayout,
     Encoding,
     LevelLayout,

@@ -19,7 +19,7 @@ from napari_wsigpu.errors import (
     SlideError,
     UnsupportedSlideError,
 )
-from napari_wsigpu.formats.layout import (
+from napari_wsigpu.layout import (
     AssociatedLayout,
     Channel,
     Encoding,

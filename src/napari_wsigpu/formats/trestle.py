@@ -10,7 +10,7 @@ import numpy as np
 
 from napari_wsigpu.formats import tiff
 from napari_wsigpu.formats.fields import LONGEST_TEXT, positive_number
-from napari_wsigpu.formats.layout import LevelLayout, Part, Pieces, SlideFile, SlideLayout
+from napari_wsigpu.layout import LevelLayout, Part, Pieces, SlideFile, SlideLayout
 
 if TYPE_CHECKING:
     from tifffile import TiffFile, TiffPage

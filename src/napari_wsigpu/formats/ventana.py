@@ -11,7 +11,7 @@ import numpy as np
 from napari_wsigpu.errors import NotASlideError
 from napari_wsigpu.formats import markup, tiff
 from napari_wsigpu.formats.fields import number, positive_number, texts, whole_number
-from napari_wsigpu.formats.layout import LevelLayout, Part, Pieces, SlideFile, SlideLayout
+from napari_wsigpu.layout import LevelLayout, Part, Pieces, SlideFile, SlideLayout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

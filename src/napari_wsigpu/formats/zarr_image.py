@@ -18,15 +18,15 @@ from napari_wsigpu.errors import (
     file_error,
 )
 from napari_wsigpu.formats import ngff, tiff
-from napari_wsigpu.formats.layout import Encoding, LevelLayout, SlideFile, TileGrid, ZarrArray
-from napari_wsigpu.formats.zarr_array import open_array, read_node
+from napari_wsigpu.layout import Encoding, LevelLayout, SlideFile, TileGrid, ZarrArray
+from napari_wsigpu.storage.zarr_array import open_array, read_node
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from napari_wsigpu.formats.layout import Channel
     from napari_wsigpu.formats.ngff import Axes, Transform
-    from napari_wsigpu.formats.zarr_array import Node
+    from napari_wsigpu.layout import Channel
+    from napari_wsigpu.storage.zarr_array import Node
 
 VERSIONS = ("0.1", "0.2", "0.3", "0.4", "0.5")
 MOST_LEVELS = 64

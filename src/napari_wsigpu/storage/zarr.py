@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import imagecodecs
 import numpy as np
 
-from napari_wsigpu.codecs.memory import TileMemory
 from napari_wsigpu.errors import (
     SlideChangedError,
     SlideClosedError,
@@ -21,8 +20,9 @@ from napari_wsigpu.errors import (
     file_error,
 )
 from napari_wsigpu.formats.ngff import SHOWN
-from napari_wsigpu.formats.zarr_array import brief, open_array
+from napari_wsigpu.memory import TileMemory
 from napari_wsigpu.storage.source import Unreadable, join_views
+from napari_wsigpu.storage.zarr_array import brief, open_array
 from napari_wsigpu.storage.zarr_chunks import Axis, ChunkFile, encoded, find_chunks
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.formats.layout import LevelLayout, SlideFile
+    from napari_wsigpu.layout import LevelLayout, SlideFile
     from napari_wsigpu.storage.source import Buffer, Fill, Room
     from napari_wsigpu.storage.zarr_chunks import Chunk, Encoded
 

@@ -22,7 +22,7 @@ from napari_wsigpu.viewer.settings import SLIDE_ENDINGS, settings
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from napari_wsigpu.formats.layout import SlideLayout
+    from napari_wsigpu.layout import SlideLayout
     from napari_wsigpu.viewer.layers import LayerData
 
 LARGE_SIDE = 4096

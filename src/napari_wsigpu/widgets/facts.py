@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from napari_wsigpu.formats.compression import storage_name
+from napari_wsigpu.compression import storage_name
 from napari_wsigpu.formats.wsigpu import region_of
 from napari_wsigpu.privacy import masked
 from napari_wsigpu.storage.url import file_name
 from napari_wsigpu.units import byte_size
 
 if TYPE_CHECKING:
-    from napari_wsigpu.formats.layout import LevelLayout
+    from napari_wsigpu.layout import LevelLayout
     from napari_wsigpu.slide import Slide
 
 TIMES = "\N{MULTIPLICATION SIGN}"

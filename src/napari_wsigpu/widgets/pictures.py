@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.formats.layout import Encoding
+    from napari_wsigpu.layout import Encoding
     from napari_wsigpu.slide import Slide
 
 COLORS = ("#00ffff", "#ff00ff", "#ffff00", "#00ff00", "#ff0000", "#0000ff")

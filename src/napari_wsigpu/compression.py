@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tifffile import COMPRESSION
 
 if TYPE_CHECKING:
-    from napari_wsigpu.formats.layout import LevelLayout
+    from napari_wsigpu.layout import LevelLayout
 
 NAMES = {
     1: "none",
