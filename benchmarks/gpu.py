@@ -35,17 +35,17 @@ from color import COLORS, open_profiled
 from common import SLIDES, ensure_slide, write_json
 from napari_wsigpu import open_slide
 from napari_wsigpu.bench.table import print_table
-from napari_wsigpu.codecs import verify
-from napari_wsigpu.codecs.choose import gpu_worker, pace
-from napari_wsigpu.engine.device_cache import device_tiles
 from napari_wsigpu.engine.device_reader import BATCH_TILES, DeviceReader, tile_format
 from napari_wsigpu.engine.reader import _key
+from napari_wsigpu.gpu import verify
+from napari_wsigpu.gpu.choose import gpu_worker, pace
+from napari_wsigpu.gpu.tiles import device_tiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from napari_wsigpu import Slide
-    from napari_wsigpu.codecs.batch import GpuBatch
+    from napari_wsigpu.gpu.batch import GpuBatch
 
 SIDE = 65536
 SIZES = (512, 1024, 2048, 4096)

@@ -25,7 +25,7 @@ import tifffile
 from common import write_json
 from napari_wsigpu import open_slide
 from napari_wsigpu.bench.plain_copy import PlainCopy
-from napari_wsigpu.storage import gds
+from napari_wsigpu.gpu import gds
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from napari_wsigpu.codecs.batch import Slots
 from napari_wsigpu.codecs.cpu import CpuDecoder, _ycbcr_to_rgb
 from napari_wsigpu.codecs.decoder import EncodedBatch
 from napari_wsigpu.codecs.jpeg import FRAMES, segments
-from napari_wsigpu.codecs.library import CPU_ONLY, NO_DEVICE, ImageFormat, Library
-from napari_wsigpu.codecs.nvimagecodec import NvImageCodecDecoder
-from napari_wsigpu.codecs.verify import Verifier
-from napari_wsigpu.codecs.worker import DecodeWorker
 from napari_wsigpu.engine.device_reader import tile_format
+from napari_wsigpu.gpu.batch import Slots
+from napari_wsigpu.gpu.library import CPU_ONLY, NO_DEVICE, ImageFormat, Library
+from napari_wsigpu.gpu.nvimagecodec import NvImageCodecDecoder
+from napari_wsigpu.gpu.verify import Verifier
+from napari_wsigpu.gpu.worker import DecodeWorker
 from napari_wsigpu.layout import Encoding, LevelLayout, TileGrid
 
 _loading = threading.Lock()

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.ahead import read_ahead
-from napari_wsigpu.codecs import choose, cuda
 from napari_wsigpu.errors import DeviceError, RegionError, SlideClosedError, TileError
+from napari_wsigpu.gpu import choose, cuda
 from tests import slides, tiffbytes
 from tests.conftest import decoding_threads, pinned_places
 

@@ -10,8 +10,8 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from napari_wsigpu.conversion import Conversion, convert
-from napari_wsigpu.engine.zarr_gpu import read_zarr_to_gpu
 from napari_wsigpu.errors import SlideError
+from napari_wsigpu.gpu.zarr import read_zarr_to_gpu
 from napari_wsigpu.slide import Slide, open_slide
 
 if TYPE_CHECKING:

@@ -23,13 +23,13 @@ import imagecodecs
 import numpy as np
 
 from napari_wsigpu import __version__
-from napari_wsigpu.codecs.codestream import JPEG, recipe
-from napari_wsigpu.codecs.codestream import JPEG2000 as JPEG2000_CODES
-from napari_wsigpu.codecs.cuda import CONNECTIONS, JPEG_ENGINE
 from napari_wsigpu.compression import storage_name
 from napari_wsigpu.errors import SlideError
+from napari_wsigpu.gpu.codestream import JPEG, recipe
+from napari_wsigpu.gpu.codestream import JPEG2000 as JPEG2000_CODES
+from napari_wsigpu.gpu.cuda import CONNECTIONS, JPEG_ENGINE
+from napari_wsigpu.gpu.gds import GDS, gds_state
 from napari_wsigpu.slide import open_slide
-from napari_wsigpu.storage.gds import GDS, gds_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -14,9 +14,7 @@ import numpy as np
 
 from napari_wsigpu.ahead import read_ahead
 from napari_wsigpu.associated import AssociatedImage
-from napari_wsigpu.codecs.choose import choose_decoder
 from napari_wsigpu.codecs.color import EmbeddedProfile, wants_srgb
-from napari_wsigpu.codecs.device import Window
 from napari_wsigpu.engine.canvas import parts_of
 from napari_wsigpu.engine.fetcher import tile_fetcher
 from napari_wsigpu.engine.level import LevelArray
@@ -25,6 +23,8 @@ from napari_wsigpu.engine.reader import RegionReader
 from napari_wsigpu.errors import LevelError, RegionError, SlideClosedError
 from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.formats.tiff import is_rgb
+from napari_wsigpu.gpu.choose import choose_decoder
+from napari_wsigpu.gpu.device import Window
 from napari_wsigpu.storage.file import FileSource
 from napari_wsigpu.storage.files import FilesSource
 from napari_wsigpu.storage.memory import MemorySource

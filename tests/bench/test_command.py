@@ -13,8 +13,8 @@ from PIL import Image
 
 from napari_wsigpu.bench import kvikio_process, machine, session, target
 from napari_wsigpu.cli import main
-from napari_wsigpu.codecs import cuda
 from napari_wsigpu.doctor import Driver
+from napari_wsigpu.gpu import cuda
 from tests import slides, zarrs
 from tests.host_cupy import install
 

@@ -19,7 +19,7 @@ from napari_wsigpu.codecs.jpeg import (
     segments,
 )
 from tests import slides
-from tests.codecs.test_codestream import (
+from tests.gpu.test_codestream import (
     adobe,
     frame,
     inserted,

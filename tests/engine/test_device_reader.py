@@ -17,12 +17,7 @@ from hypothesis import strategies as st
 
 from napari_wsigpu import open_slide
 from napari_wsigpu import slide as slide_module
-from napari_wsigpu.codecs import workspace
-from napari_wsigpu.codecs.batch import GpuBatch
-from napari_wsigpu.codecs.worker import DecodeWorker
-from napari_wsigpu.codecs.workspace import Workspace
-from napari_wsigpu.engine import device_cache, device_reader
-from napari_wsigpu.engine.device_cache import device_tiles
+from napari_wsigpu.engine import device_reader
 from napari_wsigpu.errors import (
     DeviceError,
     RegionError,
@@ -32,6 +27,12 @@ from napari_wsigpu.errors import (
     SlideNotFoundError,
     TileError,
 )
+from napari_wsigpu.gpu import tiles as device_cache
+from napari_wsigpu.gpu import workspace
+from napari_wsigpu.gpu.batch import GpuBatch
+from napari_wsigpu.gpu.tiles import device_tiles
+from napari_wsigpu.gpu.worker import DecodeWorker
+from napari_wsigpu.gpu.workspace import Workspace
 from tests import slides, tiffbytes
 from tests.conftest import pinned_places
 from tests.host_device import WrappedDecoder

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from napari_wsigpu import open_slide
-from napari_wsigpu.codecs import choose, verify
-from napari_wsigpu.codecs.choose import FEWEST_TILES, TRIALS
 from napari_wsigpu.engine import in_use, reader
 from napari_wsigpu.errors import DeviceError
+from napari_wsigpu.gpu import choose, verify
+from napari_wsigpu.gpu.choose import FEWEST_TILES, TRIALS
 from tests.engine.test_reader import TILES, decoded, files, read_cold, wait_for
 
 __all__ = ["files"]

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from napari_wsigpu import open_slide
-from napari_wsigpu.codecs import choose, cuda
 from napari_wsigpu.engine import reader
 from napari_wsigpu.engine.cache import TileKey, tile_cache
 from napari_wsigpu.errors import (
@@ -18,6 +17,7 @@ from napari_wsigpu.errors import (
     SlideClosedError,
     SlideReadError,
 )
+from napari_wsigpu.gpu import choose, cuda
 from tests import slides, tiffbytes
 from tests.conftest import pinned_places
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from napari_wsigpu.cli import main
-from napari_wsigpu.codecs.nvcomp import Lz4Encoder
+from napari_wsigpu.gpu.nvcomp import Lz4Encoder
 from napari_wsigpu.storage.zarr_write import ChunkWriter, DeviceChunkWriter, KvikioChunkWriter
 from tests import slides
 

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from napari_wsigpu import open_slide, read_zarr_to_gpu
-from napari_wsigpu.codecs import choose
-from napari_wsigpu.engine import raw_reader, zarr_gpu
 from napari_wsigpu.errors import DeviceError
-from napari_wsigpu.storage import gds
-from tests.engine import test_raw_reader
-from tests.engine.test_raw_reader import HEIGHT, KINDS, WIDTH, WINDOWS
+from napari_wsigpu.gpu import choose, gds, raw_reader
+from napari_wsigpu.gpu import zarr as zarr_gpu
+from tests.gpu import test_raw_reader
+from tests.gpu.test_raw_reader import HEIGHT, KINDS, WIDTH, WINDOWS
 from tests.test_display_color import in_srgb, with_profile
 
 pytestmark = pytest.mark.gpu
@@ -95,7 +94,7 @@ def test_a_large_raw_slide_by_many_threads(tmp_path, way, cupy):
 
 # Zarr
 
-zarr_tests = pytest.importorskip("tests.engine.test_zarr_gpu")
+zarr_tests = pytest.importorskip("tests.gpu.test_zarr")
 no_warning = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3")
 
 

@@ -5,8 +5,8 @@ import sys
 import numpy as np
 import pytest
 
-from napari_wsigpu.codecs.nvcomp import LARGEST_BLOCK, Lz4Encoder
 from napari_wsigpu.errors import MissingPackageError, UnsupportedSlideError
+from napari_wsigpu.gpu.nvcomp import LARGEST_BLOCK, Lz4Encoder
 from napari_wsigpu.storage import zarr_write
 from napari_wsigpu.storage.zarr_write import (
     ChunkWriter,

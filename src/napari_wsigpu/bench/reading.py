@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from napari_wsigpu.bench.readers import own
 from napari_wsigpu.bench.target import Target
 from napari_wsigpu.errors import DeviceError
-from napari_wsigpu.storage.gds import direct_reads
+from napari_wsigpu.gpu.gds import direct_reads
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -19,9 +19,9 @@ from napari_wsigpu.bench.reference import largest_difference
 from napari_wsigpu.bench.synthetic import make_picture
 from napari_wsigpu.bench.timing import Absent, Case, way
 from napari_wsigpu.bench.zarr_arrays import create, require_zarr, stored
-from napari_wsigpu.codecs.choose import gpu_worker
-from napari_wsigpu.codecs.nvcomp import LARGEST_BLOCK, Lz4Encoder
 from napari_wsigpu.errors import DeviceError, MissingPackageError
+from napari_wsigpu.gpu.choose import gpu_worker
+from napari_wsigpu.gpu.nvcomp import LARGEST_BLOCK, Lz4Encoder
 from napari_wsigpu.storage.zarr_write import ChunkWriter, DeviceChunkWriter, KvikioChunkWriter
 
 if TYPE_CHECKING:

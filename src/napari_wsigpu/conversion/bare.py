@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from napari_wsigpu.codecs.codestream import JPEG, JPEG2000
 from napari_wsigpu.codecs.jpeg import ADOBE, START_OF_SCAN
+from napari_wsigpu.gpu.codestream import JPEG, JPEG2000
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

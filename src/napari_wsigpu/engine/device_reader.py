@@ -12,12 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from napari_wsigpu.codecs.decoder import EncodedBatch
-from napari_wsigpu.codecs.device import TileFormat, Window
 from napari_wsigpu.codecs.raw import is_raw
 from napari_wsigpu.engine.average import area_average
 from napari_wsigpu.engine.cache import TileKey
-from napari_wsigpu.engine.raw_reader import RawReader
-from napari_wsigpu.engine.switching import prompt_switching
 from napari_wsigpu.errors import (
     DeviceError,
     RegionError,
@@ -25,6 +22,9 @@ from napari_wsigpu.errors import (
     SlideError,
     device_error,
 )
+from napari_wsigpu.gpu.device import TileFormat, Window
+from napari_wsigpu.gpu.raw_reader import RawReader
+from napari_wsigpu.gpu.switching import prompt_switching
 from napari_wsigpu.storage.file import FileSource
 
 if TYPE_CHECKING:
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.codecs.batch import GpuBatch
     from napari_wsigpu.codecs.color import ColorTable
-    from napari_wsigpu.codecs.device import Device, Stream
-    from napari_wsigpu.codecs.nvimagecodec import NvImageCodecDecoder
-    from napari_wsigpu.engine.device_cache import DeviceTiles, Reserved
     from napari_wsigpu.engine.log import TileLog
+    from napari_wsigpu.gpu.batch import GpuBatch
+    from napari_wsigpu.gpu.device import Device, Stream
+    from napari_wsigpu.gpu.nvimagecodec import NvImageCodecDecoder
+    from napari_wsigpu.gpu.tiles import DeviceTiles, Reserved
     from napari_wsigpu.layout import LevelLayout
     from napari_wsigpu.storage.source import ByteSource
 

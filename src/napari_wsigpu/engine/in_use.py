@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from napari_wsigpu.codecs.choose import background_start, pace, started_worker
-from napari_wsigpu.codecs.codestream import recipe
+from napari_wsigpu.gpu.choose import background_start, pace, started_worker
+from napari_wsigpu.gpu.codestream import recipe
 
 if TYPE_CHECKING:
     from collections.abc import Hashable

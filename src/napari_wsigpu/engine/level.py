@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from napari_wsigpu.codecs.device import Window
 from napari_wsigpu.engine.dask_level import DaskLevel, tiles_a_chunk
 from napari_wsigpu.engine.span import Span
 from napari_wsigpu.errors import RegionError
+from napari_wsigpu.gpu.device import Window
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from napari_wsigpu.codecs.choose import background_start, cuda_index, device_index, gpu_worker, pace
-from napari_wsigpu.codecs.codestream import recipe
-from napari_wsigpu.codecs.device import Window
-from napari_wsigpu.codecs.nvimagecodec import NvImageCodecDecoder
-from napari_wsigpu.codecs.verify import Verifier
 from napari_wsigpu.engine.blocks import blocks, extent
 from napari_wsigpu.engine.cache import TileKey, tile_cache
 from napari_wsigpu.engine.canvas import compose
-from napari_wsigpu.engine.device_cache import device_tiles
 from napari_wsigpu.engine.device_reader import DeviceReader
 from napari_wsigpu.engine.in_use import decoder_in_use
 from napari_wsigpu.engine.scheduler import TileScheduler
 from napari_wsigpu.engine.span import Span
 from napari_wsigpu.errors import DeviceError, RegionError
+from napari_wsigpu.gpu.choose import background_start, cuda_index, device_index, gpu_worker, pace
+from napari_wsigpu.gpu.codestream import recipe
+from napari_wsigpu.gpu.device import Window
+from napari_wsigpu.gpu.nvimagecodec import NvImageCodecDecoder
+from napari_wsigpu.gpu.tiles import device_tiles
+from napari_wsigpu.gpu.verify import Verifier
 from napari_wsigpu.memory import TileMemory
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.codecs.color import ColorTable
     from napari_wsigpu.codecs.cpu import CpuDecoder
-    from napari_wsigpu.codecs.worker import DecodeWorker
     from napari_wsigpu.engine.blocks import Block
     from napari_wsigpu.engine.log import TileLog
+    from napari_wsigpu.gpu.worker import DecodeWorker
     from napari_wsigpu.layout import LevelLayout, PyramidLevel, SlideLayout
     from napari_wsigpu.storage.source import ByteSource
 

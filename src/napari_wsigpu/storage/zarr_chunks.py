@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from napari_wsigpu.errors import RegionError, UnsupportedArrayError
+from napari_wsigpu.gpu.gds import PAGE, Batch
 from napari_wsigpu.storage.file import Run, join_ranges
-from napari_wsigpu.storage.gds import PAGE, Batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

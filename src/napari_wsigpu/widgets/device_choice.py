@@ -5,8 +5,8 @@ from __future__ import annotations
 from qtpy.QtCore import Signal
 from qtpy.QtWidgets import QButtonGroup, QHBoxLayout, QLabel, QRadioButton, QWidget
 
-from napari_wsigpu.codecs.choose import NO_DRIVER
-from napari_wsigpu.codecs.cuda import driver_is_there
+from napari_wsigpu.gpu.choose import NO_DRIVER
+from napari_wsigpu.gpu.cuda import driver_is_there
 
 AUTO, GPU, CPU = "auto", "cuda", "cpu"
 CHOICES = {

@@ -7,9 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from napari_wsigpu.codecs.device import TileFormat
-from napari_wsigpu.engine import device_cache
-from napari_wsigpu.engine.device_cache import NOBODY, DeviceTiles, device_tiles
+from napari_wsigpu.gpu import tiles as device_cache
+from napari_wsigpu.gpu.device import TileFormat
+from napari_wsigpu.gpu.tiles import NOBODY, DeviceTiles, device_tiles
 from tests.host_device import HostDevice, at
 
 TILE = TileFormat(4, 8, 1, "uint8")

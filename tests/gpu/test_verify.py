@@ -7,8 +7,8 @@ import time
 import numpy as np
 import pytest
 
-from napari_wsigpu.codecs.verify import TILES_A_BATCH, TILES_A_SLIDE, TOLERANCES, Verifier
-from tests.codecs.test_nvimagecodec import (
+from napari_wsigpu.gpu.verify import TILES_A_BATCH, TILES_A_SLIDE, TOLERANCES, Verifier
+from tests.gpu.test_nvimagecodec import (
     TILE,
     batch_of,
     check,

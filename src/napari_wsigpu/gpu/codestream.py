@@ -9,9 +9,9 @@ import numpy as np
 
 from napari_wsigpu.codecs.cpu import APERIO_YCBCR
 from napari_wsigpu.codecs.jpeg import LONGEST_HEADER
-from napari_wsigpu.codecs.library import ImageFormat
 from napari_wsigpu.codecs.raw import UNCOMPRESSED
 from napari_wsigpu.compression import storage_name
+from napari_wsigpu.gpu.library import ImageFormat
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.decoder import EncodedBatch
-    from napari_wsigpu.codecs.device import Device, Stream, TileFormat
-    from napari_wsigpu.codecs.workspace import Workspace
+    from napari_wsigpu.gpu.device import Device, Stream, TileFormat
+    from napari_wsigpu.gpu.workspace import Workspace
     from napari_wsigpu.layout import LevelLayout
 
 JPEG = 7

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from napari_wsigpu.codecs.decoder import EncodedBatch
-from napari_wsigpu.codecs.joining import MOST_FILL, cut
+from napari_wsigpu.gpu.joining import MOST_FILL, cut
 from napari_wsigpu.storage.file import FileSource
 from napari_wsigpu.storage.source import MARGIN
 from tests import slides
-from tests.codecs.test_codestream import Streams, maker_of, workspace
-from tests.codecs.test_stack import AT_ONCE, TILES, indices_of, stack_of
+from tests.gpu.test_codestream import Streams, maker_of, workspace
+from tests.gpu.test_stack import AT_ONCE, TILES, indices_of, stack_of
 from tests.host_device import level_of
 
 SHARED = slides.split_tables(TILES[0])[0]

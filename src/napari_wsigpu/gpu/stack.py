@@ -10,15 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.codecs.joining import (
-    Scans,
-    Stack,
-    all_have,
-    copy_stacks,
-    cut,
-    leave_room,
-    stack_in_place,
-)
 from napari_wsigpu.codecs.jpeg import (
     BLOCK,
     END_OF_IMAGE,
@@ -29,17 +20,26 @@ from napari_wsigpu.codecs.jpeg import (
     header_length,
     read_header,
 )
-from napari_wsigpu.codecs.library import ImageFormat
+from napari_wsigpu.gpu.joining import (
+    Scans,
+    Stack,
+    all_have,
+    copy_stacks,
+    cut,
+    leave_room,
+    stack_in_place,
+)
+from napari_wsigpu.gpu.library import ImageFormat
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.codecs.codestream import Recipe
     from napari_wsigpu.codecs.decoder import EncodedBatch
-    from napari_wsigpu.codecs.device import Device, Stream, TileFormat
-    from napari_wsigpu.codecs.workspace import Workspace
+    from napari_wsigpu.gpu.codestream import Recipe
+    from napari_wsigpu.gpu.device import Device, Stream, TileFormat
+    from napari_wsigpu.gpu.workspace import Workspace
     from napari_wsigpu.layout import LevelLayout
 
 SHORTEST, MOST_PADDING = 4, 64

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
     from napari_wsigpu.codecs.color import ColorTable
-    from napari_wsigpu.codecs.library import LibraryDecoder, LibraryImages, LibraryStreams
+    from napari_wsigpu.gpu.library import LibraryDecoder, LibraryImages, LibraryStreams
     from napari_wsigpu.layout import LevelLayout
 
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from napari_wsigpu.errors import SlideChangedError, SlideClosedError, SlideReadError
-from napari_wsigpu.storage import gds
+from napari_wsigpu.gpu import gds
+from napari_wsigpu.gpu.gds import Batch, Loader, Transfer
 from napari_wsigpu.storage.file import FileSource, Run, join_ranges
-from napari_wsigpu.storage.gds import Batch, Loader, Transfer
 from napari_wsigpu.storage.source import MARGIN
 from tests.host_device import HostDevice
 

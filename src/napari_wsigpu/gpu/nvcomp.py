@@ -12,7 +12,7 @@ from napari_wsigpu.errors import MissingPackageError, UnsupportedSlideError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from napari_wsigpu.codecs.device import Stream
+    from napari_wsigpu.gpu.device import Stream
 
 LARGEST_BLOCK = 1 << 24
 # numcodecs writes the decoded size before the data.

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from napari_wsigpu.codecs.batch import GpuBatch
-from napari_wsigpu.codecs.codestream import Jpeg2000Streams, recipe
-from napari_wsigpu.codecs.stack import JpegStreams
+from napari_wsigpu.gpu.batch import GpuBatch
+from napari_wsigpu.gpu.codestream import Jpeg2000Streams, recipe
+from napari_wsigpu.gpu.stack import JpegStreams
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from napari_wsigpu.codecs.batch import Slots, Then
     from napari_wsigpu.codecs.cpu import CpuDecoder
     from napari_wsigpu.codecs.decoder import EncodedBatch
-    from napari_wsigpu.codecs.device import Stream
-    from napari_wsigpu.codecs.verify import Verifier
-    from napari_wsigpu.codecs.worker import DecodeWorker
+    from napari_wsigpu.gpu.batch import Slots, Then
+    from napari_wsigpu.gpu.device import Stream
+    from napari_wsigpu.gpu.verify import Verifier
+    from napari_wsigpu.gpu.worker import DecodeWorker
     from napari_wsigpu.layout import LevelLayout
 
 

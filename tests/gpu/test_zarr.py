@@ -9,9 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import napari_wsigpu
-from napari_wsigpu.codecs import cuda
-from napari_wsigpu.engine import zarr_gpu
-from napari_wsigpu.engine.zarr_gpu import read_zarr_to_gpu
 from napari_wsigpu.errors import (
     DeviceError,
     MissingPackageError,
@@ -19,6 +16,9 @@ from napari_wsigpu.errors import (
     SlideReadError,
     UnsupportedArrayError,
 )
+from napari_wsigpu.gpu import cuda
+from napari_wsigpu.gpu import zarr as zarr_gpu
+from napari_wsigpu.gpu.zarr import read_zarr_to_gpu
 from napari_wsigpu.storage.zarr_chunks import (
     MOST_CHUNKS,
     axes_of,

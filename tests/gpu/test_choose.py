@@ -5,8 +5,9 @@ import time
 import pytest
 
 from napari_wsigpu import open_slide
-from napari_wsigpu.codecs import choose
-from napari_wsigpu.codecs.choose import (
+from napari_wsigpu.errors import DeviceError, UnsupportedSlideError
+from napari_wsigpu.gpu import choose
+from napari_wsigpu.gpu.choose import (
     FEWEST_TILES,
     SHARES,
     TRIALS,
@@ -15,7 +16,6 @@ from napari_wsigpu.codecs.choose import (
     device_index,
     gpu_worker,
 )
-from napari_wsigpu.errors import DeviceError, UnsupportedSlideError
 from tests import slides, tiffbytes
 from tests.host_device import HostDevice
 from tests.tiffbytes import SHORT

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from napari_wsigpu.codecs.cpu import decode_tile
-from napari_wsigpu.codecs.workspace import Workspace
 from napari_wsigpu.errors import DeviceError
-from napari_wsigpu.storage.gds import Loader
+from napari_wsigpu.gpu.gds import Loader
+from napari_wsigpu.gpu.workspace import Workspace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.decoder import EncodedTile
-    from napari_wsigpu.codecs.device import Device
-    from napari_wsigpu.codecs.library import LibraryDecoder
+    from napari_wsigpu.gpu.device import Device
+    from napari_wsigpu.gpu.library import LibraryDecoder
 
     Job = Callable[["DecodeWorker"], None]
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import imagecodecs
 import numpy as np
 
-from napari_wsigpu.codecs.library import GPU_ONLY, HARDWARE, HYBRID, ImageFormat, Library
 from napari_wsigpu.codecs.raw import is_swapped
 from napari_wsigpu.errors import DeviceError
+from napari_wsigpu.gpu.library import GPU_ONLY, HARDWARE, HYBRID, ImageFormat, Library
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
     from napari_wsigpu.codecs.color import ColorTable
-    from napari_wsigpu.codecs.device import Event, Stream, TileFormat, Window
-    from napari_wsigpu.codecs.library import LibraryDecoder, LibraryImages, LibraryStreams
+    from napari_wsigpu.gpu.device import Event, Stream, TileFormat, Window
+    from napari_wsigpu.gpu.library import LibraryDecoder, LibraryImages, LibraryStreams
     from napari_wsigpu.layout import LevelLayout
 
 DRIVERS = {"win32": "nvcuda.dll"}
@@ -476,7 +476,7 @@ class CudaDevice:
 
     @cached_property
     def _kernels(self) -> dict[str, Any]:
-        code = resources.files("napari_wsigpu.codecs").joinpath("kernels.cu").read_text("utf-8")
+        code = resources.files("napari_wsigpu.gpu").joinpath("kernels.cu").read_text("utf-8")
         module = self._cupy.RawModule(code=code)
         return {name: module.get_function(name) for name in KERNELS}
 

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from napari_wsigpu.codecs.choose import cuda_index, gpu_worker
-from napari_wsigpu.codecs.nvcomp import decompress
 from napari_wsigpu.errors import (
     DeviceError,
     MissingPackageError,
@@ -21,14 +19,16 @@ from napari_wsigpu.errors import (
     SlideReadError,
     UnsupportedArrayError,
 )
-from napari_wsigpu.storage.gds import Transfer
+from napari_wsigpu.gpu.choose import cuda_index, gpu_worker
+from napari_wsigpu.gpu.gds import Transfer
+from napari_wsigpu.gpu.nvcomp import decompress
 from napari_wsigpu.storage.zarr_chunks import axes_of, batches_of, encoded, find_chunks, plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from napari_wsigpu.codecs.device import Device, Stream
-    from napari_wsigpu.storage.gds import Loader
+    from napari_wsigpu.gpu.device import Device, Stream
+    from napari_wsigpu.gpu.gds import Loader
     from napari_wsigpu.storage.zarr_chunks import Axis, Chunk, Encoded
 
 WAYS = ("direct", "nvcomp", "host")

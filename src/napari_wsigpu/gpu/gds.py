@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from contextlib import AbstractContextManager
 
-    from napari_wsigpu.codecs.device import Device, Stream
+    from napari_wsigpu.gpu.device import Device, Stream
     from napari_wsigpu.storage.file import Run
 
 PAGE = 4096

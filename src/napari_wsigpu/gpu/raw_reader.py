@@ -6,17 +6,17 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from napari_wsigpu.codecs.raw import segments_of
-from napari_wsigpu.storage.gds import PAGE, Batch, Transfer
+from napari_wsigpu.gpu.gds import PAGE, Batch, Transfer
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from napari_wsigpu.codecs.device import Stream, TileFormat, Window
     from napari_wsigpu.engine.log import TileLog
+    from napari_wsigpu.gpu.device import Stream, TileFormat, Window
+    from napari_wsigpu.gpu.gds import Loader
     from napari_wsigpu.layout import LevelLayout
     from napari_wsigpu.storage.file import FileSource
-    from napari_wsigpu.storage.gds import Loader
 
 BATCH_BYTES = 512 << 20
 

@@ -7,9 +7,8 @@ import tifffile
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.codecs.color import ColorProfile
-from napari_wsigpu.engine import raw_reader
 from napari_wsigpu.errors import RegionError, SlideChangedError, TileError
-from napari_wsigpu.storage import gds
+from napari_wsigpu.gpu import gds, raw_reader
 from tests import slides, tiffbytes
 from tests.test_display_color import PROFILE, in_srgb, with_profile
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from napari_wsigpu.codecs.codestream import Jpeg2000Streams, Recipe, recipe
 from napari_wsigpu.codecs.cpu import decode_tile
 from napari_wsigpu.codecs.decoder import EncodedTile
-from napari_wsigpu.codecs.stack import JpegStreams
-from napari_wsigpu.codecs.workspace import Workspace
+from napari_wsigpu.gpu.codestream import Jpeg2000Streams, Recipe, recipe
+from napari_wsigpu.gpu.stack import JpegStreams
+from napari_wsigpu.gpu.workspace import Workspace
 from tests import slides
 from tests.host_device import HostDevice, joined, level_of
 

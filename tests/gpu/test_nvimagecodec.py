@@ -17,12 +17,12 @@ import pytest
 
 from napari_wsigpu.codecs.cpu import decode_tile
 from napari_wsigpu.codecs.decoder import EncodedTile
-from napari_wsigpu.codecs.worker import MOST_IDLE
-from napari_wsigpu.codecs.workspace import SMALLEST
 from napari_wsigpu.errors import DeviceError
+from napari_wsigpu.gpu.worker import MOST_IDLE
+from napari_wsigpu.gpu.workspace import SMALLEST
 from tests import slides, tiffbytes
-from tests.codecs.test_codestream import with_ids, without_adobe
 from tests.codecs.test_cpu import jpeg_2000_ycbcr
+from tests.gpu.test_codestream import with_ids, without_adobe
 from tests.host_device import HostImages, HostStream, OnDevice, joined, level_of
 
 pytest.importorskip("nvidia.nvimgcodec")

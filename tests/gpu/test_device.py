@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from napari_wsigpu.codecs import cuda
-from napari_wsigpu.codecs.cuda import CudaDevice, PinnedMemory
 from napari_wsigpu.errors import DeviceError
+from napari_wsigpu.gpu import cuda
+from napari_wsigpu.gpu.cuda import CudaDevice, PinnedMemory
 
 VARIABLES = (cuda.CONNECTIONS, "PYNVIMGCODEC_VERBOSITY")
 
@@ -330,7 +330,7 @@ class TestPinnedMemory:
 QUIET = """
 import os, sys
 import napari_wsigpu
-import napari_wsigpu.codecs.cuda, napari_wsigpu.codecs.nvimagecodec, napari_wsigpu.engine.reader
+import napari_wsigpu.gpu.cuda, napari_wsigpu.gpu.nvimagecodec, napari_wsigpu.engine.reader
 loaded = {name.partition(".")[0] for name in sys.modules}
 assert not loaded & {"cupy", "nvidia"}, loaded
 assert "CUDA_DEVICE_MAX_CONNECTIONS" not in os.environ

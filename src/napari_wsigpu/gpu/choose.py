@@ -12,9 +12,9 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from napari_wsigpu.codecs.cpu import CpuDecoder
-from napari_wsigpu.codecs.cuda import CudaDevice, driver_is_there
-from napari_wsigpu.codecs.worker import DecodeWorker
 from napari_wsigpu.errors import DeviceError, UnsupportedSlideError
+from napari_wsigpu.gpu.cuda import CudaDevice, driver_is_there
+from napari_wsigpu.gpu.worker import DecodeWorker
 
 if TYPE_CHECKING:
     from collections.abc import Hashable

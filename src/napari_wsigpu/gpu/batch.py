@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.codecs.codestream import Prepared
     from napari_wsigpu.codecs.cpu import CpuBatch
     from napari_wsigpu.codecs.decoder import EncodedBatch, EncodedTile
-    from napari_wsigpu.codecs.device import Device, Event, Stream, TileFormat
-    from napari_wsigpu.codecs.nvimagecodec import NvImageCodecDecoder
-    from napari_wsigpu.codecs.worker import DecodeWorker
+    from napari_wsigpu.gpu.codestream import Prepared
+    from napari_wsigpu.gpu.device import Device, Event, Stream, TileFormat
+    from napari_wsigpu.gpu.nvimagecodec import NvImageCodecDecoder
+    from napari_wsigpu.gpu.worker import DecodeWorker
 
     Then = Callable[[Any], None]
 

@@ -1,0 +1,1 @@
+"""All that needs CUDA: devices, memory, kernels, nvImageCodec, nvCOMP and GPUDirect Storage."""
