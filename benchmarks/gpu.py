@@ -35,11 +35,11 @@ from color import COLORS, open_profiled
 from common import SLIDES, ensure_slide, write_json
 from napari_wsigpu import open_slide
 from napari_wsigpu.bench.table import print_table
-from napari_wsigpu.engine.device_reader import BATCH_TILES, DeviceReader, tile_format
-from napari_wsigpu.engine.reader import _key
 from napari_wsigpu.gpu import verify
 from napari_wsigpu.gpu.choose import gpu_worker, pace
 from napari_wsigpu.gpu.tiles import device_tiles
+from napari_wsigpu.reading.device_reader import BATCH_TILES, DeviceReader, tile_format
+from napari_wsigpu.reading.reader import _key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

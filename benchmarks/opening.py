@@ -20,7 +20,7 @@ import psutil
 from common import SLIDES, ensure_slide, verdict, write_json
 from napari_wsigpu import open_slide
 from napari_wsigpu.bench.table import print_table
-from napari_wsigpu.engine.cache import tile_cache
+from napari_wsigpu.reading.cache import tile_cache
 
 if TYPE_CHECKING:
     from collections.abc import Callable

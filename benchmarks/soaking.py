@@ -29,7 +29,7 @@ from napari.utils.notifications import notification_manager
 from qtpy.QtCore import QTimer, qInstallMessageHandler
 
 import napari_wsigpu
-from napari_wsigpu.engine.cache import tile_cache
+from napari_wsigpu.reading.cache import tile_cache
 from stage import ensure_display, fit_canvas, glide, open_viewer, scene_canvas, settle
 from walking import Leg, Pose, go_to
 

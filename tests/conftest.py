@@ -11,10 +11,10 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
-from napari_wsigpu.engine import in_use, reader
 from napari_wsigpu.errors import DeviceError
 from napari_wsigpu.gpu import choose
 from napari_wsigpu.gpu import tiles as device_cache
+from napari_wsigpu.reading import in_use, reader
 from napari_wsigpu.storage.disk_cache import FOLDER
 from tests.host_device import HostDevice
 

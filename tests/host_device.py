@@ -14,13 +14,13 @@ import numpy as np
 from napari_wsigpu.codecs.cpu import CpuDecoder, _ycbcr_to_rgb
 from napari_wsigpu.codecs.decoder import EncodedBatch
 from napari_wsigpu.codecs.jpeg import FRAMES, segments
-from napari_wsigpu.engine.device_reader import tile_format
 from napari_wsigpu.gpu.batch import Slots
 from napari_wsigpu.gpu.library import CPU_ONLY, NO_DEVICE, ImageFormat, Library
 from napari_wsigpu.gpu.nvimagecodec import NvImageCodecDecoder
 from napari_wsigpu.gpu.verify import Verifier
 from napari_wsigpu.gpu.worker import DecodeWorker
 from napari_wsigpu.layout import Encoding, LevelLayout, TileGrid
+from napari_wsigpu.reading.device_reader import tile_format
 
 _loading = threading.Lock()
 _loaded = cache(Library)

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 from napari_wsigpu import Slide, open_slide
-from napari_wsigpu.engine.cache import tile_cache
-from napari_wsigpu.engine.dask_level import CHUNK_BYTES, DaskLevel
-from napari_wsigpu.engine.open_slides import open_slides
 from napari_wsigpu.errors import RegionError, SlideChangedError, TileError
 from napari_wsigpu.gpu import choose, cuda
 from napari_wsigpu.gpu.tiles import NOBODY, device_tiles
 from napari_wsigpu.layout import TileGrid
+from napari_wsigpu.reading.cache import tile_cache
+from napari_wsigpu.reading.dask_level import CHUNK_BYTES, DaskLevel
+from napari_wsigpu.reading.open_slides import open_slides
 from tests import slides
 from tests.host_device import HostDevice
 

@@ -13,7 +13,6 @@ import tifffile
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.codecs.color import ColorProfile
-from napari_wsigpu.engine.cache import TileKey, tile_cache
 from napari_wsigpu.errors import (
     RegionError,
     SlideClosedError,
@@ -23,6 +22,7 @@ from napari_wsigpu.errors import (
 )
 from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.layout import LevelLayout, Part
+from napari_wsigpu.reading.cache import TileKey, tile_cache
 from napari_wsigpu.slide import Slide
 from tests import slides, tiffbytes
 from tests.icc import ADOBE, GAMMA, PROFILES, SRGB

@@ -41,7 +41,7 @@ assert not FORBIDDEN & {name.partition(".")[0] for name in sys.modules}
 def engine_modules():
     root = Path(napari_wsigpu.__file__).parent
     files = [root / "errors.py", root / "privacy.py", root / "slide.py"]
-    for folder in ("formats", "storage", "codecs", "engine"):
+    for folder in ("formats", "storage", "codecs", "gpu", "reading", "display"):
         files += (root / folder).glob("*.py")
     names = [".".join(file.relative_to(root.parent).with_suffix("").parts) for file in files]
     # What imports the packages of an extra is imported when it is first needed.
@@ -50,7 +50,7 @@ def engine_modules():
 
 
 def test_there_are_modules_to_import():
-    assert {"napari_wsigpu.codecs", "napari_wsigpu.engine.level"} <= set(engine_modules())
+    assert {"napari_wsigpu.codecs", "napari_wsigpu.reading.level"} <= set(engine_modules())
 
 
 def test_the_engine_needs_no_viewer_and_no_gpu(tmp_path):

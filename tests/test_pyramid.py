@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from napari_wsigpu import open_slide
 from napari_wsigpu import slide as slide_module
-from napari_wsigpu.engine.cache import tile_cache
 from napari_wsigpu.errors import LevelError, TileError
+from napari_wsigpu.reading.cache import tile_cache
 from tests import leica, oracles, slides, tiffbytes
 from tests.icc import PROFILES
 from tests.leica import SPACING

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 import napari_wsigpu
 from napari_wsigpu import SlideError, open_slide
-from napari_wsigpu.engine.cache import tile_cache
 from napari_wsigpu.errors import (
     DeviceError,
     LevelError,
@@ -25,6 +24,7 @@ from napari_wsigpu.errors import (
     SlideNotFoundError,
     TileError,
 )
+from napari_wsigpu.reading.cache import tile_cache
 from tests import oracles, slides, tiffbytes
 from tests.conftest import decoding_threads
 

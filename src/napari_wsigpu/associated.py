@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.color import Color, EmbeddedProfile
-    from napari_wsigpu.engine.level import LevelArray
     from napari_wsigpu.layout import AssociatedLayout
+    from napari_wsigpu.reading.level import LevelArray
 
 
 class AssociatedImage:

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from napari_wsigpu.ahead import read_ahead
 from napari_wsigpu.associated import AssociatedImage
 from napari_wsigpu.codecs.color import EmbeddedProfile, wants_srgb
-from napari_wsigpu.engine.canvas import parts_of
-from napari_wsigpu.engine.fetcher import tile_fetcher
-from napari_wsigpu.engine.level import LevelArray
-from napari_wsigpu.engine.log import TileLog
-from napari_wsigpu.engine.reader import RegionReader
+from napari_wsigpu.display.fetcher import tile_fetcher
 from napari_wsigpu.errors import LevelError, RegionError, SlideClosedError
 from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.formats.tiff import is_rgb
 from napari_wsigpu.gpu.choose import choose_decoder
 from napari_wsigpu.gpu.device import Window
+from napari_wsigpu.reading.batches import read_ahead
+from napari_wsigpu.reading.level import LevelArray
+from napari_wsigpu.reading.log import TileLog
+from napari_wsigpu.reading.mosaic import parts_of
+from napari_wsigpu.reading.reader import RegionReader
 from napari_wsigpu.storage.file import FileSource
 from napari_wsigpu.storage.files import FilesSource
 from napari_wsigpu.storage.memory import MemorySource
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.color import Color
-    from napari_wsigpu.engine.cache import TileKey
-    from napari_wsigpu.engine.span import Span
     from napari_wsigpu.layout import Channel, LevelLayout, PyramidLevel, SlideLayout
+    from napari_wsigpu.reading.cache import TileKey
+    from napari_wsigpu.reading.span import Span
     from napari_wsigpu.storage.source import ByteSource
 
 LARGEST_OVERVIEW = 1024

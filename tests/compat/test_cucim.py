@@ -17,8 +17,8 @@ from napari_wsigpu.compat.cucim import (
     DLDataTypeCode,
     preferred_memory_capacity,
 )
-from napari_wsigpu.engine.cache import tile_cache
 from napari_wsigpu.errors import DeviceError
+from napari_wsigpu.reading.cache import tile_cache
 from tests import oracles, philips, slides
 from tests.conftest import decoding_threads
 

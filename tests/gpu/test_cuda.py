@@ -25,15 +25,15 @@ from napari_wsigpu import open_slide
 from napari_wsigpu import slide as slide_module
 from napari_wsigpu.codecs.color import ColorProfile
 from napari_wsigpu.codecs.jpeg import Stacking, header_length, read_header
-from napari_wsigpu.engine import device_reader
-from napari_wsigpu.engine.cache import TileKey
-from napari_wsigpu.engine.open_slides import open_slides
 from napari_wsigpu.errors import DeviceError, RegionError, SlideReadError
 from napari_wsigpu.gpu import choose
 from napari_wsigpu.gpu import tiles as device_cache
 from napari_wsigpu.gpu.cuda import CudaDevice, PinnedMemory
 from napari_wsigpu.gpu.device import TileFormat, Window
 from napari_wsigpu.gpu.verify import TOLERANCES
+from napari_wsigpu.reading import device_reader
+from napari_wsigpu.reading.cache import TileKey
+from napari_wsigpu.reading.open_slides import open_slides
 from tests import slides, tiffbytes
 from tests.conftest import pinned_places
 from tests.host_device import HostDevice, WrappedDecoder

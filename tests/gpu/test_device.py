@@ -330,7 +330,7 @@ class TestPinnedMemory:
 QUIET = """
 import os, sys
 import napari_wsigpu
-import napari_wsigpu.gpu.cuda, napari_wsigpu.gpu.nvimagecodec, napari_wsigpu.engine.reader
+import napari_wsigpu.gpu.cuda, napari_wsigpu.gpu.nvimagecodec, napari_wsigpu.reading.reader
 loaded = {name.partition(".")[0] for name in sys.modules}
 assert not loaded & {"cupy", "nvidia"}, loaded
 assert "CUDA_DEVICE_MAX_CONNECTIONS" not in os.environ

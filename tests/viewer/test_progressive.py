@@ -19,13 +19,13 @@ from qtpy.QtWidgets import QApplication
 import napari_wsigpu
 from napari_wsigpu import open_slide
 from napari_wsigpu.codecs import cpu
-from napari_wsigpu.engine.cache import tile_cache
 from napari_wsigpu.errors import (
     DisplayTimeoutError,
     LayerError,
     SlideClosedError,
     SlideReadError,
 )
+from napari_wsigpu.reading.cache import tile_cache
 from napari_wsigpu.viewer import progressive
 from napari_wsigpu.viewer.layers import slide_layers
 from napari_wsigpu.viewer.sample import sample_path

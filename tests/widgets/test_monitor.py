@@ -14,10 +14,10 @@ from qtpy.QtCore import Qt
 from qtpy.QtTest import QTest
 from qtpy.QtWidgets import QAbstractButton, QLabel, QSlider
 
-from napari_wsigpu.engine.cache import DEFAULT_BUDGET, tile_cache
 from napari_wsigpu.errors import DeviceError
 from napari_wsigpu.gpu import choose
 from napari_wsigpu.gpu.tiles import tiles_on
+from napari_wsigpu.reading.cache import DEFAULT_BUDGET, tile_cache
 from napari_wsigpu.slide import Slide
 from napari_wsigpu.units import byte_size
 from napari_wsigpu.viewer.sample import sample_path

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from tifffile import TiffPage
 
-    from napari_wsigpu.engine.level import LevelArray
+    from napari_wsigpu.reading.level import LevelArray
     from napari_wsigpu.slide import Slide
 
 NONE = 1

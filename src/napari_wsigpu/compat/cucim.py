@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import tifffile
 
-from napari_wsigpu.engine.cache import tile_cache
 from napari_wsigpu.errors import RegionError, SlideError, SlideReadError, file_error
 from napari_wsigpu.gpu.choose import cuda_index
 from napari_wsigpu.gpu.cuda import import_cuda
+from napari_wsigpu.reading.cache import tile_cache
 from napari_wsigpu.slide import open_slide
 from napari_wsigpu.storage.url import is_url, public_url
 

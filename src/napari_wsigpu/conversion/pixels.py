@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.ahead import read_ahead
 from napari_wsigpu.conversion.bare import bare
 from napari_wsigpu.conversion.checksum import crc32
 from napari_wsigpu.conversion.plan import segments_of
-from napari_wsigpu.engine.average import area_average
 from napari_wsigpu.errors import TileError
+from napari_wsigpu.reading.average import area_average
+from napari_wsigpu.reading.batches import read_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator

@@ -11,11 +11,11 @@ import numpy as np
 
 from napari_wsigpu.conversion.coding import Coding, check_ome, copied_coding, new_coding
 from napari_wsigpu.conversion.options import LARGEST_TILE, TILE_UNIT
-from napari_wsigpu.engine.canvas import touches
-from napari_wsigpu.engine.span import Span
 from napari_wsigpu.errors import ConversionError, LevelError
 from napari_wsigpu.formats.tiff import is_rgb
 from napari_wsigpu.layout import COMPUTED_TILE
+from napari_wsigpu.reading.mosaic import touches
+from napari_wsigpu.reading.span import Span
 from napari_wsigpu.slide import LARGEST_OVERVIEW
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from napari_wsigpu.engine.log import TileLog
     from napari_wsigpu.gpu.device import Stream, TileFormat, Window
     from napari_wsigpu.gpu.gds import Loader
     from napari_wsigpu.layout import LevelLayout
+    from napari_wsigpu.reading.log import TileLog
     from napari_wsigpu.storage.file import FileSource
 
 BATCH_BYTES = 512 << 20

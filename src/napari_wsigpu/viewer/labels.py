@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.engine.level import LevelArray
     from napari_wsigpu.layout import LabelLayout
+    from napari_wsigpu.reading.level import LevelArray
     from napari_wsigpu.slide import Slide
 
     LabelData = tuple[list[LevelArray] | NDArray[Any], dict[str, Any], str]

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from napari.utils import progress
 
-from napari_wsigpu.engine.level import LevelArray
 from napari_wsigpu.layout import Channel
 from napari_wsigpu.privacy import masked
+from napari_wsigpu.reading.level import LevelArray
 from napari_wsigpu.slide import Slide
 from napari_wsigpu.storage.url import file_name
 from napari_wsigpu.viewer.labels import label_layers

@@ -22,14 +22,14 @@ import numpy as np
 from napari.utils.notifications import show_warning
 from qtpy.QtCore import QObject, QTimer, Signal
 
-from napari_wsigpu.engine import resample
-from napari_wsigpu.engine.cache import tile_cache
-from napari_wsigpu.engine.fetcher import tile_fetcher
-from napari_wsigpu.engine.level import VIEWER_CHUNK
-from napari_wsigpu.engine.picture import Picture, View
-from napari_wsigpu.engine.wanted import next_likely, on_screen
+from napari_wsigpu.display import resample
+from napari_wsigpu.display.fetcher import tile_fetcher
+from napari_wsigpu.display.picture import Picture, View
+from napari_wsigpu.display.wanted import next_likely, on_screen
 from napari_wsigpu.errors import SlideReadError
 from napari_wsigpu.memory import PictureMemory
+from napari_wsigpu.reading.cache import tile_cache
+from napari_wsigpu.reading.level import VIEWER_CHUNK
 from napari_wsigpu.viewer.layers import slide_of
 
 if TYPE_CHECKING:
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from napari.layers import Image, Layer
     from numpy.typing import NDArray
 
-    from napari_wsigpu.engine.cache import TileKey
-    from napari_wsigpu.engine.level import LevelArray
     from napari_wsigpu.layout import LevelLayout
+    from napari_wsigpu.reading.cache import TileKey
+    from napari_wsigpu.reading.level import LevelArray
     from napari_wsigpu.slide import Slide
 
 REFRESH_SECONDS = 0.1

@@ -17,9 +17,9 @@ from qtpy.QtWidgets import (
 )
 from superqt import QElidingLabel
 
-from napari_wsigpu.engine.cache import tile_cache
 from napari_wsigpu.gpu.choose import device_index
 from napari_wsigpu.gpu.tiles import DeviceTiles, tiles_on
+from napari_wsigpu.reading.cache import tile_cache
 from napari_wsigpu.units import byte_size
 from napari_wsigpu.widgets.budgets import Budget, machine_memory
 from napari_wsigpu.widgets.column import Column

@@ -1,0 +1,1 @@
+"""What a screen shows while tiles are still being decoded. No napari, no Qt."""

@@ -1,0 +1,258 @@
+"""Tiles for displays, fetched in the background: what is on screen before what may be next."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from napari_wsigpu.codecs.cpu import threads_at_work
+from napari_wsigpu.errors import SlideError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from napari_wsigpu.reading.cache import TileKey
+
+BATCH_SECONDS = 0.05
+BATCH_TILES = 256
+SLOWEST_AHEAD = 0.2
+MOST_REMEMBERED = 1 << 16
+
+logger = logging.getLogger(__name__)
+
+
+class TileSource(Protocol):
+    """A slide, as displays see it."""
+
+    @property
+    def least_batch(self) -> int:
+        """How many tiles to decode at a time at least, if so many are wanted."""
+
+    def parts_of(self, level: int) -> int:
+        """Return how many stored tiles are decoded for one tile of a level."""
+
+    def read_tiles(self, keys: Sequence[TileKey]) -> dict[TileKey, NDArray[Any]]:
+        """Decode whole tiles of one level."""
+
+
+class Display(Protocol):
+    """Who wants tiles of a slide. The fetcher calls it from its own thread."""
+
+    @property
+    def slide(self) -> TileSource:
+        """The slide."""
+
+    def land(self, tiles: Mapping[TileKey, NDArray[Any]]) -> None:
+        """Take tiles of one level, wanted or not."""
+
+    def fail(self, error: Exception) -> None:
+        """Learn that wanted tiles can't be had."""
+
+
+@dataclass
+class _Wanted:
+    """What one display wants of a slide, in its order."""
+
+    source: TileSource
+    on_screen: list[TileKey]
+    next_likely: list[TileKey]
+
+
+class _Batch(NamedTuple):
+    source: TileSource
+    keys: list[TileKey]
+    ahead: bool
+
+
+class TileFetcher:
+    """Decodes the tiles that displays want, in one thread that lives as long as any are wanted.
+
+    What is on any screen comes before what may be next on one. Batches take about 50 ms each,
+    so that a new view waits no longer than that for the end of an old one; tiles of which one alone
+    takes longer than 0.2 s are not fetched ahead.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._wanted: dict[Display, _Wanted] = {}
+        self._thread: threading.Thread | None = None
+        self._in_flight: frozenset[TileKey] = frozenset()
+        self._flies_ahead = False
+        self._pace: dict[tuple[int, int], float] = {}
+        self._ahead: set[TileKey] = set()
+        self._fetched_ahead: Counter[int] = Counter()
+        self._hits_ahead: Counter[int] = Counter()
+        self._last_batch: dict[int, int] = {}
+
+    def want(
+        self, display: Display, on_screen: Sequence[TileKey], next_likely: Sequence[TileKey] = ()
+    ) -> None:
+        """Replace what a display wants; what it wanted before and wants no more is dropped."""
+        with self._changed:
+            waiting = self._wanted.pop(display, None)
+            if not on_screen and not next_likely:
+                return
+            flying = self._in_flight
+            wanted = _Wanted(
+                display.slide,
+                [key for key in on_screen if key not in flying],
+                [key for key in next_likely if key not in flying],
+            )
+            if waiting is None or wanted.on_screen:
+                # Who asks last moves something now, and is served first.
+                self._wanted = {display: wanted} | self._wanted
+            else:
+                self._wanted[display] = wanted
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="wsigpu-fetch", daemon=True)
+                self._thread.start()
+
+    def forget(self, display: Display) -> None:
+        """Drop what a display wants; tiles in flight may still land."""
+        self.want(display, ())
+
+    def shown(self, found: Iterable[TileKey], lacked: Iterable[TileKey]) -> None:
+        """Learn which tiles of a new view were at hand, and which were not, to count hits."""
+        found, lacked = set(found), set(lacked)
+        with self._changed:
+            for key in self._ahead & found:
+                self._hits_ahead[_number(key)] += 1
+            self._ahead -= found | lacked
+
+    def stats(self, slide: int) -> dict[str, int]:
+        """Return a slide's counters: queue, batch, prefetched, prefetch_hits."""
+        with self._changed:
+            queue = sum(
+                _number(key) == slide
+                for wanted in self._wanted.values()
+                for key in wanted.on_screen
+            )
+            flying = () if self._flies_ahead else self._in_flight
+            return {
+                "queue": queue + sum(_number(key) == slide for key in flying),
+                "batch": self._last_batch.get(slide, 0),
+                "prefetched": self._fetched_ahead[slide],
+                "prefetch_hits": self._hits_ahead[slide],
+            }
+
+    def forget_slide(self, slide: int) -> None:
+        """Drop all that is wanted and known of a slide, and return once none of it is decoded."""
+        with self._changed:
+            for wanted in self._wanted.values():
+                for keys in (wanted.on_screen, wanted.next_likely):
+                    keys[:] = [key for key in keys if _number(key) != slide]
+            self._changed.wait_for(lambda: all(_number(key) != slide for key in self._in_flight))
+            self._ahead = {key for key in self._ahead if _number(key) != slide}
+            self._pace = {place: pace for place, pace in self._pace.items() if place[0] != slide}
+            for counts in (self._fetched_ahead, self._hits_ahead, self._last_batch):
+                counts.pop(slide, None)
+
+    def _run(self) -> None:
+        try:
+            self._fetch()
+        finally:
+            with self._changed:
+                if self._thread is threading.current_thread():
+                    self._thread = None
+                    self._in_flight = frozenset()
+                    self._changed.notify_all()
+
+    def _fetch(self) -> None:
+        while (batch := self._next()) is not None:
+            begin = time.perf_counter()
+            try:
+                tiles = batch.source.read_tiles(batch.keys)
+            except Exception as error:
+                if not isinstance(error, SlideError):
+                    logger.exception("Tiles of a display could not be read")
+                for display in self._drop(batch.source):
+                    display.fail(error)
+            else:
+                self._land(batch, tiles, time.perf_counter() - begin)
+
+    def _next(self) -> _Batch | None:
+        """Return what to fetch next; None ends the thread."""
+        with self._changed:
+            for ahead in (False, True):
+                for wanted in self._wanted.values():
+                    keys = wanted.on_screen
+                    if ahead:
+                        keys = wanted.next_likely
+                        keys[:] = [key for key in keys if not self._takes_long(key)]
+                    if keys:
+                        return self._take(wanted.source, keys, ahead=ahead)
+            self._thread = None
+            return None
+
+    def _take(self, source: TileSource, keys: list[TileKey], *, ahead: bool) -> _Batch:
+        """Take the first tiles of one level from a list."""
+        first = keys[0]
+        most = max(self._batch_size(first, source), source.least_batch)
+        taken = [key for key in keys if key[:2] == first[:2]][:most]
+        self._in_flight, self._flies_ahead = frozenset(taken), ahead
+        for wanted in self._wanted.values():
+            for waiting in (wanted.on_screen, wanted.next_likely):
+                waiting[:] = [key for key in waiting if key not in self._in_flight]
+        self._last_batch[_number(first)] = len(taken)
+        return _Batch(source, taken, ahead)
+
+    def _batch_size(self, key: TileKey, source: TileSource) -> int:
+        """Return how many tiles keep all cores at work for as long as a batch may take."""
+        side_by_side = -(-threads_at_work() // source.parts_of(key.level))
+        pace = self._pace_of(key)
+        if pace is None:
+            return side_by_side
+        tiles = int(BATCH_SECONDS / max(pace, BATCH_SECONDS / BATCH_TILES))
+        return max(1, tiles // side_by_side) * side_by_side
+
+    def _takes_long(self, key: TileKey) -> bool:
+        """Whether one tile of a level is known to take too long to be fetched ahead."""
+        pace = self._pace_of(key)
+        return pace is not None and pace > SLOWEST_AHEAD
+
+    def _pace_of(self, key: TileKey) -> float | None:
+        """Return seconds a tile of a level, None as long as they are not known."""
+        return self._pace.get((_number(key), key.level))
+
+    def _land(self, batch: _Batch, tiles: Mapping[TileKey, NDArray[Any]], seconds: float) -> None:
+        first = batch.keys[0]
+        with self._changed:
+            self._pace[_number(first), first.level] = seconds / len(batch.keys)
+            if batch.ahead:
+                if len(self._ahead) > MOST_REMEMBERED:
+                    self._ahead.clear()
+                self._ahead.update(batch.keys)
+                self._fetched_ahead[_number(first)] += len(batch.keys)
+            # Who asks for these from now on is served from the cache.
+            self._in_flight = frozenset()
+            self._changed.notify_all()
+            displays = self._of(batch.source)
+        for display in displays:
+            display.land(tiles)
+
+    def _drop(self, source: TileSource) -> Collection[Display]:
+        """Drop what is wanted of a slide; return whose displays wanted it."""
+        with self._changed:
+            self._in_flight = frozenset()
+            self._changed.notify_all()
+            displays = self._of(source)
+            for display in displays:
+                del self._wanted[display]
+            return displays
+
+    def _of(self, source: TileSource) -> list[Display]:
+        return [display for display, wanted in self._wanted.items() if wanted.source is source]
+
+
+def _number(key: TileKey) -> int:
+    """Return the number of a key's slide, whatever colours it is in."""
+    return key.slide if key.slide >= 0 else ~key.slide
+
+
+tile_fetcher = TileFetcher()

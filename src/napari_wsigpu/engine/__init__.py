@@ -1,1 +1,0 @@
-"""Which tiles, in what order, from where: cache, scheduler and array-likes."""

@@ -1,0 +1,295 @@
+"""`LevelArray`: one level as the array-like that napari and scripts slice."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+
+from napari_wsigpu.errors import RegionError
+from napari_wsigpu.gpu.device import Window
+from napari_wsigpu.reading.dask_level import DaskLevel, tiles_a_chunk
+from napari_wsigpu.reading.span import Span
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import dask.array
+    from numpy.typing import DTypeLike, NDArray
+
+    from napari_wsigpu.layout import LevelLayout
+
+    Read = Callable[[Span, Span, int | None], NDArray[Any]]
+
+VIEWER_CHUNK = 128
+
+
+class LevelOwner(Protocol):
+    """What levels belong to: makes them again in another process."""
+
+    @property
+    def path(self) -> str:
+        """Path of the file, for messages."""
+
+    def level_array(
+        self, index: int, channel: int | None = None, *, tolerant: bool = False
+    ) -> LevelArray:
+        """Return the level of that number."""
+
+    def read_to_device(self, index: int, window: Window, device: str) -> Any:
+        """Return all channels of a window of a level, in a device's memory."""
+
+    def opener(self, device: str) -> Callable[[], LevelOwner]:
+        """Return what opens the slide for tasks that put pixels on a device; picklable."""
+
+    def close(self) -> None:
+        """Let go of everything for good."""
+
+
+class AxisIndex(NamedTuple):
+    """One axis of an index: the positions to read, then the view to take of them."""
+
+    span: Span
+    view: slice | int
+
+
+class LevelArray:
+    """Lazily decoded pixels of one level.
+
+    Slicing reads exactly the tiles that are needed and returns a new ndarray.
+
+    Parameters
+    ----------
+    layout : LevelLayout
+        The level.
+    read : callable
+        Reads (rows, columns, channel) of it.
+    slide : LevelOwner
+        The slide it belongs to.
+    number : int
+        Its number there.
+    channel : int, optional
+        Show this channel alone, as a two-dimensional array.
+    tolerant : bool
+        Whether `read` shows tiles that can't be decoded as background.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        (height, width, channels), or (height, width) for one channel.
+    dtype : numpy.dtype
+        Type of one sample.
+    ndim, size : int
+        Number of axes and of samples.
+    chunks : tuple of int
+        Size of a tile along each axis. A viewer's array says at most 128: viewers draw whole
+        chunks, and those of large tiles or of strips would be many times what a screen shows.
+    slide, number, channel, tolerant
+        As given.
+    layout : LevelLayout
+        What the level is.
+    computed : bool
+        Whether the level is computed from a finer one because the file lacks it.
+    """
+
+    def __init__(
+        self,
+        layout: LevelLayout,
+        read: Read,
+        slide: LevelOwner,
+        number: int,
+        channel: int | None = None,
+        *,
+        tolerant: bool = False,
+    ) -> None:
+        self._read = read
+        self.layout = layout
+        self.channel = channel
+        self.tolerant = tolerant
+        self.slide = slide
+        self.number = number
+        samples = () if channel is not None else (layout.channels,)
+        self.shape: tuple[int, ...] = (layout.height, layout.width, *samples)
+        self.dtype = layout.dtype
+        self.ndim = len(self.shape)
+        self.size = layout.height * layout.width * (samples[0] if samples else 1)
+        largest = VIEWER_CHUNK if tolerant else max(layout.height, layout.width)
+        self.chunks: tuple[int, ...] = (
+            min(layout.grid.tile_height, layout.height, largest),
+            min(layout.grid.tile_width, layout.width, largest),
+            *samples,
+        )
+        self.computed = layout.computed
+
+    def __getitem__(self, key: Any) -> NDArray[Any]:
+        """Return the pixels at `key` on the host; see `read`."""
+        pixels: NDArray[Any] = self.read(key)
+        return pixels
+
+    def read(self, key: Any, device: str = "cpu") -> Any:
+        """Read the pixels at an index.
+
+        Parameters
+        ----------
+        key : int, slice, Ellipsis or tuple of these
+            As numpy takes it; slices may have any step.
+        device : str
+            Where the pixels shall be: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``. On a device, a tile
+            that can't be decoded always raises.
+
+        Returns
+        -------
+        ndarray or cupy.ndarray
+            As numpy shapes it.
+
+        Raises
+        ------
+        IndexError
+            If an index is out of bounds or of another kind.
+        TileError
+            If a tile can't be decoded.
+        DeviceError
+            If the device can't be used.
+        """
+        rows, columns, *channels = (
+            _axis_index(index, length)
+            for index, length in zip(_expand(key, self.ndim), self.shape, strict=True)
+        )
+        if device != "cpu":
+            return self._read_to_device(rows, columns, channels, device)
+        channel = self.channel
+        views: tuple[slice | int, ...] = (rows.view, columns.view)
+        if channels:
+            if isinstance(channels[0].view, int):
+                channel = channels[0].span.start
+            else:
+                start, step, length = channels[0].span
+                taken = slice(start, start + step * length, step)
+                pixels = self._read(rows.span, columns.span, None)
+                whole = length == self.shape[2] and step == 1
+                return (pixels if whole else pixels[..., taken])[*views, channels[0].view]
+        return self._read(rows.span, columns.span, channel)[views]
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
+        if copy is False:
+            raise ValueError("A level has to be decoded, so it can't be had without a copy.")
+        return np.asarray(self[...], dtype=dtype)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LevelArray:
+        return self
+
+    def __reduce__(self) -> tuple[Callable[..., LevelArray], tuple[Any, ...]]:
+        return _rebuild, (self.slide, self.number, self.channel, self.tolerant)
+
+    def __repr__(self) -> str:
+        return f"<LevelArray {self.shape} {self.dtype}>"
+
+    def to_dask(self, tiles: int | None = None, device: str = "cpu") -> dask.array.Array:
+        """Return the level as a Dask array; nothing is decoded yet.
+
+        Its tasks may run in any process that reaches the file by the same path. Each process opens
+        the slide once, whatever it is asked of it. As Dask runs tasks side by side, each decodes
+        in its own thread there, unless the slide was opened with a number of `threads`.
+        In this process tasks read through this slide, which has to stay open.
+
+        Parameters
+        ----------
+        tiles : int, optional
+            Tiles a chunk along each axis; by default chunks are about 32 MiB, as square as whole
+            tiles allow.
+        device : str
+            Where the chunks shall be: ``"cpu"``, or ``"cuda"`` for CuPy arrays on the first device
+            that the process sees. A slide of device ``"auto"`` is decoded there, too, in other
+            processes.
+
+        Raises
+        ------
+        ImportError
+            If Dask is not installed.
+        RegionError
+            If `tiles` is not a whole number of at least 1.
+        DeviceError
+            If this process can't use the device.
+        """
+        try:
+            import dask.array
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "to_dask needs Dask, which is not installed; pip install dask[array]."
+            ) from error
+        if tiles is not None and (not isinstance(tiles, int | np.integer) or tiles < 1):
+            raise RegionError(f"tiles is {tiles!r}; it has to be a whole number >= 1.")
+        pixel_bytes = self.dtype.itemsize * math.prod(self.shape[2:])
+        down, across = (tiles, tiles) if tiles else tiles_a_chunk(self.layout, pixel_bytes)
+        grid = self.layout.grid
+        size = (down * grid.tile_height, across * grid.tile_width, *self.shape[2:])
+        chunks = tuple(map(min, size, self.shape))
+        nothing = np.empty(0, self.dtype) if device == "cpu" else self.read(np.s_[:0, :0], device)
+        return dask.array.from_array(
+            DaskLevel(self, device), chunks, asarray=False, fancy=False, meta=nothing
+        )
+
+    def __dask_tokenize__(self) -> Any:
+        from dask.base import normalize_token
+
+        return normalize_token((self.slide, self.number, self.channel, self.tolerant))
+
+    def _read_to_device(
+        self, rows: AxisIndex, columns: AxisIndex, channels: list[AxisIndex], device: str
+    ) -> Any:
+        top, left = rows.span.start, columns.span.start
+        height, width = (
+            max(0, (span.length - 1) * span.step + 1) for span in (rows.span, columns.span)
+        )
+        window = Window(top, left, height, width, self.channel)
+        pixels = self.slide.read_to_device(self.number, window, device)
+        steps = [slice(None, None, span.step) for span in (rows.span, columns.span)]
+        for start, step, length in (axis.span for axis in channels):
+            steps.append(slice(start, start + step * length, step))
+        return pixels[tuple(steps)][tuple(axis.view for axis in (rows, columns, *channels))]
+
+
+def _rebuild(slide: LevelOwner, index: int, channel: int | None, tolerant: bool) -> LevelArray:
+    return slide.level_array(index, channel, tolerant=tolerant)
+
+
+def _expand(key: Any, ndim: int) -> tuple[Any, ...]:
+    """Return one index an axis."""
+    key = key if isinstance(key, tuple) else (key,)
+    dots = [place for place, index in enumerate(key) if index is Ellipsis]
+    if len(dots) > 1:
+        raise IndexError("an index can only have a single ellipsis ('...')")
+    if len(key) - len(dots) > ndim:
+        raise IndexError(
+            f"too many indices for level: it is {ndim}-dimensional, "
+            f"but {len(key) - len(dots)} were indexed"
+        )
+    fill = (slice(None),) * (ndim - len(key) + len(dots))
+    if not dots:
+        return (*key, *fill)
+    return (*key[: dots[0]], *fill, *key[dots[0] + 1 :])
+
+
+def _axis_index(index: Any, length: int) -> AxisIndex:
+    if isinstance(index, slice):
+        start, stop, step = index.indices(length)
+        count = len(range(start, stop, step))
+        if step > 0:
+            return AxisIndex(Span(start, step, count), slice(None))
+        return AxisIndex(Span(start + (count - 1) * step, -step, count), slice(None, None, -1))
+    if isinstance(index, bool | np.bool_):
+        raise IndexError("levels are indexed by integers, slices and '...', not by booleans")
+    try:
+        position = operator.index(index)
+    except TypeError:
+        raise IndexError(
+            f"levels are indexed by integers, slices and '...', not by {type(index).__name__}"
+        ) from None
+    if not -length <= position < length:
+        raise IndexError(f"index {position} is out of bounds for axis with size {length}")
+    return AxisIndex(Span(position % length, 1, 1), 0)

@@ -1,0 +1,104 @@
+"""What happened to the tiles of one slide: counters, failures, and who is told of them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from napari_wsigpu.errors import TileError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from napari_wsigpu.reading.cache import TileKey
+
+MOST_REPORTS = 10
+
+logger = logging.getLogger(__name__)
+
+
+class TileLog:
+    """Counts tiles and reports those that can't be decoded, each once; thread-safe.
+
+    Parameters
+    ----------
+    path : str
+        The slide's path, for messages.
+    names : Mapping of int to str
+        Names of images that are no levels, for messages.
+    """
+
+    def __init__(self, path: str, names: Mapping[int, str]) -> None:
+        self._path = path
+        self._names = names
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._decoded: Counter[str] = Counter()
+        self._failed: dict[TileKey, str] = {}
+        self._reported: set[TileKey] = set()
+        self.on_failed_tile: Callable[[str, str], None] | None = None
+
+    def count(self, **numbers: int) -> None:
+        """Add to counters: tiles_asked, cache_hits, computed, background, bytes_*."""
+        with self._lock:
+            for name, number in numbers.items():
+                self._counts[name] += number
+
+    def count_decoded(self, **numbers: int) -> None:
+        """Add to the number of tiles that each decoder decoded, by its name."""
+        with self._lock:
+            for name, number in numbers.items():
+                self._decoded[name] += number
+
+    def stats(self, most_failed: int | None = None) -> dict[str, Any]:
+        """Return the counters as a JSON-serialisable dict, and the first failed tiles."""
+        with self._lock:
+            return {
+                "tiles_asked": self._counts["tiles_asked"],
+                "cache_hits": self._counts["cache_hits"],
+                "decoded": {"cpu": 0, **self._decoded},
+                "computed": self._counts["computed"],
+                "background": self._counts["background"],
+                "bytes_read": self._counts["bytes_read"],
+                "bytes_decoded": self._counts["bytes_decoded"],
+                "failed": len(self._failed),
+                "failed_tiles": {
+                    self._name(key): why for key, why in islice(self._failed.items(), most_failed)
+                },
+            }
+
+    def note(self, failures: Mapping[TileKey, str], *, report: bool) -> None:
+        """Count failed tiles; report each once, when it is first shown, and of many the first."""
+        if not failures:
+            return
+        with self._lock:
+            self._failed |= failures
+            unsaid = failures.keys() - self._reported if report else set()
+            said = len(self._reported)
+            self._reported |= unsaid
+        for key in sorted(unsaid)[: max(0, MOST_REPORTS - said)]:
+            name, why = self._name(key), failures[key]
+            logger.warning(
+                "The tile at %s of '%s' is shown as background: %s", name, self._path, why
+            )
+            if self.on_failed_tile is not None:
+                self.on_failed_tile(name, why)
+        if said <= MOST_REPORTS < said + len(unsaid):
+            logger.warning("So are more tiles of '%s', which are only counted", self._path)
+
+    def has_failed(self, key: TileKey | None = None) -> bool:
+        """Whether a tile, or any tile at all, could not be decoded."""
+        return bool(self._failed) if key is None else key in self._failed
+
+    def error(self, failures: Mapping[TileKey, str]) -> TileError:
+        """Return the exception that names failed tiles."""
+        return TileError(
+            self._path, [(self._name(key), why) for key, why in sorted(failures.items())]
+        )
+
+    def _name(self, key: TileKey) -> str:
+        image = self._names.get(key.level, f"level {key.level}")
+        return f"{image}, row {key.row}, column {key.column}"

@@ -1,0 +1,206 @@
+"""Pictures are held against the slide's own pixels, and against nearest pixels by hand."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from napari_wsigpu import open_slide
+from napari_wsigpu.display.picture import Picture, View
+from napari_wsigpu.memory import PictureMemory
+from napari_wsigpu.reading.cache import TileCache
+from tests import slides, tiffbytes
+
+TILE = 32
+
+
+@pytest.fixture(scope="module")
+def slide(tmp_path_factory):
+    """Levels of 301 x 403, 151 x 202, 76 x 101 and 38 x 51 pixels."""
+    path = tmp_path_factory.mktemp("picture") / "slide.tif"
+    slides.write_pyramid(path, slides.picture(301, 403), steps=(2, 2, 2), tile=(TILE, TILE))
+    with open_slide(path) as opened:
+        yield opened
+
+
+def picture_of(slide, channel=None, budget=1 << 20):
+    levels = dict(enumerate(slide.layout.levels))
+    overview = slide.levels[-1][...] if channel is None else slide.levels[-1][..., channel]
+    return Picture(
+        slide.display_number, levels, overview, slide.layout.background, channel,
+        TileCache(budget), PictureMemory(),
+    )  # fmt: skip
+
+
+def own_pixels(slide, view, channel=None):
+    level = slide.level_array(view.level, channel)
+    return level[view.top : view.bottom, view.left : view.right]
+
+
+def fetch(slide, picture, level, tiles, *, land=True):
+    """Decode tiles as the fetcher does: into the picture's cache, and to the picture."""
+    keys = [picture.key_of(level, *tile) for tile in tiles]
+    if keys:
+        found = slide.read_tiles(keys)
+        for key, tile in found.items():
+            picture._cache.put(key, tile)
+        if land:
+            picture.land(found)
+
+
+def nearest(slide, view, level):
+    """Return a view as the nearest pixels of another level."""
+    own, other = slide.layout.levels[view.level], slide.layout.levels[level]
+    pixels = slide.levels[level][...]
+    y = ((np.arange(view.top, view.bottom) + 0.5) * (other.height / own.height)).astype(int)
+    x = ((np.arange(view.left, view.right) + 0.5) * (other.width / own.width)).astype(int)
+    return pixels[np.ix_(np.minimum(y, other.height - 1), np.minimum(x, other.width - 1))]
+
+
+def test_with_nothing_at_hand_the_overview_is_shown(slide):
+    picture = picture_of(slide)
+    view = View(1, 10, 140, 20, 190)
+    np.testing.assert_array_equal(picture.compose(view), nearest(slide, view, 3))
+    assert len(picture.missing) == 5 * 6
+
+
+def test_far_coarser_pixels_are_smoothed(slide):
+    picture = picture_of(slide)
+    pixels = picture.compose(View(0, 0, 301, 0, 403))
+    exact = slide.levels[0][...].astype(float)
+    blocky = nearest(slide, View(0, 0, 301, 0, 403), 3)
+    assert np.abs(pixels - exact).mean() < np.abs(blocky - exact).mean()
+
+
+@pytest.mark.parametrize("at_hand", [0, 2])
+def test_the_best_other_level_at_hand_is_shown(slide, at_hand):
+    picture = picture_of(slide)
+    for level in {2, at_hand}:
+        image = slide.layout.levels[level]
+        rows, columns = -(-image.height // TILE), -(-image.width // TILE)
+        tiles = [(row, column) for row in range(rows) for column in range(columns)]
+        fetch(slide, picture, level, tiles, land=False)
+    view = View(1, 5, 151, 0, 202)
+    np.testing.assert_array_equal(picture.compose(view), nearest(slide, view, at_hand))
+
+
+def test_better_pixels_replace_worse_ones_while_the_view_stays(slide):
+    picture = picture_of(slide)
+    view = View(0, 64, 120, 64, 120)
+    picture.compose(view)
+    fetch(slide, picture, 2, [(0, 0)])
+    np.testing.assert_array_equal(picture.compose(view), nearest(slide, view, 2))
+    fetch(slide, picture, 1, [(1, 1)])
+    np.testing.assert_array_equal(picture.compose(view), nearest(slide, view, 1))
+    fetch(slide, picture, 0, [(2, 2)])
+    mixed = nearest(slide, view, 1)
+    mixed[:32, :32] = own_pixels(slide, View(0, 64, 96, 64, 96))
+    assert picture.compose(view) is picture.compose(view)
+    np.testing.assert_array_equal(picture.compose(view), mixed)
+    assert set(picture.missing) == {(2, 3), (3, 2), (3, 3)}
+    fetch(slide, picture, 2, [(0, 1)])
+    np.testing.assert_array_equal(picture.compose(view), mixed)
+
+
+@pytest.mark.parametrize("budget", [0, 1 << 20])
+@pytest.mark.parametrize("channel", [None, 1])
+def test_all_tiles_landed_show_the_levels_own_pixels(slide, channel, budget):
+    picture = picture_of(slide, channel, budget)
+    view = View(0, 3, 301, 7, 403)
+    picture.compose(view)
+    fetch(slide, picture, 0, list(picture.missing))
+    assert picture.complete_at_hand
+    np.testing.assert_array_equal(picture.compose(view), own_pixels(slide, view, channel))
+    assert not picture.missing
+
+
+views = st.tuples(
+    st.integers(0, 2), *[st.floats(0, 1) for _ in range(4)], st.floats(0, 1), st.randoms()
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(views, min_size=1, max_size=8))
+def test_whatever_the_walk_tiles_that_are_not_missing_are_exact(slide, walk):
+    picture = picture_of(slide, budget=40 * TILE * TILE * 3)
+    for level, a, b, c, d, share, random in walk:
+        image = slide.layout.levels[level]
+        top, bottom = sorted((int(a * image.height), int(b * image.height)))
+        left, right = sorted((int(c * image.width), int(d * image.width)))
+        view = View(level, top, max(bottom, top + 1), left, max(right, left + 1))
+        view = View(
+            level, min(top, image.height - 1), view.bottom, min(left, image.width - 1), view.right
+        )
+        if view.bottom > image.height or view.right > image.width:
+            continue
+        for _ in range(2):
+            pixels = picture.compose(view)
+            exact = own_pixels(slide, view)
+            assert pixels.shape == exact.shape
+            for row, column in view.block(image).tiles():
+                if (row, column) not in picture.missing:
+                    part = np.s_[
+                        max(0, row * TILE - view.top) : (row + 1) * TILE - view.top,
+                        max(0, column * TILE - view.left) : (column + 1) * TILE - view.left,
+                    ]
+                    np.testing.assert_array_equal(pixels[part], exact[part])
+            some = [tile for tile in picture.missing if random.random() < share]
+            fetch(slide, picture, level, some)
+
+
+def test_moving_keeps_what_was_shown_exactly_though_the_cache_is_too_small(slide):
+    picture = picture_of(slide, budget=0)
+    first, second = View(0, 0, 100, 0, 100), View(0, 20, 120, 10, 110)
+    picture.compose(first)
+    fetch(slide, picture, 0, list(picture.missing))
+    picture.compose(first)
+    pixels = picture.compose(second)
+    np.testing.assert_array_equal(pixels[:80, :90], own_pixels(slide, View(0, 20, 100, 10, 100)))
+
+
+def test_a_picture_handed_out_is_not_changed_by_the_next_view(slide):
+    picture = picture_of(slide)
+    first = picture.compose(View(0, 0, 100, 0, 100))
+    before = first.copy()
+    for shift in range(1, 6):
+        picture.compose(View(0, shift, 100 + shift, 0, 100))
+    np.testing.assert_array_equal(first, before)
+
+
+def test_tiles_that_the_file_lacks_are_not_missing(tmp_path):
+    pixels = slides.picture(128, 192)
+    pages = [
+        tiffbytes.page(pixels, bytes, tile=(32, 32), missing={1 * 6 + 1}),
+        tiffbytes.page(np.ascontiguousarray(pixels[::2, ::2]), bytes, tile=(32, 32)),
+    ]
+    with open_slide(tiffbytes.write(tmp_path / "sparse.tif", pages)) as sparse:
+        picture = picture_of(sparse)
+        view = View(0, 32, 64, 32, 96)
+        shown = picture.compose(view)
+        np.testing.assert_array_equal(shown[:, :32], own_pixels(sparse, view)[:, :32])
+        assert set(picture.missing) == {(1, 2)}
+
+
+def test_tiles_that_the_file_lacks_have_each_channels_own_background(tmp_path):
+    page = tiffbytes.page(slides.picture(64, 64), bytes, tile=(32, 32), missing={3})
+    small = tiffbytes.page(slides.picture(32, 32), bytes, tile=(32, 32))
+    with open_slide(tiffbytes.write(tmp_path / "sparse.tif", [page, small])) as sparse:
+        picture = Picture(
+            sparse.display_number, dict(enumerate(sparse.layout.levels)),
+            sparse.levels[1][..., 1], np.array([1, 2, 3], np.uint8), 1,
+            TileCache(0), PictureMemory(),
+        )  # fmt: skip
+        assert (picture.compose(View(0, 0, 64, 0, 64))[32:, 32:] == 2).all()
+
+
+def test_tiles_of_other_slides_colours_and_far_levels_do_not_land(slide):
+    picture = picture_of(slide)
+    assert not picture.land({picture.key_of(0, 0, 0): np.zeros((32, 32, 3), np.uint8)})
+    picture.compose(View(2, 0, 32, 0, 32))
+    tile = np.zeros((32, 32, 3), np.uint8)
+    key = picture.key_of(2, 0, 0)
+    assert not picture.land({key._replace(slide=~key.slide): tile})
+    assert not picture.land({key._replace(slide=key.slide + 1): tile})
+    assert not picture.land({picture.key_of(0, 0, 0): tile})
+    assert not picture.land({picture.key_of(2, 2, 2): tile})
+    assert picture.land({key: tile})

@@ -1,0 +1,149 @@
+import json
+import logging
+import threading
+
+import pytest
+
+from napari_wsigpu.reading.cache import TileKey
+from napari_wsigpu.reading.log import MOST_REPORTS, TileLog
+
+
+@pytest.fixture
+def log():
+    return TileLog("/slides/a.svs", {-1: "the label image"})
+
+
+def failures(*columns, level=0):
+    return {TileKey(3, level, 7, column): f"reason {column}" for column in columns}
+
+
+def said(caplog):
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_a_new_log_is_empty_and_json(log):
+    assert json.loads(json.dumps(log.stats())) == {
+        "tiles_asked": 0,
+        "cache_hits": 0,
+        "decoded": {"cpu": 0},
+        "computed": 0,
+        "background": 0,
+        "bytes_read": 0,
+        "bytes_decoded": 0,
+        "failed": 0,
+        "failed_tiles": {},
+    }
+
+
+def test_counters_add_up(log):
+    log.count(tiles_asked=3, bytes_read=10)
+    log.count(tiles_asked=2)
+    log.count_decoded(cpu=1, nvimagecodec=4)
+    log.count_decoded(nvimagecodec=2)
+    stats = log.stats()
+    assert (stats["tiles_asked"], stats["bytes_read"]) == (5, 10)
+    assert stats["decoded"] == {"cpu": 1, "nvimagecodec": 6}
+
+
+def test_stats_are_the_callers_own(log):
+    log.note(failures(1), report=False)
+    stats = log.stats()
+    stats["decoded"]["cpu"] = stats["failed_tiles"]["more"] = 5
+    assert log.stats()["decoded"] == {"cpu": 0}
+    assert log.stats()["failed_tiles"] == {"level 0, row 7, column 1": "reason 1"}
+
+
+def test_many_threads_lose_no_count(log):
+    def work():
+        for _ in range(500):
+            log.count(tiles_asked=1)
+            log.count_decoded(cpu=1)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert log.stats()["tiles_asked"] == log.stats()["decoded"]["cpu"] == 4000
+
+
+class TestReports:
+    def test_names_and_reasons(self, log, caplog):
+        log.note(failures(2) | failures(0, level=-1), report=True)
+        assert said(caplog) == [
+            "The tile at the label image, row 7, column 0 of '/slides/a.svs' is shown as "
+            "background: reason 0",
+            "The tile at level 0, row 7, column 2 of '/slides/a.svs' is shown as "
+            "background: reason 2",
+        ]
+
+    def test_each_once(self, log, caplog):
+        told = []
+        log.on_failed_tile = lambda name, why: told.append((name, why))
+        for columns in ((1, 2), (2, 3), (1, 2, 3)):
+            log.note(failures(*columns), report=True)
+        assert [why for _, why in told] == ["reason 1", "reason 2", "reason 3"]
+        assert len(caplog.records) == 3
+        assert log.stats()["failed"] == 3
+
+    def test_not_before_they_are_shown(self, log, caplog):
+        log.note(failures(1), report=False)
+        assert said(caplog) == []
+        assert log.stats()["failed"] == 1
+        log.note(failures(1), report=True)
+        assert len(said(caplog)) == 1
+
+    def test_nothing_failed(self, log, caplog):
+        log.note({}, report=True)
+        assert said(caplog) == []
+
+    @pytest.mark.parametrize("more", [0, 1, 990])
+    def test_many_are_summed_up(self, log, caplog, more):
+        told = []
+        log.on_failed_tile = lambda name, why: told.append(why)
+        log.note(failures(*range(MOST_REPORTS + more)), report=True)
+        assert told == [f"reason {column}" for column in range(MOST_REPORTS)]
+        messages = said(caplog)
+        assert len(messages) == MOST_REPORTS + bool(more)
+        assert ("So are more tiles of '/slides/a.svs'" in messages[-1]) == bool(more)
+        log.note(failures(*range(MOST_REPORTS + more)), report=True)
+        log.note(failures(*range(5000, 5020)), report=True)
+        assert len(said(caplog)) == MOST_REPORTS + 1
+        assert len(told) == MOST_REPORTS
+
+    def test_threads_that_meet_the_same_tile_report_it_once(self, log, caplog):
+        caplog.set_level(logging.WARNING)
+        barrier = threading.Barrier(8)
+
+        def work():
+            barrier.wait()
+            log.note(failures(1), report=True)
+
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(said(caplog)) == 1
+
+
+def test_the_error_names_all_in_order(log):
+    error = log.error(failures(5, 1) | failures(4, level=-1))
+    assert [name for name, _ in error.failures] == [
+        "the label image, row 7, column 4",
+        "level 0, row 7, column 1",
+        "level 0, row 7, column 5",
+    ]
+    assert error.path == "/slides/a.svs"
+    assert "2 more" in str(error)
+
+
+def test_as_few_failed_tiles_are_named_as_are_wanted(log):
+    log.note(failures(*range(1000)), report=False)
+    stats = log.stats(most_failed=2)
+    assert stats["failed"] == 1000
+    assert stats["failed_tiles"] == {
+        "level 0, row 7, column 0": "reason 0",
+        "level 0, row 7, column 1": "reason 1",
+    }
+    assert log.stats(most_failed=0)["failed_tiles"] == {}

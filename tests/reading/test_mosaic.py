@@ -1,0 +1,262 @@
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from napari_wsigpu import SlideError, open_slide
+from napari_wsigpu import slide as slide_module
+from napari_wsigpu.codecs.cpu import CpuDecoder
+from napari_wsigpu.errors import UnsupportedSlideError
+from napari_wsigpu.layout import Encoding, LevelLayout, Part, Pieces, TileGrid
+from napari_wsigpu.reading import mosaic as canvas
+from napari_wsigpu.reading.mosaic import compose, parts_of, touches
+from napari_wsigpu.reading.span import Span
+from tests import leica, slides
+from tests.leica import SPACING
+
+HEIGHT, WIDTH = 60, 90
+RGB = Encoding(1, 2, 1, 1, "<", "uint8", 3)
+
+
+def level(width, height, **more):
+    grid = TileGrid(16, 16, np.zeros((1, 1, 1), np.int64), np.zeros((1, 1, 1), np.int64))
+    return LevelLayout(width, height, 3, RGB, grid, **more)
+
+
+def pieces(*items, end):
+    starts, sources = np.array(items, np.int64).T
+    return Pieces(starts, sources, end)
+
+
+PICTURES = {level(30, 20): slides.picture(20, 30), level(50, 40): 255 - slides.picture(40, 50)}
+SMALL, LARGE = PICTURES
+CANVAS = LevelLayout.canvas(
+    WIDTH,
+    HEIGHT,
+    [
+        # It lies on the one after it: of each 16 pixels 12 columns and 14 rows are seen.
+        Part(
+            LARGE,
+            rows=pieces((10, 0), (24, 16), (38, 32), end=46),
+            columns=pieces((15, 0), (27, 16), (39, 32), (51, 48), end=53),
+        ),
+        Part.at(-7, 5, SMALL),
+        Part.at(80, 50, SMALL),
+    ],
+)
+
+
+def drawn():
+    """The canvas as one is drawn by hand."""
+    pixels = np.full((HEIGHT, WIDTH, 3), 9, np.uint8)
+    small, large = PICTURES.values()
+    pixels[5:25, :23] = small[:, 7:]
+    rows, columns = np.r_[0:14, 16:30, 32:40], np.r_[0:12, 16:28, 32:44, 48:50]
+    pixels[10:46, 15:53] = large[rows][:, columns]
+    pixels[50:, 80:] = small[:10, :10]
+    return pixels
+
+
+def read(image, rows, columns):
+    found = PICTURES[image][rows.start :: rows.step, columns.start :: columns.step]
+    found = found[: rows.length, : columns.length]
+    assert found.shape == (rows.length, columns.length, 3)  # all of it lies in the picture
+    return found
+
+
+@st.composite
+def spans(draw, extent):
+    start = draw(st.integers(0, extent - 1))
+    step = draw(st.integers(1, 20))
+    return Span(start, step, draw(st.integers(0, -(-(extent - start) // step))))
+
+
+@given(rows=spans(HEIGHT), columns=spans(WIDTH), most=st.sampled_from([1, 100, 1 << 24]))
+def test_any_positions(rows, columns, most):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(canvas, "MOST_PIXELS", most)
+        found = compose(CANVAS, rows, columns, None, 9, read)
+    expected = drawn()[rows.start :: rows.step, columns.start :: columns.step]
+    np.testing.assert_array_equal(found, expected[: rows.length, : columns.length])
+
+
+def test_one_channel():
+    found = compose(
+        CANVAS, Span(0, 1, HEIGHT), Span(0, 1, WIDTH), 1, 9, lambda *args: read(*args)[..., 1]
+    )
+    np.testing.assert_array_equal(found, drawn()[..., 1])
+
+
+def test_a_thin_out_read_of_pieces_takes_little_memory(monkeypatch):
+    monkeypatch.setattr(canvas, "MOST_PIXELS", 200)
+    sizes = []
+
+    def watched(image, rows, columns):
+        sizes.append(rows.length * columns.length)
+        return read(image, rows, columns)
+
+    compose(CANVAS, Span(10, 7, 5), Span(15, 5, 7), None, 9, watched)
+    assert max(sizes) <= 200
+
+
+def test_touches():
+    def at(y, x, height=1, width=1):
+        return touches(CANVAS, Span(y, 1, height), Span(x, 1, width))
+
+    assert at(5, 0)
+    assert not at(4, 0)
+    assert not at(25, 0)
+    assert at(45, 52)
+    assert not at(46, 52)
+    assert not at(45, 53)
+    assert at(0, 0, HEIGHT, WIDTH)
+    assert not at(5, 0, 0, 9)
+
+
+def test_parts_get_numbers_and_names_of_their_own():
+    found = parts_of([level(9, 9), CANVAS, LevelLayout.canvas(9, 9, [Part.at(0, 0, SMALL)])])
+    assert {number: part.name for number, part in found.items()} == {
+        3: "level 1, part 0",
+        4: "level 1, part 1",
+        5: "level 2",
+    }
+    assert [part.image for part in found.values()] == [LARGE, SMALL, SMALL]
+
+
+# Slides
+
+
+SIZE = (301 * SPACING, 220 * SPACING)
+
+
+def scans(**more):
+    return [
+        leica.scan(slides.picture(140, 100), 4 * SPACING, 10 * SPACING, (), **more),
+        leica.scan(slides.picture(67, 121), 174 * SPACING, 121 * SPACING, (), **more),
+    ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_screen():
+    """Overviews are computed as if the slides were large."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(slide_module, "LARGEST_OVERVIEW", 200)
+        yield
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return leica.write(
+        tmp_path_factory.mktemp("slide") / "slide.scn",
+        scans(tile=(16, 32)),
+        SIZE,
+        compression=7,
+        photometric=6,
+        encode=slides.jpeg_ycbcr,
+    )
+
+
+@pytest.fixture(scope="module")
+def pixels(path):
+    with open_slide(path, device="cpu") as slide:
+        return slide.levels[0][...]
+
+
+def test_computed_levels_are_averages(path, pixels):
+    with open_slide(path, device="cpu") as slide:
+        assert [level.layout.computed for level in slide.pyramid] == [False, True]
+        assert slide.pyramid[1].layout.parts == ()
+        overview = slide.level_array(1)
+        np.testing.assert_array_equal(overview[...], slides.average(pixels, 2))
+        np.testing.assert_array_equal(overview[3:90:4, 5], slides.average(pixels, 2)[3:90:4, 5])
+
+
+def test_where_nothing_lies_no_tile_is_asked_for(path):
+    with open_slide(path, device="cpu") as slide:
+        assert (slide.read_region((110, 20), (120, 90)) == 255).all()
+        assert slide.stats()["tiles_asked"] == 0
+        slide.read_region((4, 10), (32, 16))
+        assert slide.stats()["tiles_asked"] == 1
+        assert slide.levels[0].chunks == (16, 32, 3)
+
+
+def test_tiles_of_parts_are_kept_apart(path, pixels):
+    """Both have tiles of the same row and column, beside those of an overview."""
+    with open_slide(path, device="cpu") as slide:
+        for _ in range(2):
+            slide.level_array(1)[...]
+            np.testing.assert_array_equal(slide.levels[0][...], pixels)
+        assert slide.stats()["cache_hits"]
+
+
+def test_many_threads(path, pixels):
+    with open_slide(path, device="cpu") as slide:
+        wrong = []
+
+        def work(seed):
+            y, x = (int(v) for v in np.random.default_rng(seed).integers(0, 150, 2))
+            if not np.array_equal(
+                slide.levels[0][y : y + 70, x : x + 150], pixels[y : y + 70, x : x + 150]
+            ):
+                wrong.append(seed)
+
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not wrong
+
+
+def test_a_device_decodes_parts(path, pixels, host_gpu):
+    with open_slide(path, device="cuda") as slide:
+        np.testing.assert_array_equal(slide.levels[0][...], pixels)
+        decoded = slide.stats()["decoded"]
+        assert decoded["nvimagecodec"] > decoded["cpu"]
+        region = slide.read_region((80, 100), (120, 40), device="cuda")
+        np.testing.assert_array_equal(host_gpu.download(region, None), pixels[100:140, 80:200])
+        np.testing.assert_array_equal(slide.level_array(1)[...], slides.average(pixels, 2))
+
+
+@pytest.fixture
+def damaged(tmp_path):
+    """A slide whose second part has a damaged tile."""
+    calls = iter(range(1000))
+    whole = leica.tiffbytes.deflate
+    bad = 9 * 4 + 3  # after the tiles of the first part
+
+    def encode(tile):
+        return b"damaged" if next(calls) == bad else whole(tile)
+
+    return leica.write(
+        tmp_path / "slide.scn",
+        scans(tile=(16, 32)),
+        SIZE,
+        encode=encode,
+    )
+
+
+def test_a_damaged_tile_is_named_with_its_part(damaged):
+    with open_slide(damaged, device="cpu") as slide:
+        pixels = slide.levels[0]
+        assert pixels[:120].shape == (120, 301, 3)  # the part above it is whole
+        with pytest.raises(SlideError, match="level 0, part 1, row 0, column 3"):
+            pixels[...]
+        tolerant = slide.level_array(0, tolerant=True)[...]
+        assert (tolerant[121:137, 174 + 3 * 32 :] == 255).all()
+        assert slide.level_array(1, tolerant=True)[...].shape == (110, 151, 3)
+        assert slide.stats()["failed"] == 1
+
+
+def test_a_part_that_cannot_be_decoded_is_refused_at_once(path, monkeypatch):
+    encodings = []
+
+    def refusal(self, encoding):
+        encodings.append(encoding)
+        return "no" if len(encodings) == 2 else None
+
+    monkeypatch.setattr(CpuDecoder, "refusal", refusal)
+    with pytest.raises(UnsupportedSlideError, match="no"):
+        open_slide(path, device="cpu")
