@@ -14,13 +14,14 @@ import numpy as np
 from napari_wsigpu.codecs.cpu import CpuDecoder, _ycbcr_to_rgb
 from napari_wsigpu.codecs.decoder import EncodedBatch
 from napari_wsigpu.codecs.jpeg import FRAMES, segments
-from napari_wsigpu.gpu.batch import Slots
+from napari_wsigpu.gpu.device import Slots
 from napari_wsigpu.gpu.library import CPU_ONLY, NO_DEVICE, ImageFormat, Library
 from napari_wsigpu.gpu.nvimagecodec import NvImageCodecDecoder
 from napari_wsigpu.gpu.verify import Verifier
 from napari_wsigpu.gpu.worker import DecodeWorker
 from napari_wsigpu.layout import Encoding, LevelLayout, TileGrid
-from napari_wsigpu.reading.device_reader import tile_format
+from napari_wsigpu.reading.average import resample_area
+from napari_wsigpu.reading.device import tile_format
 
 _loading = threading.Lock()
 _loaded = cache(Library)
@@ -132,68 +133,71 @@ class HostDevice:
     def fill(self, pixels, value, stream):
         pixels[...] = value
 
-    def rows(self, table, stream):
+    def table(self, table, stream):
         return np.array(table)
 
     def colors(self, table):
         return table.colors
 
-    def paste(self, tiles, tile, level, pixels, window, stream):
-        self._paste(tiles, tile, level, pixels, window)
+    def paste(self, pastes, tile, pixels, stream, *, channel=None, step=(1, 1)):
+        self._paste(pastes, tile, pixels, channel, step)
 
-    def paste_colors(self, tiles, tile, level, pixels, window, colors, stream):
-        assert window.channel is None
-        self._paste(tiles, tile, level, pixels, window, colors)
+    def paste_colors(self, pastes, tile, pixels, colors, stream, *, step=(1, 1)):
+        self._paste(pastes, tile, pixels, None, step, colors)
 
-    def _paste(self, tiles, tile, level, pixels, window, colors=None):
-        shape = (tile.height, tile.width, tile.channels)
-        for address, row, column in tiles[:, :3].tolist():
-            source = at(address, shape, tile.dtype)
-            if window.channel is not None:
-                source = source[..., window.channel]
-            if colors is not None:
-                source = in_colors(source, colors)
-            top, left = row * tile.height, column * tile.width
-            y0, y1 = max(top, window.top), min(top + tile.height, window.top + window.height)
-            x0, x1 = max(left, window.left), min(left + tile.width, window.left + window.width)
-            y1, x1 = min(y1, level[0]), min(x1, level[1])
-            if y0 < y1 and x0 < x1:
-                part = source[y0 - top : y1 - top, x0 - left : x1 - left]
-                target = pixels[y0 - window.top : y1 - window.top]
-                target[:, x0 - window.left : x1 - window.left] = part
+    def _paste(self, pastes, tile, pixels, channel, step, colors=None):
+        flat = pixels.reshape(-1, *(() if channel is not None else (tile.channels,)))
+        pixel = tile.channels * np.dtype(tile.dtype).itemsize
+        for paste in pastes:
+            high, wide = (
+                (int(paste[name]) - 1) * by + 1
+                for name, by in zip(("height", "width"), step, strict=True)
+            )
+            for y in range(0, high, step[0]):
+                address = int(paste["source"]) + y * tile.width * pixel
+                row = at(address, (wide, tile.channels), tile.dtype)[:: step[1]]
+                if colors is not None:
+                    row = in_colors(row, colors)
+                if channel is not None:
+                    row = row[:, channel]
+                place = int(paste["target"]) + y // step[0] * int(paste["pitch"])
+                flat[place : place + len(row)] = row
 
-    def lay_out(self, rows, level, pixels, window, stream):
+    def lay_out(self, segments, level, background, stream):
         grid, samples = level.grid, level.encoding.samples
         dtype = level.dtype.newbyteorder(level.encoding.byte_order)
-        for address, row, column, high, wide, channel in rows.tolist():
-            source = at(address, (high, wide, samples), dtype)
-            y = np.arange(high) + row * grid.tile_height - window.top
-            x = np.arange(wide) + column * grid.tile_width - window.left
-            down = (y >= 0) & (y < min(window.height, level.height - window.top))
-            across = (x >= 0) & (x < min(window.width, level.width - window.left))
-            channels = range(channel, channel + samples)
-            pixels[np.ix_(y[down], x[across], channels)] = source[np.ix_(down, across)]
+        shape = grid.tile_height, grid.tile_width, level.channels
+        for segment in segments:
+            high, wide, channel = (int(segment[name]) for name in ("rows", "pixels", "channel"))
+            source = background
+            if segment["source"]:
+                source = at(int(segment["source"]), (high, wide, samples), dtype)
+            tile = at(int(segment["target"]), shape, level.encoding.dtype)
+            tile[:high, :wide, channel : channel + samples] = source
 
-    def ycbcr_to_rgb(self, tiles, tile, stream):
-        for address in tiles[:, 0].tolist():
+    def average_area(self, finer, pixels, scale, stream):
+        pixels[...] = resample_area(finer, pixels.shape[1:3], scale)
+
+    def ycbcr_to_rgb(self, addresses, tile, stream):
+        for address in addresses.tolist():
             _ycbcr_to_rgb(at(address, (tile.height, tile.width, tile.channels), tile.dtype))
 
-    def merge_planes(self, rows, tile, sampling, doubts, stream, *, to_rgb):
+    def merge_planes(self, tiles, tile, sampling, doubts, stream, *, to_rgb):
         across, down = sampling
         small = (-(-tile.height // down), -(-tile.width // across))
         shapes = [(tile.height, tile.width), small, small][: tile.channels]
         shade = np.arange(tile.width) // 8 % 2
-        for number, (target, _, _, *rest) in enumerate(rows.tolist()):
-            addresses, strip, shades = rest[:3], rest[3], np.array(rest[6:8])
-            if strip:
-                row = at(strip, (tile.width,), "uint8").astype(int)
-                doubts[number] = (np.abs(row - shades[shade]) > 3).any()
-            scan = ctypes.string_at(rest[4], rest[5] + 1)
+        for number, row in enumerate(tiles):
+            if row["strip"]:
+                strip = at(int(row["strip"]), (tile.width,), "uint8").astype(int)
+                doubts[number] = (np.abs(strip - row["shades"][shade]) > 3).any()
+            scan = ctypes.string_at(int(row["scan"]), int(row["length"]) + 1)
             if re.search(rb"\xff[^\0]", scan, re.DOTALL):
                 doubts[number] = True
-            found = [at(*place, "uint8") for place in zip(addresses, shapes, strict=False)]
+            planes = zip(row["planes"].tolist(), shapes, strict=False)
+            found = [at(*place, "uint8") for place in planes]
             smoothed = [found[0], *(smooth(plane, across, down) for plane in found[1:])]
-            pixels = at(target, (tile.height, tile.width, tile.channels), "uint8")
+            pixels = at(int(row["target"]), (tile.height, tile.width, tile.channels), "uint8")
             pixels[...] = np.stack([plane[: tile.height, : tile.width] for plane in smoothed], -1)
             if to_rgb:
                 _ycbcr_to_rgb(pixels)
@@ -452,11 +456,8 @@ class Scheduled:
         self.calls = []
         on.latest = self
 
-        def count(rows):
-            places = self._addresses.tolist()
-            indices = [places.index(address) for address in rows[:, 0].tolist()]
-            assert rows[:, 1:3].tolist() == batch.tiles[indices].tolist()
-            self.calls.append(indices)
+        def count(indices):
+            self.calls.append(list(indices))
             if then is not None:
                 then(indices)
 

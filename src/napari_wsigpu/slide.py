@@ -6,6 +6,7 @@ import copy
 import math
 import operator
 import threading
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,11 +20,11 @@ from napari_wsigpu.errors import LevelError, RegionError, SlideClosedError
 from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.formats.tiff import is_rgb
 from napari_wsigpu.gpu.choose import choose_decoder
-from napari_wsigpu.gpu.device import Window
 from napari_wsigpu.reading.batches import read_ahead
 from napari_wsigpu.reading.level import LevelArray
 from napari_wsigpu.reading.log import TileLog
 from napari_wsigpu.reading.mosaic import parts_of
+from napari_wsigpu.reading.plan import Regions, Wish
 from napari_wsigpu.reading.reader import RegionReader
 from napari_wsigpu.storage.file import FileSource
 from napari_wsigpu.storage.files import FilesSource
@@ -39,9 +40,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.color import Color
+    from napari_wsigpu.geometry import Span
     from napari_wsigpu.layout import Channel, LevelLayout, PyramidLevel, SlideLayout
     from napari_wsigpu.reading.cache import TileKey
-    from napari_wsigpu.reading.span import Span
     from napari_wsigpu.storage.source import ByteSource
 
 LARGEST_OVERVIEW = 1024
@@ -162,7 +163,7 @@ class Slide:
             item.name: AssociatedImage(
                 item,
                 self.level_array(-1 - index),
-                decoder.refusal(item.image.encoding),
+                decoder.refusal(item.image),
                 self._profile_of(
                     f"The {item.name} image of ",
                     item.image,
@@ -325,21 +326,19 @@ class Slide:
         SlideError
             If the file can't be read.
         """
-        table = self._profile.table(color)
-        window = self._window(location, size, level)
+        wish = Wish(table=self._profile.table(color))
+        regions = self._regions([location], size, level)
         if device == "cpu":
             if out is not None or stream is not None:
                 raise RegionError("out and stream are for pixels on a device; use device='cuda'.")
-            return self._guarded(partial(self._reader.read_window, level, window, table))
+            return self._guarded(lambda: self._reader.read(level, regions, wish)[0])
         if out is not None:
-            _check_out(
-                out,
-                (window.height, window.width, self._images[level].channels),
-                self._images[level].dtype,
-            )
-        return self._guarded(
-            partial(self._reader.read_to_device, level, window, device, out, stream, table)
+            image = self._images[level]
+            _check_out(out, (*regions.shapes[0], image.channels), image.dtype)
+        pixels = self._guarded(
+            partial(self._reader.read_to_device, level, regions, device, out, stream, wish)
         )
+        return pixels[0] if out is None else out
 
     def read_regions(
         self,
@@ -400,10 +399,22 @@ class Slide:
         """
         if device != "cpu":
             self._reader.worker(device)
+        wish = Wish(keep="recurring", table=self._profile.table(color))
+
+        def read(batch: list[tuple[int, int]], check: Callable[[], None]) -> Any:
+            regions = self._regions(batch, size, level)
+            how = replace(wish, check=check)
+            if device == "cpu":
+                pixels = self._guarded(partial(self._reader.read, level, regions, how))
+            else:
+                pixels = self._guarded(
+                    partial(self._reader.read_to_device, level, regions, device, wish=how)
+                )
+            return pixels if batch_size is not None else pixels[0]
+
         return read_ahead(
-            partial(self.read_region, size=size, level=level, device=device, color=color),
+            read,
             locations,
-            room=partial(self._batch_room, size, level) if device == "cpu" else None,
             batch_size=batch_size,
             num_workers=AHEAD[device != "cpu"] if num_workers is None else num_workers,
             prefetch_factor=prefetch_factor,
@@ -474,22 +485,27 @@ class Slide:
             shown = self.display_color if tolerant and index >= 0 else "stored"
             table = self._profile.table(color or shown)
             wanted = channel if table is None else None
+            wish = Wish(channel=wanted, tolerant=tolerant, table=table)
             pixels: NDArray[Any] = self._guarded(
-                partial(reader.read, index, rows, columns, wanted, tolerant=tolerant, table=table)
+                lambda: reader.read(index, Regions.slice(rows, columns), wish)[0]
             )
             return pixels if wanted == channel else pixels[..., channel]
 
         return LevelArray(layout, read, self, index, channel, tolerant=tolerant)
 
-    def read_to_device(self, index: int, window: Window, device: str) -> Any:
-        """Read a window of a level by its number; see `LevelArray.read`.
+    def read_to_device(
+        self, index: int, rows: Span, columns: Span, channel: int | None, device: str
+    ) -> Any:
+        """Read a region of a level by its number; see `LevelArray.read`.
 
         Returns
         -------
         cupy.ndarray, shape (height, width, channels), or (height, width) for one channel
         """
         reader = self._of_memory.get(index, self._reader)
-        return self._guarded(partial(reader.read_to_device, index, window, device))
+        regions, wish = Regions.slice(rows, columns), Wish(channel=channel)
+        read = partial(reader.read_to_device, index, regions, device, wish=wish)
+        return self._guarded(read)[0]
 
     def opener(self, device: str) -> Callable[[], Slide]:
         """Return what opens the slide again in another process, where tasks run side by side.
@@ -682,8 +698,10 @@ class Slide:
         width, height = self.dimensions
         return f"<Slide '{self.path}' {self.vendor} {width} x {height}>"
 
-    def _window(self, location: tuple[int, int], size: tuple[int, int], level: int) -> Window:
-        """Return a region in the level's own pixels."""
+    def _regions(
+        self, locations: Sequence[tuple[int, int]], size: tuple[int, int], level: int
+    ) -> Regions:
+        """Return regions in the level's own pixels."""
         width, height = _integers("size", size)
         if width < 0 or height < 0:
             raise RegionError(f"A region can't be {width} x {height} pixels; use a size >= 0.")
@@ -692,20 +710,10 @@ class Slide:
                 f"'{self.path}' has no level {level!r}; its levels are 0 to {self.level_count - 1}."
             )
         downsample = self.level_downsamples[level]
-        x, y = (math.floor(value / downsample + 0.5) for value in _integers("location", location))
-        return Window(y, x, height, width)
-
-    def _batch_room(self, size: tuple[int, int], level: int, count: int) -> NDArray[Any]:
-        """Return an array for a batch of regions on the host."""
-        window = self._window((0, 0), size, level)
-        image = self._images[level]
-        try:
-            return np.empty((count, window.height, window.width, image.channels), image.dtype)
-        except (MemoryError, ValueError):
-            raise RegionError(
-                f"A batch of {count} regions of {window.width} x {window.height} pixels doesn't "
-                "fit into memory; use a smaller batch_size."
-            ) from None
+        places = [_integers("location", location) for location in locations]
+        corners = np.array([_rounded(x / downsample, y / downsample) for x, y in places], np.int64)
+        lefts, tops = corners.reshape(-1, 2).T
+        return Regions.alike(tops, lefts, height, width)
 
     def _release_readers(self) -> None:
         for reader in (self._reader, *self._of_memory.values()):
@@ -765,6 +773,10 @@ def _integers(name: str, values: tuple[int, int]) -> tuple[int, int]:
     except (TypeError, ValueError):
         raise RegionError(f"The {name} {values!r} is not a pair of whole numbers.") from None
     return first, second
+
+
+def _rounded(x: float, y: float) -> tuple[int, int]:
+    return math.floor(x + 0.5), math.floor(y + 0.5)
 
 
 def _check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from napari_wsigpu.reading.span import Span
 
 from napari_wsigpu import SlideError, open_slide
 from napari_wsigpu import slide as slide_module
@@ -12,7 +13,6 @@ from napari_wsigpu.errors import UnsupportedSlideError
 from napari_wsigpu.layout import Encoding, LevelLayout, Part, Pieces, TileGrid
 from napari_wsigpu.reading import mosaic as canvas
 from napari_wsigpu.reading.mosaic import compose, parts_of, touches
-from napari_wsigpu.reading.span import Span
 from tests import leica, slides
 from tests.leica import SPACING
 

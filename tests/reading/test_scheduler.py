@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from napari_wsigpu.reading.span import Span, overlaps
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.codecs import raw
 from napari_wsigpu.errors import SlideChangedError, SlideClosedError, SlideNotFoundError, TileError
 from napari_wsigpu.reading import scheduler
 from napari_wsigpu.reading.cache import tile_cache
-from napari_wsigpu.reading.span import Span, overlaps
 from tests import slides, tiffbytes
 
 TILE = (32, 48)

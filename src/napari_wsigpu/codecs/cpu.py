@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.codecs.decoder import Deliver, EncodedTile
+    from napari_wsigpu.codecs.decoder import Deliver, EncodedBatch, EncodedTile
     from napari_wsigpu.layout import Encoding, LevelLayout
 
 LZW, APERIO_YCBCR = 5, 33003
@@ -307,6 +307,29 @@ def threads_at_work() -> int:
     return cores if cores > FEW_CORES else cores + 1
 
 
+class HostSlots:
+    """Where a batch's tiles are decoded to on the host.
+
+    Parameters
+    ----------
+    memory : sequence of (ndarray of uint8 or None)
+        As many bytes for each tile as a full one has; None for one whose pixels are used only while
+        it is delivered: the thread that decodes it has a buffer for these.
+
+    Attributes
+    ----------
+    memory
+        As given.
+    pixels : list of (ndarray or None)
+        Each tile as it was decoded, while it is delivered: shape (height, width, channels). Tiles
+        at the lower and right edge may be cut to their level.
+    """
+
+    def __init__(self, memory: Sequence[NDArray[np.uint8] | None]) -> None:
+        self.memory = memory
+        self.pixels: list[Any] = [None] * len(memory)
+
+
 class CpuDecoder:
     """A pool of threads that decode tiles.
 
@@ -326,8 +349,9 @@ class CpuDecoder:
         self._pool: ThreadPoolExecutor | None = None
         self._memory = TileMemory()
 
-    def refusal(self, encoding: Encoding) -> str | None:
-        """Say why tiles of this encoding can't be decoded; None if they can."""
+    def refusal(self, level: LevelLayout) -> str | None:
+        """Say why it can't decode tiles of a level; None if it can."""
+        encoding = level.encoding
         compression = encoding.compression
         if encoding.lerc_wrapping and encoding.lerc_wrapping not in LERC_WRAPPINGS:
             return f"the compression around its LERC, {encoding.lerc_wrapping}, is not supported"
@@ -339,23 +363,9 @@ class CpuDecoder:
             return f"its predictor, {encoding.predictor}, is not supported"
         return None
 
-    def schedule(
-        self,
-        batch: Sequence[EncodedTile],
-        deliver: Deliver,
-        memory: Sequence[NDArray[np.uint8]] | None = None,
-    ) -> CpuBatch:
-        """Begin to decode a batch and return at once.
-
-        `memory` is what each tile is decoded into, by default memory of the decoder's own.
-        """
-        if memory is None and not self._workers:
-            # What nobody keeps is used again for the next tile, and stays in the core's cache.
-            return CpuBatch(batch, deliver, lambda i: self._memory.take(batch[i].level.tile_bytes))
-        if memory is None:
-            # Taken in one thread: a pool's threads would scatter it over as many heaps.
-            memory = [self._memory.take(tile.level.tile_bytes) for tile in batch]
-        pending = CpuBatch(batch, deliver, memory.__getitem__)
+    def schedule(self, batch: EncodedBatch, slots: HostSlots, deliver: Deliver) -> CpuBatch:
+        """Begin to decode a batch and return at once; see `Decoder.schedule`."""
+        pending = CpuBatch(batch, slots, deliver, self._memory)
         if not self._workers:
             return pending
         with self._lock:
@@ -379,14 +389,13 @@ class CpuBatch:
     """Tiles that any number of threads take from one queue."""
 
     def __init__(
-        self,
-        batch: Sequence[EncodedTile],
-        deliver: Deliver,
-        memory: Callable[[int], NDArray[np.uint8]],
+        self, batch: EncodedBatch, slots: HostSlots, deliver: Deliver, memory: TileMemory
     ) -> None:
-        self._batch = batch
-        self._memory = memory
+        self._batch: Sequence[EncodedTile] = batch
+        self._slots = slots
         self._deliver = deliver
+        self._memory = memory
+        self._size = batch.level.tile_bytes
         self._queue = deque(range(len(batch)))
         self._failures: dict[int, str] = {}
         self._error: SlideError | None = None
@@ -394,20 +403,27 @@ class CpuBatch:
 
     def work(self) -> None:
         """Decode tiles until none is left."""
+        batch, slots, deliver = self._batch, self._slots, self._deliver
+        own: NDArray[np.uint8] | None = None
         while self._queue:
             try:
                 index = self._queue.popleft()
             except IndexError:
                 return
+            memory = slots.memory[index]
+            if memory is None:
+                # Used again for the next tile, it stays in the core's cache.
+                memory = own = self._memory.take(self._size) if own is None else own
             try:
-                pixels = decode_tile(self._batch[index], self._memory(index))
+                slots.pixels[index] = decode_tile(batch[index], memory)
             except SlideError as error:
                 self._error = error
                 self._queue.clear()
             except (RuntimeError, ValueError, TypeError, MemoryError) as error:
                 self._failures[index] = str(error) or type(error).__name__
             else:
-                self._deliver(index, pixels)
+                deliver((index,))
+                slots.pixels[index] = None
 
     def wait(self) -> dict[int, str]:
         """Help decoding, and return when every tile was delivered or failed."""
@@ -427,13 +443,8 @@ class CpuBatch:
                 helper.result()
         # Who delivers may hold this batch: nothing is to live on for a circle's sake.
         self.helpers, self._batch = [], ()
-        self._memory, self._deliver = _nothing, _ignore
+        self._slots, self._deliver = HostSlots([]), _ignore
 
 
-def _nothing(index: int) -> NDArray[np.uint8]:
-    """Take the place of memory for tiles."""
-    return np.empty(0, np.uint8)
-
-
-def _ignore(index: int, pixels: NDArray[Any]) -> None:
+def _ignore(indices: Sequence[int]) -> None:
     """Take the place of who wanted tiles."""

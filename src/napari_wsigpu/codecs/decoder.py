@@ -1,19 +1,24 @@
-"""Encoded tiles, and the face of a decoder to host memory."""
+"""Encoded tiles, and the interface of what decodes them: on the CPU, or on a device."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from napari_wsigpu.codecs.jpeg import END_OF_IMAGE
+from napari_wsigpu.storage.source import NO_REASONS, Unreadable
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
-    from napari_wsigpu.layout import Encoding, LevelLayout
+    from napari_wsigpu.layout import LevelLayout
     from napari_wsigpu.storage.source import Buffer, Fill
+
+Slots = TypeVar("Slots", contravariant=True)
 
 
 class EncodedTile(NamedTuple):
@@ -47,6 +52,10 @@ class EncodedBatch(Sequence["EncodedTile"]):
         Whether the file has it; it may be cut short to nothing all the same.
     background : float
         Value of pixels that the file does not hold.
+    reasons : Mapping of int to str
+        Why segments, counted plane by plane, could not be read.
+    fills : sequence of callable
+        What reads each tile right into its memory, if that is how they are to be had.
     shared : bool
         Whether the buffer lies in page-locked memory, and may be written to.
 
@@ -64,12 +73,14 @@ class EncodedBatch(Sequence["EncodedTile"]):
         self,
         level: LevelLayout,
         tiles: NDArray[np.int64],
-        buffer: Buffer,
+        buffer: Buffer | bytes,
         starts: NDArray[np.int64],
         lengths: NDArray[np.int64],
         present: NDArray[np.bool_],
         background: float,
         *,
+        reasons: Mapping[int, str] = NO_REASONS,
+        fills: Sequence[Fill] = (),
         shared: bool = False,
     ) -> None:
         self.level = level
@@ -80,15 +91,31 @@ class EncodedBatch(Sequence["EncodedTile"]):
         self.lost: bytes | None = None
         self._present = present
         self._background = background
+        self._reasons = reasons
+        self._fills = fills
+        self._places: list[Any] = []
         self._hold(buffer)
 
-    def _hold(self, buffer: Buffer) -> None:
+    @classmethod
+    def filled(
+        cls,
+        level: LevelLayout,
+        tiles: NDArray[np.int64],
+        fills: Sequence[Fill],
+        background: float,
+    ) -> EncodedBatch:
+        """Take tiles that are each read by who decodes them."""
+        nowhere = np.zeros((1, len(tiles)), np.int64)
+        return cls(level, tiles, b"", nowhere, nowhere, nowhere > 0, background, fills=fills)
+
+    def _hold(self, buffer: Buffer | bytes) -> None:
         self.view = memoryview(buffer)
         self._bytes = np.frombuffer(buffer, np.uint8) if len(buffer) else np.zeros(0, np.uint8)
 
     def release(self) -> None:
         """Let go of the bytes."""
-        self._hold(bytearray())
+        self._hold(b"")
+        self._fills = ()
 
     @property
     def address(self) -> int:
@@ -98,27 +125,68 @@ class EncodedBatch(Sequence["EncodedTile"]):
     def __len__(self) -> int:
         return len(self.tiles)
 
-    def __getitem__(self, index: Any) -> Any:
-        row, column = self.tiles[index].tolist()
-        segments = tuple(
-            self._segment(start, start + length) if present else None
-            for start, length, present in zip(
-                self.starts[:, index].tolist(),
-                self.lengths[:, index].tolist(),
-                self._present[:, index].tolist(),
-                strict=True,
-            )
+    def part(self, indices: Sequence[int]) -> EncodedBatch:
+        """Return some of its tiles, in the same buffer."""
+        chosen = np.array(indices, np.int64)
+        reasons = {
+            plane * len(indices) + number: self._reasons[plane * len(self) + index]
+            for number, index in enumerate(indices)
+            for plane in range(len(self.starts))
+            if plane * len(self) + index in self._reasons
+        }
+        part = EncodedBatch(
+            self.level,
+            self.tiles[chosen],
+            self.view,
+            self.starts[:, chosen],
+            self.lengths[:, chosen],
+            self._present[:, chosen],
+            self._background,
+            reasons=reasons,
         )
+        part.lost = self.lost
+        return part
+
+    def __getitem__(self, index: Any) -> Any:
+        if not self._places:
+            columns = (self.starts, self.starts + self.lengths, self._present)
+            planes = range(len(self.starts))
+            places = [
+                zip(*(column[plane].tolist() for column in columns), strict=True)
+                for plane in planes
+            ]
+            self._places = list(zip(self.tiles.tolist(), *places, strict=True))
+        if self._fills:
+            row, column = self._places[index][0]
+            return EncodedTile(self.level, row, column, (), self._background, self._fills[index])
+        (row, column), *places = self._places[index]
+        if self._reasons:
+            segments = tuple(
+                self._unless_unreadable(plane * len(self) + index, *place)
+                for plane, place in enumerate(places)
+            )
+        else:
+            segments = tuple([self._segment(*place) for place in places])
         return EncodedTile(self.level, row, column, segments, self._background)
 
-    def _segment(self, start: int, end: int) -> memoryview:
+    def _unless_unreadable(
+        self, segment: int, start: int, end: int, present: bool
+    ) -> memoryview | None:
+        reason = self._reasons.get(segment)
+        if reason is not None:
+            return memoryview(Unreadable(reason))
+        return self._segment(start, end, present)
+
+    def _segment(self, start: int, end: int, present: bool) -> memoryview | None:
+        if not present:
+            return None
         if self.lost is None:
             return self.view[start:end]
         scan = self.view[start + len(self.lost) : end - len(END_OF_IMAGE)]
         return memoryview(b"".join((self.lost, scan, END_OF_IMAGE)))
 
 
-Deliver = Callable[[int, "NDArray[Any]"], None]
+Deliver = Callable[[Sequence[int]], None]
 
 
 class PendingBatch(Protocol):
@@ -130,32 +198,34 @@ class PendingBatch(Protocol):
         Raises
         ------
         SlideError
-            If the source of tiles that are read right into memory can't be read.
+            If the source of tiles that are read right into memory can't be read, or the device
+            fails.
         """
 
     def cancel(self) -> None:
         """Drop tiles that are not begun and return when no more will be delivered."""
 
 
-class TileDecoder(Protocol):
-    """Decodes batches of tiles to host memory."""
+class Decoder(Protocol[Slots]):
+    """Decodes batches of tiles to slots: on the host (`HostSlots`), or on a device."""
 
     name: str
 
-    def refusal(self, encoding: Encoding) -> str | None:
-        """Say why tiles of this encoding can't be decoded; None if they can."""
+    def refusal(self, level: LevelLayout) -> str | None:
+        """Say why it can't decode tiles of a level; None if it can."""
 
-    def schedule(self, batch: Sequence[EncodedTile], deliver: Deliver) -> PendingBatch:
+    def schedule(self, batch: EncodedBatch, slots: Slots, deliver: Deliver) -> PendingBatch:
         """Begin to decode a batch and return at once.
 
         Parameters
         ----------
-        batch : sequence of EncodedTile
+        batch : EncodedBatch
             The tiles.
+        slots : Slots
+            Where each is decoded to.
         deliver : callable
-            Called from any thread with the index in `batch` and the pixels of each decoded
-            tile: shape (height, width, channels), native byte order, the receiver's own.
-            Edge tiles may be cut to their level's extent.
+            Called from any thread with indices in `batch`, once or more often: the pixels of
+            these tiles lie in their slots now, or will by what the slots' stream holds.
         """
 
     def release(self) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 UNCOMPRESSED = 1
 FIRST_BIT_HIGHEST = 1
 NUMBERS = "iuf"
-COLUMNS = 6
+NOWHERE = -1
 SMALLEST_READ = 64 << 10
 
 
@@ -26,16 +26,21 @@ class Segments(NamedTuple):
 
     Attributes
     ----------
-    rows : ndarray of int64, shape (segments, 6)
-        Of each its place in the buffer, its tile's row and column, the rows and the pixels a row
-        that it has, and the first channel that it holds.
+    tile, start : ndarray of int64, shape (segments,)
+        Index of the tile of each, and where it lies in the buffer, or `NOWHERE`.
+    rows, pixels, channel : ndarray of int64, shape (segments,)
+        The rows and the pixels a row that it has, and the first channel that it holds.
     plain : bool
         Whether each is a tile as it lies in memory, perhaps without its last rows.
     failures : dict of int to str
         Why tiles, by their index, have no segments here.
     """
 
+    tile: NDArray[np.int64]
+    start: NDArray[np.int64]
     rows: NDArray[np.int64]
+    pixels: NDArray[np.int64]
+    channel: NDArray[np.int64]
     plain: bool
     failures: dict[int, str]
 
@@ -105,11 +110,11 @@ def segments_of(
         index: f"it holds {found[np.argmax(wrong[:, index]), index]} bytes of {full}"
         for index in np.flatnonzero(wrong.any(axis=0)).tolist()
     }
-    planes, indices = np.nonzero(present & ~wrong.any(axis=0))
-    chosen = planes, indices
-    table = np.empty((len(indices), COLUMNS), np.int64)
-    table[:, 0] = starts[chosen]
-    table[:, 1:3] = tiles[indices]
-    table[:, 3], table[:, 4], table[:, 5] = rows[chosen], across[chosen], planes * samples
-    plain = samples == level.channels and bool((table[:, 4] == grid.tile_width).all())
-    return Segments(table, plain and not is_swapped(level), failures)
+    chosen = planes, indices = np.nonzero(np.broadcast_to(~wrong.any(axis=0), present.shape))
+    start = np.where(present, starts, NOWHERE)[chosen]
+    rows = np.where(present, rows, grid.tile_height)[chosen]
+    pixels = np.where(present, across, grid.tile_width)[chosen]
+    plain = samples == level.channels and bool((pixels == grid.tile_width).all())
+    return Segments(
+        indices, start, rows, pixels, planes * samples, plain and not is_swapped(level), failures
+    )

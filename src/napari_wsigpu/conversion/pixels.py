@@ -238,12 +238,9 @@ def _any_in_blocks(tiles: NDArray[np.bool_], block: tuple[int, int]) -> NDArray[
 
 def _ahead(read: Any, places: list[tuple[int, int]]) -> Generator[Any, None, None]:
     yield from read_ahead(
-        read,
+        lambda batch, check: read(batch[0]),
         places,
         batch_size=None,
         num_workers=READERS,
         prefetch_factor=BLOCKS_AHEAD,
-        shuffle=False,
-        seed=0,
-        drop_last=False,
     )

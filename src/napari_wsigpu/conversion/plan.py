@@ -13,9 +13,9 @@ from napari_wsigpu.conversion.coding import Coding, check_ome, copied_coding, ne
 from napari_wsigpu.conversion.options import LARGEST_TILE, TILE_UNIT
 from napari_wsigpu.errors import ConversionError, LevelError
 from napari_wsigpu.formats.tiff import is_rgb
+from napari_wsigpu.geometry import Rect
 from napari_wsigpu.layout import COMPUTED_TILE
 from napari_wsigpu.reading.mosaic import touches
-from napari_wsigpu.reading.span import Span
 from napari_wsigpu.slide import LARGEST_OVERVIEW
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ class Plan:
         left, top = level.window.left + part.left, level.window.top + part.top
         width, height = min(part.width, layout.width - left), min(part.height, layout.height - top)
         if layout.parts:
-            return not touches(layout, Span(top, 1, height), Span(left, 1, width))
+            return not touches(layout, Rect(top, left, height, width))
         missing = not layout.grid.holds_any(top, left, height, width)
         return missing and layout.missing == "background" and not layout.computed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from napari_wsigpu.reading.span import Span
+from napari_wsigpu.geometry import Span
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator

@@ -11,6 +11,7 @@ from napari_wsigpu.display.blocks import Block, blocks, extent
 from napari_wsigpu.display.resample import Axis, draw, draw_smoothly, shows_blocks
 from napari_wsigpu.reading.cache import TileKey
 from napari_wsigpu.reading.mosaic import touches
+from napari_wsigpu.reading.plan import tile_rect
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -189,8 +190,7 @@ class Picture:
         if image.parts:
             place = level, row, column
             if place not in self._touched:
-                block = Block(row, row + 1, column, column + 1)
-                self._touched[place] = touches(image, *extent(image, block))
+                self._touched[place] = touches(image, tile_rect(image, row, column))
             return not self._touched[place]
         return image.missing == "background" and not image.grid.byte_counts[:, row, column].any()
 

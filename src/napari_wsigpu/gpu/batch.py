@@ -6,41 +6,24 @@ import threading
 import traceback
 from contextlib import suppress
 from itertools import chain, compress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from napari_wsigpu.codecs.cpu import HostSlots
 from napari_wsigpu.errors import DeviceError, device_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from concurrent.futures import Future
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.cpu import CpuBatch
-    from napari_wsigpu.codecs.decoder import EncodedBatch, EncodedTile
+    from napari_wsigpu.codecs.decoder import Deliver, EncodedBatch
     from napari_wsigpu.gpu.codestream import Prepared
-    from napari_wsigpu.gpu.device import Device, Event, Stream, TileFormat
+    from napari_wsigpu.gpu.device import Device, Event, Slots, Stream
     from napari_wsigpu.gpu.nvimagecodec import NvImageCodecDecoder
     from napari_wsigpu.gpu.worker import DecodeWorker
-
-    Then = Callable[[Any], None]
-
-
-class Slots(NamedTuple):
-    """Places in device memory for the tiles of a batch.
-
-    Attributes
-    ----------
-    tile : TileFormat
-        What each place holds.
-    addresses : ndarray of int64, shape (tiles,)
-        Where they are.
-    """
-
-    tile: TileFormat
-    addresses: NDArray[np.int64]
 
 
 class GpuBatch:
@@ -51,13 +34,13 @@ class GpuBatch:
         decoder: NvImageCodecDecoder,
         batch: EncodedBatch,
         slots: Slots,
-        then: Then,
+        deliver: Deliver,
         stream: Stream | None,
     ) -> None:
         self._decoder = decoder
         self._batch = batch
         self._slots = slots
-        self._then = then
+        self._deliver = deliver
         self._stream = stream
         self._done = threading.Event()
         self._claim = threading.Lock()
@@ -163,9 +146,8 @@ class GpuBatch:
     def _begin(self, device: Device) -> None:
         """Decode, and give the stream all that follows; nothing waits for the stream."""
         self._begun = True
-        worker, tile = self._decoder.worker, self._slots.tile
+        worker = self._decoder.worker
         stream = self._stream or worker.stream
-        rows = None
         if self._prepared is not None:
             prepared, kind, work = self._prepared, self._prepared.kind, self._prepared.work
             prepared.describe(self._slots.addresses.tolist(), stream)
@@ -175,13 +157,8 @@ class GpuBatch:
             worked = worker.decode(kind, work.streams.used, work.images.used)
             self._decoded = list(chain.from_iterable(compress(prepared.groups, worked)))
             if self._decoded:
-                table = prepared.rows(worked, self._slots.addresses, self._batch.tiles)
-                rows = device.rows(table, stream)
-                prepared.finish(rows, tile, device, stream)
-        from_cpu = self._take_cpu_parts(stream)
-        if from_cpu or rows is None:
-            rows = self._rows(self._decoded + from_cpu, stream)
-        self._then(rows)
+                prepared.finish(worked, self._slots, device, stream)
+        self._deliver(self._decoded + self._take_cpu_parts(stream))
         self._download_samples(device, stream)
         self._ready = device.record(stream)
 
@@ -205,7 +182,7 @@ class GpuBatch:
             stream = self._stream or worker.stream
             self._begun = True
             with worker.device.active():
-                self._then(self._rows(self._take_cpu_parts(stream), stream))
+                self._deliver(self._take_cpu_parts(stream))
                 worker.device.record(stream).synchronize()
             self._begun = False
 
@@ -240,11 +217,6 @@ class GpuBatch:
                     return False
         return True
 
-    def _rows(self, indices: list[int], stream: Stream) -> Any:
-        chosen = np.asarray(indices, np.int64)
-        rows = np.column_stack([self._slots.addresses[chosen], self._batch.tiles[chosen]])
-        return self._decoder.worker.device.rows(rows, stream)
-
     def _let_go(self) -> None:
         for part in self._cpu_parts:
             part.cancel()
@@ -261,11 +233,11 @@ class GpuBatch:
         self._uploaded.clear()
         self._by_device.clear()
         self._batch.release()
-        self._then = _nothing
+        self._deliver = _ignore
 
 
-def _nothing(rows: Any) -> None:
-    """Take the place of a function that is no longer needed."""
+def _ignore(indices: Sequence[int]) -> None:
+    """Take the place of who wanted tiles."""
 
 
 class _CpuPart:
@@ -275,23 +247,23 @@ class _CpuPart:
         self, decoder: NvImageCodecDecoder, batch: EncodedBatch, indices: Sequence[int]
     ) -> None:
         self.indices = indices
-        self._tiles: list[EncodedTile] = [batch[index] for index in indices]
         size = batch.level.tile_bytes
         self._memory = decoder.worker.device.staging(len(indices), size)
-        self._pending: CpuBatch = decoder.cpu.schedule(
-            self._tiles, self._deliver, list(self._memory)
-        )
+        self._level = batch.level
+        self._slots = HostSlots(list(self._memory))
+        part = batch.part(indices)
+        self._pending: CpuBatch = decoder.cpu.schedule(part, self._slots, self._widen)
 
-    def _deliver(self, place: int, pixels: NDArray[Any]) -> None:
-        """Give a tile that was cut to its level the room of a full one."""
-        tile = self._tiles[place]
-        grid = tile.level.grid
-        if pixels.shape[:2] != (grid.tile_height, grid.tile_width):
-            shape = (grid.tile_height, grid.tile_width, tile.level.channels)
-            cut = pixels.copy()
-            full = self._memory[place].view(tile.level.dtype).reshape(shape)
-            full[...] = tile.background
-            full[: cut.shape[0], : cut.shape[1]] = cut
+    def _widen(self, places: Sequence[int]) -> None:
+        """Give tiles that were cut to their level the memory of full ones."""
+        grid = self._level.grid
+        for place in places:
+            pixels = self._slots.pixels[place]
+            if pixels.shape[:2] != (grid.tile_height, grid.tile_width):
+                shape = (grid.tile_height, grid.tile_width, self._level.channels)
+                cut = pixels.copy()
+                full = self._memory[place].view(self._level.dtype).reshape(shape)
+                full[: cut.shape[0], : cut.shape[1]] = cut
 
     def wait(self) -> dict[int, str]:
         failed = self._pending.wait()

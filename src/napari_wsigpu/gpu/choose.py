@@ -43,7 +43,7 @@ def choose_decoder(layout: SlideLayout, threads: int | None = None) -> CpuDecode
         raise DeviceError(f"threads is {threads!r}; it has to be a whole number >= 1.")
     decoder = CpuDecoder(None if threads is None else threads - 1)
     for image in chain.from_iterable(level.stored for level in layout.levels):
-        reason_against = decoder.refusal(image.encoding)
+        reason_against = decoder.refusal(image)
         if reason_against is not None:
             raise UnsupportedSlideError(
                 f"'{layout.path}' can't be decoded: {reason_against}; "

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
-
-import numpy as np
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from napari_wsigpu.codecs.cpu import APERIO_YCBCR
 from napari_wsigpu.codecs.jpeg import LONGEST_HEADER
@@ -16,10 +14,8 @@ from napari_wsigpu.gpu.library import ImageFormat
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
     from napari_wsigpu.codecs.decoder import EncodedBatch
-    from napari_wsigpu.gpu.device import Device, Stream, TileFormat
+    from napari_wsigpu.gpu.device import Device, Slots, Stream
     from napari_wsigpu.gpu.workspace import Workspace
     from napari_wsigpu.layout import LevelLayout
 
@@ -122,24 +118,21 @@ class Prepared(Protocol):
             Which has the pixels.
         """
 
-    def rows(
-        self, worked: list[bool], addresses: NDArray[np.int64], tiles: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
-        """Return (place, tile row, tile column, ...) of the tiles in streams that were decoded.
+    def finish(self, worked: list[bool], slots: Slots, device: Device, stream: Stream) -> None:
+        """Give the stream what makes decoded samples the tiles' pixels.
 
         Parameters
         ----------
         worked : list of bool
             Whether each code stream was decoded.
-        addresses, tiles
-            Place, and row and column, of all tiles of the batch.
+        slots : Slots
+            Where the pixels of the batch's tiles are to lie.
+        device, stream
+            What does it.
         """
 
-    def finish(self, rows: Any, tile: TileFormat, device: Device, stream: Stream) -> None:
-        """Give the stream what makes decoded samples the tiles' pixels, by their rows."""
-
     def doubtful(self, decoded: Sequence[int]) -> list[int]:
-        """Return tiles that may be wrong, of those that have rows; after `finish` is done."""
+        """Return tiles that may be wrong, of those that were decoded; after `finish` is done."""
 
 
 class Jpeg2000Streams:
@@ -208,15 +201,10 @@ class _SingleTiles:
         for (index,) in self.groups:
             self.work.images.add(addresses[index], self._image, stream.ptr)
 
-    def rows(
-        self, worked: list[bool], addresses: NDArray[np.int64], tiles: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
-        indices = [index for (index,), good in zip(self.groups, worked, strict=True) if good]
-        return np.column_stack([addresses[indices], tiles[indices]])
-
-    def finish(self, rows: Any, tile: TileFormat, device: Device, stream: Stream) -> None:
+    def finish(self, worked: list[bool], slots: Slots, device: Device, stream: Stream) -> None:
         if self._convert:
-            device.ycbcr_to_rgb(rows, tile, stream)
+            indices = [index for (index,), good in zip(self.groups, worked, strict=True) if good]
+            device.ycbcr_to_rgb(slots.addresses[indices], slots.tile, stream)
 
     def doubtful(self, decoded: Sequence[int]) -> list[int]:
         return []

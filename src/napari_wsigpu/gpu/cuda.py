@@ -16,7 +16,9 @@ import numpy as np
 
 from napari_wsigpu.codecs.raw import is_swapped
 from napari_wsigpu.errors import DeviceError
+from napari_wsigpu.gpu.device import AVERAGED_TYPES
 from napari_wsigpu.gpu.library import GPU_ONLY, HARDWARE, HYBRID, ImageFormat, Library
+from napari_wsigpu.gpu.tables import declarations
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
     from napari_wsigpu.codecs.color import ColorTable
-    from napari_wsigpu.gpu.device import Event, Stream, TileFormat, Window
+    from napari_wsigpu.gpu.device import Event, Stream, TileFormat
     from napari_wsigpu.gpu.library import LibraryDecoder, LibraryImages, LibraryStreams
     from napari_wsigpu.layout import LevelLayout
 
@@ -64,8 +66,16 @@ ALL_ON_GPU = "nvjpeg_cuda_decoder:hybrid_huffman_threshold=0"
 PINNED_BUDGET = 1 << 30
 THREADS = 256
 WORD = 4
-MOST_ROWS = 0xFFFF
-KERNELS = ("paste", "paste_colors", "lay_out", "ycbcr_to_rgb", "merge_planes")
+# How many rows of a tile one block of threads copies: fewer blocks take less time to start.
+ROWS_A_BLOCK, MOST_BLOCKS = 8, 0xFFFF
+KERNELS = (
+    "paste",
+    "paste_colors",
+    "lay_out",
+    "ycbcr_to_rgb",
+    "merge_planes",
+    *(f"average_area_{dtype}" for dtype in AVERAGED_TYPES),
+)
 TO_DEVICE, TO_HOST = 1, 2
 
 
@@ -359,45 +369,33 @@ class CudaDevice:
         with stream:
             pixels.fill(value)
 
-    def rows(self, table: NDArray[np.int64], stream: Stream) -> Any:
-        """Copy a table to the device."""
+    def table(self, table: NDArray[Any], stream: Stream) -> Any:
+        """Copy a table to the device, as bytes."""
         with stream:
-            rows = self._cupy.empty(table.shape, np.int64)
-        self.upload(int(rows.data.ptr), np.ascontiguousarray(table), stream)
-        return rows
+            copied = self._cupy.empty(table.nbytes, np.uint8)
+        self.upload(int(copied.data.ptr), np.ascontiguousarray(table), stream)
+        return copied
 
     def paste(
         self,
-        rows: Any,
+        pastes: NDArray[np.void],
         tile: TileFormat,
-        level: tuple[int, int],
         pixels: Any,
-        window: Window,
         stream: Stream,
+        *,
+        channel: int | None = None,
+        step: tuple[int, int] = (1, 1),
     ) -> None:
-        """Copy the parts of tiles that lie in a window to their place in `pixels`."""
+        """Copy parts of tiles to their places in `pixels`."""
+        if not len(pastes):
+            return
         sample = np.dtype(tile.dtype).itemsize
-        pixel = sample if window.channel is not None else sample * tile.channels
-        arguments = (
-            np.int32(rows.shape[1]),
-            np.int32(tile.height),
-            np.int32(tile.width),
-            np.int32(sample * tile.channels),
-            np.int32(sample * (window.channel or 0)),
-            np.int32(pixel),
-            np.int64(window.top),
-            np.int64(window.left),
-            np.int64(window.height),
-            np.int64(window.width),
-            np.int64(level[0]),
-            np.int64(level[1]),
-            pixels,
-        )
-        words = tile.width * pixel // WORD + 2
-        across = -(-words // THREADS)
-        self._launch(
-            "paste", (len(rows), min(tile.height, MOST_ROWS), across), (rows, *arguments), stream
-        )
+        pixel = sample if channel is not None else sample * tile.channels
+        sizes = tile.width, sample * tile.channels, sample * (channel or 0), pixel, *step
+        words = int(pastes["width"].max()) * pixel // WORD + 2
+        grid = len(pastes), _row_blocks(pastes["height"]), -(-words // THREADS)
+        table = self.table(pastes, stream)
+        self._launch("paste", grid, (table, *map(np.int32, sizes), pixels), stream)
 
     def colors(self, table: ColorTable) -> Any:
         """Return a table's colours in device memory, copied once while the table lives."""
@@ -412,49 +410,58 @@ class CudaDevice:
 
     def paste_colors(
         self,
-        rows: Any,
+        pastes: NDArray[np.void],
         tile: TileFormat,
-        level: tuple[int, int],
         pixels: Any,
-        window: Window,
         colors: Any,
         stream: Stream,
+        *,
+        step: tuple[int, int] = (1, 1),
     ) -> None:
         """Do as `paste` with all channels of 8-bit RGB or RGBA, and look each colour up."""
-        shape = (rows.shape[1], tile.height, tile.width, tile.channels)
-        place = (window.top, window.left, window.height, window.width, *level)
-        numbers = (*map(np.int32, shape), *map(np.int64, place))
-        grid = (len(rows), min(tile.height, MOST_ROWS), -(-tile.width // THREADS))
-        self._launch("paste_colors", grid, (rows, *numbers, colors, pixels), stream)
+        if not len(pastes):
+            return
+        across = -(-int(pastes["width"].max()) // THREADS)
+        grid = len(pastes), _row_blocks(pastes["height"]), across
+        numbers = map(np.int32, (tile.width, tile.channels, *step))
+        table = self.table(pastes, stream)
+        self._launch("paste_colors", grid, (table, *numbers, colors, pixels), stream)
 
     def lay_out(
-        self,
-        rows: Any,
-        level: LevelLayout,
-        pixels: Any,
-        window: Window,
-        stream: Stream,
+        self, segments: NDArray[np.void], level: LevelLayout, background: float, stream: Stream
     ) -> None:
-        """Put the samples of raw segments in their place in `pixels`, all channels."""
-        tile, samples = level.grid, level.encoding.samples
-        sizes = (tile.tile_height, tile.tile_width, samples, level.channels, level.dtype.itemsize)
-        place = (window.top, window.left, window.height, window.width, level.height, level.width)
-        numbers = (*map(np.int32, (*sizes, is_swapped(level))), *map(np.int64, place))
-        across = -(-tile.tile_width * samples // THREADS)
-        grid = (len(rows), min(tile.tile_height, MOST_ROWS), across)
-        self._launch("lay_out", grid, (rows, *numbers, pixels), stream)
+        """Put the samples of raw segments to their places in tiles."""
+        if not len(segments):
+            return
+        grid, samples = level.grid, level.encoding.samples
+        sizes = grid.tile_width, samples, level.channels, level.dtype.itemsize, is_swapped(level)
+        blank = int.from_bytes(np.array(background, level.dtype).tobytes(), sys.byteorder)
+        across = -(-int(segments["pixels"].max()) * samples // THREADS)
+        blocks = len(segments), _row_blocks(segments["rows"]), across
+        arguments = (self.table(segments, stream), *map(np.int32, sizes), np.uint64(blank))
+        self._launch("lay_out", blocks, arguments, stream)
 
-    def ycbcr_to_rgb(self, rows: Any, tile: TileFormat, stream: Stream) -> None:
+    def average_area(
+        self, finer: Any, pixels: Any, scale: tuple[float, float], stream: Stream
+    ) -> None:
+        """Average finer pictures to smaller ones; see `reading.average.resample_area`."""
+        _, height, width, channels = pixels.shape
+        sizes = finer.shape[1:3], (height, width, channels)
+        before, after = (tuple(map(np.int32, size)) for size in sizes)
+        arguments = (finer, *before, pixels, *after, *map(np.float64, scale), np.int64(pixels.size))
+        kernel = f"average_area_{pixels.dtype.name}"
+        self._launch(kernel, (-(-pixels.size // THREADS),), arguments, stream)
+
+    def ycbcr_to_rgb(self, addresses: NDArray[np.int64], tile: TileFormat, stream: Stream) -> None:
         """Convert full-range YCbCr tiles to RGB in place, rounded as libjpeg does."""
         pixels = tile.height * tile.width
-        grid = (-(-pixels // THREADS), len(rows))
-        self._launch(
-            "ycbcr_to_rgb", grid, (rows, np.int32(rows.shape[1]), np.int32(pixels)), stream
-        )
+        grid = (-(-pixels // THREADS), len(addresses))
+        arguments = self.table(addresses, stream), np.int32(pixels)
+        self._launch("ycbcr_to_rgb", grid, arguments, stream)
 
     def merge_planes(
         self,
-        rows: Any,
+        tiles: NDArray[np.void],
         tile: TileFormat,
         sampling: tuple[int, int],
         doubts: NDArray[np.int32],
@@ -464,8 +471,9 @@ class CudaDevice:
     ) -> None:
         """Put the planes of JPEG tiles together to pixels, as libjpeg does."""
         size = (tile.height, tile.width, tile.channels, *sampling, int(to_rgb))
-        arguments = (rows, *map(np.int32, size), np.uint64(doubts.ctypes.data))
-        grid = (-(-tile.height * tile.width // THREADS), len(rows))
+        table = self.table(tiles, stream)
+        arguments = (table, *map(np.int32, size), np.uint64(doubts.ctypes.data))
+        grid = (-(-tile.height * tile.width // THREADS), len(tiles))
         self._launch("merge_planes", grid, arguments, stream)
 
     def shared(self, count: int, dtype: DTypeLike) -> NDArray[Any]:
@@ -477,7 +485,7 @@ class CudaDevice:
     @cached_property
     def _kernels(self) -> dict[str, Any]:
         code = resources.files("napari_wsigpu.gpu").joinpath("kernels.cu").read_text("utf-8")
-        module = self._cupy.RawModule(code=code)
+        module = self._cupy.RawModule(code=declarations() + code)
         return {name: module.get_function(name) for name in KERNELS}
 
     def _launch(
@@ -486,3 +494,7 @@ class CudaDevice:
         if 0 not in grid:
             with stream:
                 self._kernels[kernel](grid, (THREADS,), arguments)
+
+
+def _row_blocks(heights: NDArray[Any]) -> int:
+    return min(-(-int(heights.max()) // ROWS_A_BLOCK), MOST_BLOCKS)

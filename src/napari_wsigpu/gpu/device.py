@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from napari_wsigpu.layout import LevelLayout
 
 
+# Samples that a device averages to any size.
+AVERAGED_TYPES = ("uint8", "uint16", "int16", "float32")
+
+
 class TileFormat(NamedTuple):
     """Decoded tiles that can lie in one block of memory: shape and type of their samples."""
 
@@ -28,17 +32,19 @@ class TileFormat(NamedTuple):
     dtype: str
 
 
-class Window(NamedTuple):
-    """A region in a level's own pixels, and the one channel wanted of it (None: all).
+class Slots(NamedTuple):
+    """Places in device memory for the tiles of a batch.
 
-    It may reach outside of the level.
+    Attributes
+    ----------
+    tile : TileFormat
+        What each place holds.
+    addresses : ndarray of int64, shape (tiles,)
+        Where they are.
     """
 
-    top: int
-    left: int
-    height: int
-    width: int
-    channel: int | None = None
+    tile: TileFormat
+    addresses: NDArray[np.int64]
 
 
 class Stream(Protocol):
@@ -136,21 +142,35 @@ class Device(Protocol):
     def fill(self, pixels: Any, value: float, stream: Stream) -> None:
         """Set all of a device array to one value."""
 
-    def rows(self, table: NDArray[np.int64], stream: Stream) -> Any:
-        """Copy a table to the device: (address, tile row, tile column) of tiles, or others."""
+    def table(self, table: NDArray[Any], stream: Stream) -> Any:
+        """Copy a table to the device, as bytes."""
 
     def paste(
         self,
-        rows: Any,
+        pastes: NDArray[np.void],
         tile: TileFormat,
-        level: tuple[int, int],
         pixels: Any,
-        window: Window,
         stream: Stream,
+        *,
+        channel: int | None = None,
+        step: tuple[int, int] = (1, 1),
     ) -> None:
-        """Copy the parts of tiles that lie in a window to their place in `pixels`.
+        """Copy parts of tiles to their places in `pixels`.
 
-        What lies beyond the (height, width) of the level is left out.
+        Parameters
+        ----------
+        pastes : ndarray of `gpu.tables.PASTE`
+            The parts.
+        tile : TileFormat
+            What the tiles are.
+        pixels : device array
+            Of all channels, or of the one.
+        stream : Stream
+            Which does it.
+        channel : int, optional
+            One channel instead of all.
+        step : tuple of (int, int)
+            Every how many rows and columns of a tile one is copied.
         """
 
     def colors(self, table: ColorTable) -> Any:
@@ -164,46 +184,54 @@ class Device(Protocol):
 
     def paste_colors(
         self,
-        rows: Any,
+        pastes: NDArray[np.void],
         tile: TileFormat,
-        level: tuple[int, int],
         pixels: Any,
-        window: Window,
         colors: Any,
         stream: Stream,
+        *,
+        step: tuple[int, int] = (1, 1),
     ) -> None:
         """Do as `paste` with all channels of 8-bit RGB or RGBA, and look each colour up."""
 
     def lay_out(
-        self,
-        rows: Any,
-        level: LevelLayout,
-        pixels: Any,
-        window: Window,
-        stream: Stream,
+        self, segments: NDArray[np.void], level: LevelLayout, background: float, stream: Stream
     ) -> None:
-        """Put the samples of raw segments in their place in `pixels`, all channels.
+        """Put the samples of raw segments to their places in tiles.
 
         Parameters
         ----------
-        rows : array, shape (segments, 6)
-            See `codecs.raw.Segments`, with addresses instead of places.
+        segments : ndarray of `gpu.tables.SEGMENT`
+            The segments.
         level : LevelLayout
-            Theirs; what lies beyond it is left out.
-        pixels : array, shape (height, width, channels)
-            Where they are put.
-        window : Window
-            What that shows.
+            Theirs.
+        background : int or float
+            The sample that is put where the file has no segment.
         stream : Stream
             Which does it.
         """
 
-    def ycbcr_to_rgb(self, rows: Any, tile: TileFormat, stream: Stream) -> None:
+    def average_area(
+        self, finer: Any, pixels: Any, scale: tuple[float, float], stream: Stream
+    ) -> None:
+        """Average finer pictures to smaller ones; see `reading.average.resample_area`.
+
+        Parameters
+        ----------
+        finer, pixels : device array, shape (pictures, height, width, channels)
+            Of one of `AVERAGED_TYPES`.
+        scale : tuple of (float, float)
+            How many finer pixels one spans, down and across.
+        stream : Stream
+            Which does it.
+        """
+
+    def ycbcr_to_rgb(self, addresses: NDArray[np.int64], tile: TileFormat, stream: Stream) -> None:
         """Convert full-range YCbCr tiles to RGB in place, rounded as libjpeg does."""
 
     def merge_planes(
         self,
-        rows: Any,
+        tiles: NDArray[np.void],
         tile: TileFormat,
         sampling: tuple[int, int],
         doubts: NDArray[np.int32],
@@ -215,10 +243,8 @@ class Device(Protocol):
 
         Parameters
         ----------
-        rows : array, shape (tiles, 16)
-            Of the tiles, each with the addresses of its planes, the address of the strip below
-            it or 0, the address of its scan in host memory by `shared`, the scan's length or 0
-            if it is alone, and the marks of its `Stacking`.
+        tiles : ndarray of `gpu.tables.JPEG_TILE`
+            Of each its address, its planes, the strip below it, and its scan, by `shared`.
         tile : TileFormat
             The tiles.
         sampling : tuple of (int, int)

@@ -1,57 +1,48 @@
-// Bytes of tiles to their place in a region, without what pads them beyond their level. One
-// block is a part of rows of one tile, a thread of it four bytes that are aligned in the
-// region. tiles: (address, tile row, tile column, ...) each. pixel: bytes to copy of each pixel
-// of `tile_pixel` bytes, after `skip`.
-extern "C" __global__ void paste(const long long *tiles, int columns, int tile_height,
-                                 int tile_width, int tile_pixel, int skip, int pixel,
-                                 long long top, long long left, long long height,
-                                 long long width, long long level_height,
-                                 long long level_width, unsigned char *out) {
-    const long long *tile = tiles + columns * (size_t)blockIdx.x;
-    const long long first = tile[2] * tile_width - left;
-    const long long end = min(min(first + tile_width, width), level_width - left);
-    const long long begin = max(first, 0LL) * pixel, past = end * pixel;
-    for (int tile_row = blockIdx.y; tile_row < tile_height; tile_row += gridDim.y) {
-        const long long y = tile[1] * tile_height + tile_row - top;
-        if (y < 0 || y >= height || y + top >= level_height) continue;
-        const unsigned char *row =
-            (const unsigned char *)tile[0] + (size_t)tile_row * tile_width * tile_pixel + skip;
-        unsigned char *target = out + (size_t)y * width * pixel;
-        const long long word = begin - ((size_t)(target + begin) & 3) +
-                               4 * ((long long)blockIdx.z * blockDim.x + threadIdx.x);
+// The structures Paste, Segment and JpegTile are put before this text; see gpu/tables.py.
+
+// Parts of tiles to their places in regions. One block is some rows of one part, a thread of it
+// four bytes that are aligned in the region. pixel: bytes to copy of each pixel of `tile_pixel`
+// bytes, after `skip`. down, across: every how many rows and columns one is copied.
+extern "C" __global__ void paste(const Paste *pastes, int tile_width, int tile_pixel, int skip,
+                                 int pixel, int down, int across, unsigned char *out) {
+    const Paste part = pastes[blockIdx.x];
+    const long long past = (long long)part.width * pixel;
+    for (int y = blockIdx.y; y < part.height; y += gridDim.y) {
+        const unsigned char *row = (const unsigned char *)part.source +
+                                   (size_t)y * down * tile_width * tile_pixel + skip;
+        unsigned char *target = out + (part.target + y * part.pitch) * pixel;
+        const long long word = 4 * ((long long)blockIdx.z * blockDim.x + threadIdx.x) -
+                               (long long)((size_t)target & 3);
         unsigned char bytes[4];
         for (int k = 0; k < 4; ++k) {
-            const long long place = word + k;
-            if (place < begin || place >= past) continue;
-            const int i = place - first * pixel;
-            bytes[k] = row[pixel == tile_pixel ? i : i / pixel * tile_pixel + i % pixel];
+            const int i = word + k;
+            if (i < 0 || i >= past) continue;
+            bytes[k] = row[pixel == tile_pixel && across == 1
+                               ? i
+                               : (size_t)(i / pixel) * across * tile_pixel + i % pixel];
         }
-        if (word >= begin && word + 4 <= past) {
+        if (word >= 0 && word + 4 <= past) {
             *(uchar4 *)(target + word) = make_uchar4(bytes[0], bytes[1], bytes[2], bytes[3]);
         } else {
             for (int k = 0; k < 4; ++k)
-                if (word + k >= begin && word + k < past) target[word + k] = bytes[k];
+                if (word + k >= 0 && word + k < past) target[word + k] = bytes[k];
         }
     }
 }
 
 // The same of RGB pixels, with alpha or without, in other colours; a thread is a pixel. colors:
 // what each colour becomes, red in the lowest byte of its place and of the value.
-extern "C" __global__ void paste_colors(const long long *tiles, int columns, int tile_height,
-                                        int tile_width, int channels, long long top,
-                                        long long left, long long height, long long width,
-                                        long long level_height, long long level_width,
-                                        const unsigned int *colors, unsigned char *out) {
-    const long long *tile = tiles + columns * (size_t)blockIdx.x;
-    const int tile_column = blockIdx.z * blockDim.x + threadIdx.x;
-    const long long x = tile[2] * tile_width + tile_column - left;
-    if (tile_column >= tile_width || x < 0 || x >= min(width, level_width - left)) return;
-    for (int tile_row = blockIdx.y; tile_row < tile_height; tile_row += gridDim.y) {
-        const long long y = tile[1] * tile_height + tile_row - top;
-        if (y < 0 || y >= min(height, level_height - top)) continue;
-        const unsigned char *from = (const unsigned char *)tile[0] +
-                                    channels * ((size_t)tile_row * tile_width + tile_column);
-        unsigned char *to = out + channels * ((size_t)y * width + x);
+extern "C" __global__ void paste_colors(const Paste *pastes, int tile_width, int channels,
+                                        int down, int across, const unsigned int *colors,
+                                        unsigned char *out) {
+    const Paste part = pastes[blockIdx.x];
+    const int x = blockIdx.z * blockDim.x + threadIdx.x;
+    if (x >= part.width) return;
+    for (int y = blockIdx.y; y < part.height; y += gridDim.y) {
+        const unsigned char *from =
+            (const unsigned char *)part.source +
+            channels * ((size_t)y * down * tile_width + (size_t)x * across);
+        unsigned char *to = out + channels * (part.target + y * part.pitch + x);
         const unsigned int color = colors[from[0] | from[1] << 8 | from[2] << 16];
         to[0] = color;
         to[1] = color >> 8;
@@ -60,29 +51,71 @@ extern "C" __global__ void paste_colors(const long long *tiles, int columns, int
     }
 }
 
-// Samples of raw segments to their place in a region, in this machine's byte order. One block is a
-// part of rows of one segment, a thread of it a sample of each. segments: (address, tile row, tile
-// column, rows, pixels a row, first channel) each. size: bytes of a sample.
-extern "C" __global__ void lay_out(const long long *segments, int tile_height, int tile_width,
-                                   int samples, int channels, int size, int swapped,
-                                   long long top, long long left, long long height,
-                                   long long width, long long level_height,
-                                   long long level_width, unsigned char *out) {
-    const long long *segment = segments + 6 * (size_t)blockIdx.x;
-    const long long i = (long long)blockIdx.z * blockDim.x + threadIdx.x;
-    const long long pixel = i / samples, x = segment[2] * tile_width + pixel - left;
-    if (pixel >= segment[4] || x < 0 || x >= min(width, level_width - left)) return;
-    const long long row_samples = segment[4] * samples;
-    const long long place = channels * x + segment[5] + i % samples;
-    for (int row = blockIdx.y; row < segment[3]; row += gridDim.y) {
-        const long long y = segment[1] * tile_height + row - top;
-        if (y < 0 || y >= min(height, level_height - top)) continue;
-        const unsigned char *from =
-            (const unsigned char *)segment[0] + size * (row * row_samples + i);
-        unsigned char *to = out + size * (channels * width * y + place);
-        for (int k = 0; k < size; ++k) to[k] = from[swapped ? size - 1 - k : k];
+// Samples of raw segments to their place in tiles, in this machine's byte order. One block is some
+// rows of one segment, a thread of it a sample of each. size: bytes of a sample. blank: the sample,
+// by its bytes, of segments that the file does not have.
+extern "C" __global__ void lay_out(const Segment *segments, int tile_width, int samples,
+                                   int channels, int size, int swapped,
+                                   unsigned long long blank) {
+    const Segment segment = segments[blockIdx.x];
+    const int i = blockIdx.z * blockDim.x + threadIdx.x;
+    if (i >= segment.pixels * samples) return;
+    const long long place = (long long)channels * (i / samples) + segment.channel + i % samples;
+    for (int row = blockIdx.y; row < segment.rows; row += gridDim.y) {
+        const unsigned char *from = (const unsigned char *)segment.source +
+                                    size * ((size_t)row * segment.pixels * samples + i);
+        unsigned char *to = (unsigned char *)segment.target +
+                            size * ((size_t)row * tile_width * channels + place);
+        for (int k = 0; k < size; ++k)
+            to[k] = segment.source ? from[swapped ? size - 1 - k : k] : blank >> 8 * k;
     }
 }
+
+// Mean of the pixels of a finer picture that lie under each pixel of regions, weighted by how much
+// of them does, rounded half up. One thread is a sample. finer: (count, finer_height, finer_width,
+// channels); scale: finer pixels that one spans.
+template <typename T>
+__device__ void average_area(const T *finer, int finer_height, int finer_width, T *out, int height,
+                             int width, int channels, double scale_y, double scale_x,
+                             long long samples, bool whole) {
+    const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= samples) return;
+    const int channel = i % channels;
+    const int x = i / channels % width, y = i / channels / width % height;
+    const T *picture =
+        finer + (i / channels / width / height) * (size_t)finer_height * finer_width * channels;
+    const double top = y * scale_y, bottom = top + scale_y;
+    const double left = x * scale_x, right = left + scale_x;
+    const int last_row = min((int)ceil(bottom - 1e-6), finer_height);
+    const int last_column = min((int)ceil(right - 1e-6), finer_width);
+    float sum = 0, weight = 0;
+    for (int row = (int)(top + 1e-6); row < last_row; ++row) {
+        const float down = min(bottom, row + 1.0) - max(top, (double)row);
+        float line = 0, of_line = 0;
+        for (int column = (int)(left + 1e-6); column < last_column; ++column) {
+            const float across = min(right, column + 1.0) - max(left, (double)column);
+            line += across * picture[((size_t)row * finer_width + column) * channels + channel];
+            of_line += across;
+        }
+        sum += down * line;
+        weight += down * of_line;
+    }
+    const float mean = sum / weight;
+    out[i] = whole ? (T)floorf(mean + 0.5f) : (T)mean;
+}
+
+#define AVERAGE_AREA(name, type, whole)                                                          \
+    extern "C" __global__ void name(const type *finer, int finer_height, int finer_width,        \
+                                    type *out, int height, int width, int channels,              \
+                                    double scale_y, double scale_x, long long samples) {         \
+        average_area<type>(finer, finer_height, finer_width, out, height, width, channels,       \
+                           scale_y, scale_x, samples, whole);                                    \
+    }
+
+AVERAGE_AREA(average_area_uint8, unsigned char, true)
+AVERAGE_AREA(average_area_uint16, unsigned short, true)
+AVERAGE_AREA(average_area_int16, short, true)
+AVERAGE_AREA(average_area_float32, float, false)
 
 __device__ unsigned char clipped(int value) { return value < 0 ? 0 : value > 255 ? 255 : value; }
 
@@ -96,8 +129,8 @@ __device__ void write_rgb(unsigned char *p, int y, int cb, int cr) {
     p[2] = clipped(y + ((116130 * cb + half) >> 16));
 }
 
-extern "C" __global__ void ycbcr_to_rgb(const long long *tiles, int columns, int pixels) {
-    unsigned char *tile = (unsigned char *)tiles[(size_t)columns * blockIdx.y];
+extern "C" __global__ void ycbcr_to_rgb(unsigned char *const *tiles, int pixels) {
+    unsigned char *tile = tiles[blockIdx.y];
     for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < pixels; i += gridDim.x * blockDim.x) {
         unsigned char *p = tile + 3 * (size_t)i;
         write_rgb(p, p[0], p[1], p[2]);
@@ -174,33 +207,32 @@ __device__ bool is_other_block(const unsigned char *scan, long long length, int 
     return llabs(sum - 8 * (8 * 128 + (long long)value * quantum)) > 64 * FAR;
 }
 
-// tiles: (address, tile row, tile column, 3 planes, strip, scan, its length, 2 shades, quantum,
-// codes) each, in words of 8 bytes. across, down: luma samples for one of chroma. The blocks
-// of a strip, 8 pixels wide, have the shades in turn.
-extern "C" __global__ void merge_planes(const long long *tiles, int height, int width,
+// across, down: luma samples for one of chroma. The blocks of a strip, 8 pixels wide, have the
+// shades in turn.
+extern "C" __global__ void merge_planes(const JpegTile *tiles, int height, int width,
                                         int channels, int across, int down, int to_rgb,
                                         int *doubts) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
-    const long long *tile = tiles + 16 * (size_t)blockIdx.y;
-    const unsigned char *strip = (const unsigned char *)tile[6];
-    const unsigned char *scan = (const unsigned char *)tile[7];
-    const long long length = tile[8];
-    if (strip && i < width && abs(strip[i] - (int)tile[9 + i / 8 % 2]) > TOLERANCE)
+    const JpegTile &tile = tiles[blockIdx.y];
+    const unsigned char *strip = (const unsigned char *)tile.strip;
+    const unsigned char *scan = (const unsigned char *)tile.scan;
+    const long long length = tile.length;
+    if (strip && i < width && abs(strip[i] - (int)tile.shades[i / 8 % 2]) > TOLERANCE)
         doubts[blockIdx.y] = 1;
     if (finds_marker(scan, length, i, gridDim.x * blockDim.x)) doubts[blockIdx.y] = 1;
     if (length && i == 0 &&
-        is_other_block(scan, length, tile[11], (const unsigned char *)(tile + 12),
-                       (const unsigned char *)tile[3], width))
+        is_other_block(scan, length, tile.quantum, (const unsigned char *)tile.codes,
+                       (const unsigned char *)tile.planes[0], width))
         doubts[blockIdx.y] = 1;
     if (i >= height * width) return;
-    unsigned char *p = (unsigned char *)tile[0] + (size_t)channels * i;
-    const int first = ((const unsigned char *)tile[3])[i];
+    unsigned char *p = (unsigned char *)tile.target + (size_t)channels * i;
+    const int first = ((const unsigned char *)tile.planes[0])[i];
     if (channels == 1) {
         p[0] = first;
         return;
     }
-    const unsigned char *second = (const unsigned char *)tile[4];
-    const unsigned char *third = (const unsigned char *)tile[5];
+    const unsigned char *second = (const unsigned char *)tile.planes[1];
+    const unsigned char *third = (const unsigned char *)tile.planes[2];
     const int x = i % width, y = i / width, wide = (width + 1) / 2, high = (height + 1) / 2;
     const int cb = across == 1 ? second[i] : smooth(second, x, y, wide, high, down);
     const int cr = across == 1 ? third[i] : smooth(third, x, y, wide, high, down);

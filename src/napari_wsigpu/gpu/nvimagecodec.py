@@ -13,9 +13,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.cpu import CpuDecoder
-    from napari_wsigpu.codecs.decoder import EncodedBatch
-    from napari_wsigpu.gpu.batch import Slots, Then
-    from napari_wsigpu.gpu.device import Stream
+    from napari_wsigpu.codecs.decoder import Deliver, EncodedBatch
+    from napari_wsigpu.gpu.device import Slots, Stream
     from napari_wsigpu.gpu.verify import Verifier
     from napari_wsigpu.gpu.worker import DecodeWorker
     from napari_wsigpu.layout import LevelLayout
@@ -46,7 +45,7 @@ class NvImageCodecDecoder:
         self,
         batch: EncodedBatch,
         slots: Slots,
-        then: Then,
+        deliver: Deliver,
         *,
         share: float = 1.0,
         stream: Stream | None = None,
@@ -60,10 +59,9 @@ class NvImageCodecDecoder:
             The tiles.
         slots : Slots
             Where each is decoded to.
-        then : callable
-            Called with the rows of tiles (see `Device.rows`): may give `stream`, or else the
-            worker's, work that uses these tiles. It is called again for tiles that had to be
-            decoded another way.
+        deliver : callable
+            Called with the indices of tiles: may give `stream`, or else the worker's, work that
+            uses these. It is called again for tiles that had to be decoded another way.
         share : float
             Part of the tiles that the device decodes; the CPU decodes the rest meanwhile.
         stream : Stream, optional
@@ -72,18 +70,27 @@ class NvImageCodecDecoder:
             Have the worker's thread begin now; else the caller is about to wait, and decodes
             in its own thread, which saves a change of threads.
         """
-        pending = GpuBatch(self, batch, slots, then, stream)
+        pending = GpuBatch(self, batch, slots, deliver, stream)
         pending.prepare(share)
         if at_once:
             self.worker.submit(pending.run)
         return pending
 
-    def apart(self, level: LevelLayout, count: int) -> NDArray[np.bool_] | None:
-        """Return before which of so many tiles `schedule` would rather have room in the buffer."""
+    def refusal(self, level: LevelLayout) -> str | None:
+        """Say why the device can't decode tiles of a level; None if it can."""
+        made = self.maker(level)
+        return made if isinstance(made, str) else None
+
+    def release(self) -> None:
+        """Free memory that the worker keeps for the next batch."""
+        self.worker.trim()
+
+    def gaps(self, level: LevelLayout, count: int) -> NDArray[np.int64] | None:
+        """Return how many bytes `schedule` would have free before each of so many tiles."""
         made, device = self.maker(level), self.worker.device
         if not isinstance(made, JpegStreams) or not device.jpegs_filled:
             return None
-        return made.apart(count, device.jpegs_at_once)
+        return made.gaps(count, device.jpegs_at_once)
 
     def maker(self, level: LevelLayout) -> JpegStreams | Jpeg2000Streams | str:
         """Return what makes a level's code streams, or why the CPU decodes it."""

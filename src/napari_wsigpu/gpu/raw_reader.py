@@ -1,24 +1,46 @@
-"""Uncompressed tiles of a local file, laid out in device memory as they come from the disk."""
+"""Uncompressed tiles of a local file, brought to device memory as they come from the disk."""
 
 from __future__ import annotations
 
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from napari_wsigpu.codecs.raw import segments_of
+import numpy as np
+
+from napari_wsigpu.codecs.raw import NOWHERE, segments_of
 from napari_wsigpu.gpu.gds import PAGE, Batch, Transfer
+from napari_wsigpu.gpu.tables import SEGMENT
 
 if TYPE_CHECKING:
-    import numpy as np
+    from collections.abc import Callable, Generator
+
     from numpy.typing import NDArray
 
-    from napari_wsigpu.gpu.device import Stream, TileFormat, Window
+    from napari_wsigpu.codecs.raw import Segments
+    from napari_wsigpu.gpu.device import Stream
     from napari_wsigpu.gpu.gds import Loader
     from napari_wsigpu.layout import LevelLayout
-    from napari_wsigpu.reading.log import TileLog
     from napari_wsigpu.storage.file import FileSource
 
 BATCH_BYTES = 512 << 20
+
+
+class RawTiles(NamedTuple):
+    """Tiles that lie in device memory as long as the next ones are not asked for.
+
+    Attributes
+    ----------
+    first : int
+        Index of the first of them among those that were asked for.
+    addresses : ndarray of int64, shape (tiles,)
+        Where each lies; 0 for those that failed.
+    failures : dict of int to str
+        Why tiles, by their index, could not be had.
+    """
+
+    first: int
+    addresses: NDArray[np.int64]
+    failures: dict[int, str]
 
 
 class RawReader:
@@ -26,44 +48,33 @@ class RawReader:
 
     Parameters
     ----------
-    loader, source, log
-        What brings bytes to the device, where they come from, and what counts them.
+    loader, source
+        What brings bytes to the device, and where they come from.
+    count : callable
+        Told how many bytes were read.
     """
 
-    def __init__(self, loader: Loader, source: FileSource, log: TileLog) -> None:
+    def __init__(self, loader: Loader, source: FileSource, count: Callable[[int], None]) -> None:
         self._loader = loader
         self._device = loader.device
         self._source = source
-        self._log = log
+        self._count = count
 
     def read(
-        self,
-        image: LevelLayout,
-        tile: TileFormat,
-        tiles: NDArray[np.int64],
-        pixels: Any,
-        window: Window,
-        stream: Stream,
-    ) -> dict[int, str]:
-        """Put the parts of tiles that lie in a window to their place in `pixels`.
+        self, image: LevelLayout, tiles: NDArray[np.int64], background: float, stream: Stream
+    ) -> Generator[RawTiles, None, None]:
+        """Bring tiles to the device, some at a time: as many as memory allows.
 
         Parameters
         ----------
-        image, tile
-            The level, and what its tiles are.
+        image : LevelLayout
+            The level.
         tiles : ndarray of int64, shape (tiles, 2)
             Row and column of each.
-        pixels : device array, shape (height, width, channels)
-            What the window shows; samples that the file does not hold are left as they are.
-        window : Window
-            All channels of a region.
+        background : int or float
+            Value of samples that the file does not hold.
         stream : Stream
             The order of work.
-
-        Returns
-        -------
-        dict of int to str
-            Why tiles, by their index, could not be had.
 
         Raises
         ------
@@ -72,40 +83,60 @@ class RawReader:
         SlideError
             If the file can't be read.
         """
-
-        def attempt(most: int) -> dict[int, str]:
-            parts = [tiles[first : first + most] for first in range(0, len(tiles), most)]
-            ranges = [image.grid.ranges(*part.T) for part in parts]
-            joined = [
-                self._source.join(offsets.ravel(), wanted.ravel(), PAGE)
-                for offsets, wanted in ranges
-            ]
-            batches = [Batch(plan.size, [(self._source, plan.runs)]) for plan in joined]
-            failures: dict[int, str] = {}
-            level = (image.height, image.width)
-            with closing(Transfer(self._loader, stream).buffers(batches)) as buffers:
-                for number, buffer in enumerate(buffers):
-                    part, plan, present = parts[number], joined[number], ranges[number][1] > 0
-                    starts, lengths = (
-                        each.reshape(present.shape) for each in (plan.starts, plan.lengths)
-                    )
-                    found = segments_of(image, part, starts, lengths, present)
-                    found.rows[:, 0] += self._device.address(buffer)
-                    rows = self._device.rows(found.rows, stream)
-                    if found.plain:
-                        self._device.paste(rows, tile, level, pixels, window, stream)
-                    else:
-                        self._device.lay_out(rows, image, pixels, window, stream)
-                    first = number * most
-                    failures |= {first + index: why for index, why in found.failures.items()}
-                    self._log.count(bytes_read=int(plan.lengths.sum()))
-            return failures
-
         most = max(1, BATCH_BYTES // image.tile_bytes)
+        done = 0
         while True:
             try:
-                return attempt(most)
+                for found in self._read(image, tiles[done:], most, background, stream):
+                    yield found._replace(first=found.first + done)
+                    done += len(found.addresses)
             except MemoryError:
                 if most == 1:
                     raise
                 most = min(most, len(tiles)) // 2 or 1
+            else:
+                return
+
+    def _read(
+        self,
+        image: LevelLayout,
+        tiles: NDArray[np.int64],
+        most: int,
+        background: float,
+        stream: Stream,
+    ) -> Generator[RawTiles, None, None]:
+        parts = [tiles[first : first + most] for first in range(0, len(tiles), most)]
+        ranges = [image.grid.ranges(*part.T) for part in parts]
+        joined = [
+            self._source.join(offsets.ravel(), wanted.ravel(), PAGE) for offsets, wanted in ranges
+        ]
+        batches = [Batch(plan.size, [(self._source, plan.runs)]) for plan in joined]
+        with closing(Transfer(self._loader, stream).buffers(batches)) as buffers:
+            for number, buffer in enumerate(buffers):
+                part, plan, present = parts[number], joined[number], ranges[number][1] > 0
+                shape = present.shape
+                found = segments_of(
+                    image, part, plan.starts.reshape(shape), plan.lengths.reshape(shape), present
+                )
+                self._count(int(plan.lengths.sum()))
+                first = self._device.address(buffer)
+                addresses = np.zeros(len(part), np.int64)
+                pool: Any = None
+                if found.plain:
+                    addresses[found.tile] = found.start + first
+                else:
+                    with stream:
+                        pool = self._device.empty((len(part) * image.tile_bytes,), np.uint8)
+                    slots = self._device.address(pool) + image.tile_bytes * np.arange(len(part))
+                    addresses[found.tile] = slots[found.tile]
+                    table = _table(found, first, addresses)
+                    self._device.lay_out(table, image, background, stream)
+                yield RawTiles(number * most, addresses, found.failures)
+
+
+def _table(found: Segments, first: int, addresses: NDArray[np.int64]) -> NDArray[np.void]:
+    table = np.empty(len(found.tile), SEGMENT)
+    table["source"] = np.where(found.start == NOWHERE, 0, found.start + first)
+    table["target"] = addresses[found.tile]
+    table["rows"], table["pixels"], table["channel"] = found.rows, found.pixels, found.channel
+    return table

@@ -6,7 +6,7 @@ import threading
 from collections import defaultdict
 from functools import lru_cache
 from itertools import accumulate, compress, pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from napari_wsigpu.gpu.joining import (
     stack_in_place,
 )
 from napari_wsigpu.gpu.library import ImageFormat
+from napari_wsigpu.gpu.tables import JPEG_TILE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,11 +39,13 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.codecs.decoder import EncodedBatch
     from napari_wsigpu.gpu.codestream import Recipe
-    from napari_wsigpu.gpu.device import Device, Stream, TileFormat
+    from napari_wsigpu.gpu.device import Device, Slots, Stream
     from napari_wsigpu.gpu.workspace import Workspace
     from napari_wsigpu.layout import LevelLayout
 
 SHORTEST, MOST_PADDING = 4, 64
+# Where tiles are put together as they lie, the header of a stack goes before its first one.
+MARGIN = 1024
 BITS = 8
 YCBCR_TRANSFORM = 1
 RGB_IDS = b"RGB"
@@ -53,7 +56,6 @@ SUBSAMPLINGS = {(1, 1): 0, (2, 1): 2, (2, 2): 3}
 NARROW = 4
 NOWHERE = -1
 NO_SCANS = Scans(*[np.zeros(0, np.int64)] * 3)
-COLUMNS = 16
 
 
 class Shape(NamedTuple):
@@ -147,11 +149,11 @@ class JpegStreams:
         own = header if alone and batch.shared and work.device.jpegs_filled else None
         return StackedTiles(stacks, scans, shape, batch, work, own, to_rgb=self._how.convert)
 
-    def apart(self, count: int, at_once: int) -> NDArray[np.bool_]:
-        """Return which of so many tiles begin a stack, if all are alike."""
+    def gaps(self, count: int, at_once: int) -> NDArray[np.int64]:
+        """Return how many bytes to leave free before each of so many tiles, if all are alike."""
         most = min(-(-count // at_once), max(1, MOST_ROWS // self._size[0]))
-        found = np.zeros(count, np.bool_)
-        found[cut(count, most)[:-1]] = True
+        found = np.zeros(count, np.int64)
+        found[cut(count, most)[:-1]] = MARGIN
         return found
 
     def _alike(self, header: bytes, batch: EncodedBatch, count: int) -> Scans | None:
@@ -294,10 +296,8 @@ class StackedTiles:
             if good:
                 self.work.images.add(self.work.planes + start, image, stream.ptr)
 
-    def rows(
-        self, worked: list[bool], addresses: NDArray[np.int64], tiles: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
-        """Return rows of the decoded tiles, with what `Device.merge_planes` wants.
+    def finish(self, worked: list[bool], slots: Slots, device: Device, stream: Stream) -> None:
+        """Make tiles of planes, and look for the strips.
 
         All that decoding does not need is put together here, while the device is at work.
         """
@@ -305,25 +305,26 @@ class StackedTiles:
         counts = [stack.size for stack in self._stacks]
         strips = self._plan.places[:, 3]
         shared = np.repeat([bool(stack.end) for stack in self._stacks], counts)
-        table = np.empty((len(indices), COLUMNS), np.int64)
-        table[:, 0] = addresses[indices]
-        table[:, 1:3] = tiles[indices]
-        table[:, 3:7] = self._plan.places + self.work.planes
-        table[strips == NOWHERE, 6] = 0
-        table[:, 7] = self._begins
-        table[:, 8] = np.where(shared, ends - starts - len(END_OF_IMAGE), 0)
-        table[:, 9:] = np.repeat([stack.marks for stack in self._stacks], counts, axis=0)
-        if all(worked) and all(self._taken):
-            return table
-        good = np.array(self._taken)
-        good[good] = worked
-        found: NDArray[np.int64] = table[np.repeat(good, counts)]
-        return found
-
-    def finish(self, rows: Any, tile: TileFormat, device: Device, stream: Stream) -> None:
-        """Make tiles of planes, and look for the strips."""
+        marks = np.repeat([stack.marks for stack in self._stacks], counts, axis=0)
+        table = np.empty(len(indices), JPEG_TILE)
+        table["target"] = slots.addresses[indices]
+        table["planes"] = self._plan.places[:, :3] + self.work.planes
+        table["strip"] = np.where(strips == NOWHERE, 0, strips + self.work.planes)
+        table["scan"] = self._begins
+        table["length"] = np.where(shared, ends - starts - len(END_OF_IMAGE), 0)
+        table["shades"], table["quantum"] = marks[:, :2], marks[:, 2]
+        table["codes"] = marks[:, 3:]
+        if not (all(worked) and all(self._taken)):
+            good = np.array(self._taken)
+            good[good] = worked
+            table = table[np.repeat(good, counts)]
         device.merge_planes(
-            rows, tile, self._shape.sampling, self.work.doubts, stream, to_rgb=self._to_rgb
+            table,
+            slots.tile,
+            self._shape.sampling,
+            self.work.doubts,
+            stream,
+            to_rgb=self._to_rgb,
         )
 
     def doubtful(self, decoded: Sequence[int]) -> list[int]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.gpu.batch import Slots
+from napari_wsigpu.gpu.device import Slots
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -117,32 +117,31 @@ class DeviceTiles:
             return self._taken()
 
     def find(
-        self, slide: int, level: int, rows: slice, columns: slice
+        self, slide: int, level: int, tiles: NDArray[np.int64]
     ) -> tuple[Reserved | None, NDArray[np.bool_]]:
-        """Pin the tiles of a block that are here.
+        """Pin those of many tiles that are here.
 
         Parameters
         ----------
         slide, level : int
             As in a tile's key.
-        rows, columns : slice
-            The block.
+        tiles : ndarray of int64, shape (tiles, 2)
+            Row and column of each, none twice.
 
         Returns
         -------
         Reserved or None
-            The tiles' places, row by row.
-        ndarray of bool, shape (rows, columns)
-            Which tiles of the block these are.
+            The tiles' places, in their order.
+        ndarray of bool, shape (tiles,)
+            Which of the tiles these are.
         """
         with self._lock:
             if (slide, level) not in self._levels:
-                shape = (rows.stop - rows.start, columns.stop - columns.start)
-                return None, np.zeros(shape, np.bool_)
+                return None, np.zeros(len(tiles), np.bool_)
             shelf, table = self._levels[slide, level]
-            block = table[rows, columns]
-            here = block != NOBODY
-            places = block[here].astype(np.int64)
+            found = table[tiles[:, 0], tiles[:, 1]]
+            here = found != NOBODY
+            places = found[here].astype(np.int64)
             if not len(places):
                 return None, here
             shelf.pins[places] += 1
@@ -172,7 +171,7 @@ class DeviceTiles:
             places = free[:count]
             if len(free) < count:
                 owned = np.flatnonzero((shelf.owners[:, 0] != NOBODY) & (shelf.pins == 0))
-                oldest = owned[np.argsort(shelf.used[owned], kind="stable")[: count - len(free)]]
+                oldest = owned[_lowest(shelf.used[owned], count - len(free))]
                 self._evict(shelf, oldest)
                 places = np.append(free, oldest)
             if not len(places):
@@ -247,8 +246,10 @@ class DeviceTiles:
                     self._drop(tile)
 
     def _evict(self, shelf: Shelf, places: NDArray[np.int64]) -> None:
-        for slide, level, row, column in shelf.owners[places].tolist():
-            self._levels[slide, level].table[row, column] = NOBODY
+        owners = shelf.owners[places]
+        for slide, level in {*map(tuple, owners[:, :2].tolist())}:
+            rows, columns = owners[(owners[:, 0] == slide) & (owners[:, 1] == level), 2:].T
+            self._levels[slide, level].table[rows, columns] = NOBODY
         shelf.owners[places, 0] = NOBODY
 
     def _grow(self, shelf: Shelf, missing: int) -> None:
@@ -286,6 +287,13 @@ class DeviceTiles:
         shelf = self._shelves.pop(tile)
         for key in [key for key, places in self._levels.items() if places.shelf is shelf]:
             del self._levels[key]
+
+
+def _lowest(values: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """Return the indices of the lowest values."""
+    if count >= len(values):
+        return np.arange(len(values))
+    return np.argpartition(values, count)[:count]
 
 
 _lock = threading.Lock()

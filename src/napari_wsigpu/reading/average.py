@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+# Less than this of a pixel is an error of arithmetic.
+EDGE = 1e-6
 
 
 def area_average(pixels: NDArray[Any], factor_y: int, factor_x: int) -> NDArray[Any]:
@@ -51,6 +55,65 @@ def area_average(pixels: NDArray[Any], factor_y: int, factor_x: int) -> NDArray[
     average[:, -1:] = _divide(sums[:, -1:], factor_y * last_x, pixels.dtype)
     average[-1:, -1:] = _divide(sums[-1:, -1:], last_y * last_x, pixels.dtype)
     return average
+
+
+def resample_area(
+    pixels: NDArray[Any], size: tuple[int, int], scale: tuple[float, float]
+) -> NDArray[Any]:
+    """Average pictures to a smaller size, each pixel by the area that lies under it.
+
+    A pixel of the result spans ``scale`` pixels of the source, the first one from its corner on. It
+    is the mean of those, weighted by how much of each it covers, integers rounded half up: a box
+    filter. Where it reaches beyond the source it is the mean of what there is.
+
+    Parameters
+    ----------
+    pixels : ndarray, shape (pictures, height, width, channels)
+        The finer pictures.
+    size : tuple of (int, int)
+        Height and width that are wanted.
+    scale : tuple of (float, float)
+        How many finer pixels one spans, down and across, at least 1 each.
+
+    Returns
+    -------
+    ndarray, shape (pictures, *size, channels)
+        Same type as `pixels`.
+    """
+    count, height, width, channels = pixels.shape
+    if scale in ((2.0, 2.0), (4.0, 4.0)) and (height, width) == tuple(
+        int(length * step) for length, step in zip(size, scale, strict=True)
+    ):
+        factors = int(scale[0]), int(scale[1])
+        average = area_average(pixels.reshape(count * height, width, channels), *factors)
+        return average.reshape(count, *size, channels)
+    sums = np.zeros((count, size[0], width, channels), np.float32)
+    for rows, weight in _taps(size[0], height, scale[0]):
+        sums += weight[:, None, None] * pixels[:, rows]
+    mean = np.zeros((count, *size, channels), np.float32)
+    for columns, weight in _taps(size[1], width, scale[1]):
+        mean += weight[:, None] * sums[:, :, columns]
+    if pixels.dtype.kind in "iu":
+        np.floor(np.add(mean, 0.5, out=mean), out=mean)
+    return mean.astype(pixels.dtype)
+
+
+def _taps(
+    count: int, length: int, scale: float
+) -> list[tuple[NDArray[np.intp], NDArray[np.float32]]]:
+    """Return the first, second, ... source pixel under each pixel along one axis, and its share."""
+    begin = np.arange(count) * scale
+    end = np.minimum(begin + scale, length)
+    first = np.floor(begin + EDGE).astype(np.intp)
+    found = []
+    for number in range(math.ceil(scale) + 1):
+        pixel = first + number
+        weight = np.minimum(end, pixel + 1) - np.maximum(begin, pixel)
+        weight[weight < EDGE] = 0
+        if weight.any():
+            found.append((np.minimum(pixel, length - 1), weight))
+    total = np.sum([weight for _, weight in found], axis=0)
+    return [(pixel, (weight / total).astype(np.float32)) for pixel, weight in found]
 
 
 def _sum_type(dtype: np.dtype[Any], count: int) -> np.dtype[Any]:

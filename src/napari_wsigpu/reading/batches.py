@@ -1,8 +1,10 @@
-"""Regions read ahead of the one who asks for them, one by one or in batches."""
+"""Batches of regions, read ahead of the one who asks for them."""
 
 from __future__ import annotations
 
 import random
+import threading
+from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -19,33 +21,35 @@ if TYPE_CHECKING:
 MOST_THREADS = 64
 
 
+class _EndedError(Exception):
+    """The iterator that a batch is read for was closed."""
+
+
 def read_ahead(
-    read: Callable[[Location], Any],
+    read: Callable[[list[Location], Callable[[], None]], Any],
     locations: Iterable[Location],
     *,
     batch_size: int | None,
     num_workers: int,
     prefetch_factor: int,
-    shuffle: bool,
-    seed: int,
-    drop_last: bool,
-    room: Callable[[int], Any] | None = None,
+    shuffle: bool = False,
+    seed: int = 0,
+    drop_last: bool = False,
 ) -> Iterator[Any]:
-    """Read regions in order, or in shuffled order, ahead of the caller.
+    """Read batches of regions in order, or in shuffled order, ahead of the caller.
 
     Parameters
     ----------
     read : callable
-        Reads the region at a location.
+        Reads the regions at the locations of a batch. It is given what to call now and then, which
+        raises if nobody wants the batch any more.
     locations, batch_size, num_workers, prefetch_factor, shuffle, seed, drop_last
-        As in `Slide.read_regions`.
-    room : callable, optional
-        Gives an array for a batch of so many regions; by default they are stacked.
+        As in `Slide.read_regions`; without a batch size, a batch has one location.
 
     Yields
     ------
     array
-        A region, or a stack of them.
+        What `read` returns.
 
     Raises
     ------
@@ -61,42 +65,41 @@ def read_ahead(
     if shuffle:
         locations = list(locations)
         random.Random(seed).shuffle(locations)
-    size = batch_size or 1
-    batches = _batches(locations, size, drop_last=drop_last and batch_size is not None)
-
-    def read_batch(batch: list[Location]) -> Any:
-        if batch_size is None:
-            return read(batch[0])
-        if room is None:
-            return _stacked([read(location) for location in batch])
-        stack = room(len(batch))
-        for place, location in enumerate(batch):
-            stack[place] = read(location)
-        return stack
-
-    return _ahead(read_batch, batches, num_workers, 1 + num_workers * prefetch_factor)
+    batches = _batches(locations, batch_size or 1, drop_last=drop_last)
+    return _ahead(read, batches, num_workers, 1 + num_workers * prefetch_factor)
 
 
 def _ahead(
-    read: Callable[[list[Location]], Any],
+    read: Callable[[list[Location], Callable[[], None]], Any],
     batches: Iterator[list[Location]],
     workers: int,
     window: int,
 ) -> Iterator[Any]:
     if not workers:
-        yield from map(read, batches)
+        yield from (read(batch, _go_on) for batch in batches)
         return
+    ended = threading.Event()
+
+    def check() -> None:
+        if ended.is_set():
+            raise _EndedError
+
     with ThreadPoolExecutor(min(workers, MOST_THREADS), "wsigpu-ahead") as pool:
-        waiting: list[Future[Any]] = []
+        waiting: deque[Future[Any]] = deque()
         try:
-            waiting += [pool.submit(read, batch) for batch in islice(batches, window)]
+            waiting += [pool.submit(read, batch, check) for batch in islice(batches, window)]
             while waiting:
-                regions = waiting.pop(0).result()
-                waiting += [pool.submit(read, batch) for batch in islice(batches, 1)]
+                regions = waiting.popleft().result()
+                waiting += [pool.submit(read, batch, check) for batch in islice(batches, 1)]
                 yield regions
         finally:
+            ended.set()
             for future in waiting:
                 future.cancel()
+
+
+def _go_on() -> None:
+    """Let work that somebody waits for go on."""
 
 
 def _batches(
@@ -106,15 +109,3 @@ def _batches(
     while batch := list(islice(remaining, size)):
         if len(batch) == size or not drop_last:
             yield batch
-
-
-def _stacked(regions: list[Any]) -> Any:
-    """Stack CuPy arrays; the batch is whole when it is handed out."""
-    if isinstance(regions[0], np.ndarray):
-        return np.stack(regions)
-    import cupy
-
-    with regions[0].device:
-        stacked = cupy.stack(regions)
-        cupy.cuda.get_current_stream().synchronize()
-    return stacked

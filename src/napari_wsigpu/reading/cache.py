@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
+from itertools import count, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cachetools import LRUCache
+import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
+    from napari_wsigpu.layout import LevelLayout
+
 DEFAULT_BUDGET = 512_000_000
+WORTH_KEEPING = 0.25
 
 
 class TileKey(NamedTuple):
@@ -36,8 +43,18 @@ class TileKey(NamedTuple):
         return self._replace(slide=~self.slide)
 
 
+class _Held(NamedTuple):
+    """A tile, and the number of the buffer that it lies in."""
+
+    pixels: NDArray[Any]
+    buffer: int
+
+
 class TileCache:
     """Least-recently-used tiles within a budget of bytes; safe under many threads.
+
+    Tiles that lie in one buffer stay and go together: as long as one of them is held, the memory
+    of all is.
 
     Parameters
     ----------
@@ -47,47 +64,147 @@ class TileCache:
 
     def __init__(self, budget: int = DEFAULT_BUDGET) -> None:
         self._lock = threading.Lock()
-        self._tiles = self._new(budget)
-
-    @staticmethod
-    def _new(budget: int) -> LRUCache[TileKey, NDArray[Any]]:
-        return LRUCache(max(0, budget), getsizeof=lambda tile: int(tile.nbytes))
+        self._budget = max(0, budget)
+        self._used = 0
+        self._tiles: dict[tuple[int, ...], _Held] = {}
+        # Size and tiles of each buffer, the least recently used first.
+        self._buffers: OrderedDict[int, tuple[int, list[tuple[int, ...]]]] = OrderedDict()
+        self._numbers = count()
 
     @property
     def budget(self) -> int:
         """Bytes of pixels to hold at most; setting it evicts what is over."""
-        return int(self._tiles.maxsize)
+        return self._budget
 
     @budget.setter
     def budget(self, budget: int) -> None:
         with self._lock:
-            old, self._tiles = self._tiles, self._new(budget)
-            while old:
-                key, tile = old.popitem()
-                if tile.nbytes <= budget:
-                    self._tiles[key] = tile
+            self._budget = max(0, budget)
+            self._evict()
 
     @property
     def used(self) -> int:
         """Bytes of pixels held now."""
-        return int(self._tiles.currsize)
+        return self._used
 
     def get(self, key: TileKey) -> NDArray[Any] | None:
         """Return a tile, now the most recently used, or None."""
         with self._lock:
-            return self._tiles.get(key)
+            return self._get(key)
+
+    def get_all(
+        self, slide: int, level: int, tiles: NDArray[np.int64]
+    ) -> list[NDArray[Any] | None]:
+        """Return many tiles of one level at once, as `get` does.
+
+        Parameters
+        ----------
+        slide, level : int
+            As in a tile's key.
+        tiles : ndarray of int64, shape (tiles, 2)
+            Row and column of each.
+        """
+        if not self._tiles:
+            return [None] * len(tiles)
+        keys = zip(repeat(slide), repeat(level), *tiles.T.tolist())
+        with self._lock:
+            return [self._get(key) if key in self._tiles else None for key in keys]
 
     def put(self, key: TileKey, tile: NDArray[Any]) -> None:
         """Hold a tile, unless it alone is larger than the budget."""
+        self.put_all({key: tile}, tile.nbytes)
+
+    def put_all(self, tiles: Mapping[TileKey, NDArray[Any]], size: int) -> None:
+        """Hold tiles that lie in one buffer of so many bytes, unless it is larger than the budget.
+
+        Parameters
+        ----------
+        tiles : Mapping of TileKey to ndarray
+            The tiles.
+        size : int
+            Bytes of the buffer.
+        """
         with self._lock:
-            if tile.nbytes <= self._tiles.maxsize:
-                self._tiles[key] = tile
+            if size > self._budget or not tiles:
+                return
+            number = next(self._numbers)
+            for key, pixels in tiles.items():
+                self._drop(key)
+                self._tiles[key] = _Held(pixels, number)
+            self._buffers[number] = size, [*tiles]
+            self._used += size
+            self._evict()
 
     def forget(self, slide: int) -> None:
         """Drop all tiles of one slide."""
         with self._lock:
-            for key in [key for key in self._tiles if key.slide in (slide, ~slide)]:
+            for key in [key for key in self._tiles if key[0] in (slide, ~slide)]:
+                self._drop(key)
+
+    def _get(self, key: tuple[int, ...]) -> NDArray[Any] | None:
+        held = self._tiles.get(key)
+        if held is None:
+            return None
+        self._buffers.move_to_end(held.buffer)
+        return held.pixels
+
+    def _drop(self, key: tuple[int, ...]) -> None:
+        """Drop a tile if it is held, and its buffer with the last one of it."""
+        held = self._tiles.pop(key, None)
+        if held is not None:
+            size, others = self._buffers[held.buffer]
+            others.remove(key)
+            if not others:
+                del self._buffers[held.buffer]
+                self._used -= size
+
+    def _evict(self) -> None:
+        while self._used > self._budget:
+            _, (size, keys) = self._buffers.popitem(last=False)
+            self._used -= size
+            for key in keys:
                 del self._tiles[key]
+
+
+class Recurrence:
+    """Finds out whether tiles come again while a cache would still hold them.
+
+    Of random places of a large level hardly any do. To keep their tiles would take half as long
+    as to decode them, since each needs memory of its own.
+
+    Parameters
+    ----------
+    cache : TileCache
+        The cache.
+    """
+
+    def __init__(self, cache: TileCache) -> None:
+        self._cache = cache
+        self._lock = threading.Lock()
+        self._count = 0
+        self._seen: dict[int, NDArray[np.int64]] = {}
+
+    def note(self, number: int, image: LevelLayout, tiles: NDArray[np.int64]) -> bool:
+        """Learn which tiles are decoded now, and say whether such are worth to be kept.
+
+        Parameters
+        ----------
+        number, image
+            What they are tiles of.
+        tiles : ndarray of int64, shape (tiles, 2)
+            Row and column of each.
+        """
+        rows, columns = tiles.T
+        held = self._cache.budget // image.tile_bytes
+        with self._lock:
+            seen = self._seen.get(number)
+            if seen is None:
+                seen = np.full((image.grid.rows, image.grid.columns), -held, np.int64)
+                self._seen[number] = seen
+            self._count += len(tiles)
+            again = np.count_nonzero(seen[rows, columns] > self._count - held)
+            seen[rows, columns] = self._count
+        return bool(again >= WORTH_KEEPING * len(tiles))
 
 
 tile_cache = TileCache()

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from napari_wsigpu.errors import RegionError
-from napari_wsigpu.gpu.device import Window
+from napari_wsigpu.geometry import Span
 from napari_wsigpu.reading.dask_level import DaskLevel, tiles_a_chunk
-from napari_wsigpu.reading.span import Span
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,8 +37,10 @@ class LevelOwner(Protocol):
     ) -> LevelArray:
         """Return the level of that number."""
 
-    def read_to_device(self, index: int, window: Window, device: str) -> Any:
-        """Return all channels of a window of a level, in a device's memory."""
+    def read_to_device(
+        self, index: int, rows: Span, columns: Span, channel: int | None, device: str
+    ) -> Any:
+        """Return a region of a level, of one channel or all, in a device's memory."""
 
     def opener(self, device: str) -> Callable[[], LevelOwner]:
         """Return what opens the slide for tasks that put pixels on a device; picklable."""
@@ -242,16 +243,12 @@ class LevelArray:
     def _read_to_device(
         self, rows: AxisIndex, columns: AxisIndex, channels: list[AxisIndex], device: str
     ) -> Any:
-        top, left = rows.span.start, columns.span.start
-        height, width = (
-            max(0, (span.length - 1) * span.step + 1) for span in (rows.span, columns.span)
-        )
-        window = Window(top, left, height, width, self.channel)
-        pixels = self.slide.read_to_device(self.number, window, device)
-        steps = [slice(None, None, span.step) for span in (rows.span, columns.span)]
+        spans = rows.span, columns.span
+        pixels = self.slide.read_to_device(self.number, *spans, self.channel, device)
+        taken = [slice(None), slice(None)]
         for start, step, length in (axis.span for axis in channels):
-            steps.append(slice(start, start + step * length, step))
-        return pixels[tuple(steps)][tuple(axis.view for axis in (rows, columns, *channels))]
+            taken.append(slice(start, start + step * length, step))
+        return pixels[tuple(taken)][tuple(axis.view for axis in (rows, columns, *channels))]
 
 
 def _rebuild(slide: LevelOwner, index: int, channel: int | None, tolerant: bool) -> LevelArray:

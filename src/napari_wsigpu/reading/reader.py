@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import logging
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from napari_wsigpu.display.blocks import blocks, extent
 from napari_wsigpu.errors import DeviceError, RegionError
 from napari_wsigpu.gpu.choose import background_start, cuda_index, device_index, gpu_worker, pace
 from napari_wsigpu.gpu.codestream import recipe
-from napari_wsigpu.gpu.device import Window
 from napari_wsigpu.gpu.nvimagecodec import NvImageCodecDecoder
 from napari_wsigpu.gpu.tiles import device_tiles
 from napari_wsigpu.gpu.verify import Verifier
-from napari_wsigpu.memory import TileMemory
+from napari_wsigpu.memory import RegionMemory
 from napari_wsigpu.reading.cache import TileKey, tile_cache
-from napari_wsigpu.reading.device_reader import DeviceReader
+from napari_wsigpu.reading.device import DeviceExecutor
+from napari_wsigpu.reading.halving import Halving
+from napari_wsigpu.reading.host import HostExecutor
 from napari_wsigpu.reading.in_use import decoder_in_use
-from napari_wsigpu.reading.mosaic import compose
-from napari_wsigpu.reading.scheduler import TileScheduler
-from napari_wsigpu.reading.span import Span
+from napari_wsigpu.reading.plan import Regions, Wish, plan_regions, tile_rect
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Mapping, Sequence
@@ -31,11 +30,13 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.codecs.color import ColorTable
     from napari_wsigpu.codecs.cpu import CpuDecoder
-    from napari_wsigpu.display.blocks import Block
     from napari_wsigpu.gpu.worker import DecodeWorker
     from napari_wsigpu.layout import LevelLayout, PyramidLevel, SlideLayout
     from napari_wsigpu.reading.log import TileLog
+    from napari_wsigpu.reading.plan import ReadPlan
     from napari_wsigpu.storage.source import ByteSource
+
+USUAL = Wish()
 
 logger = logging.getLogger(__name__)
 
@@ -79,20 +80,22 @@ class RegionReader:
         self._path = layout.path
         self._background = layout.background
         self._images = images
-        self._numbers = {image: number for number, image in images.items()}
-        self._halved = {level.number: level.finer for level in pyramid if level.inserted}
+        self._halved = {
+            level.number: level.finer
+            for level in pyramid
+            if level.inserted and level.finer is not None
+        }
         self._source = source
         self._cpu = cpu
         self._log = log
         self._choice = device, device_index(device)
         self._keeps_whole = keeps_whole
-        self._tile_memory = TileMemory()
+        self._memory = RegionMemory()
         self._lock = threading.Lock()
-        self._readers: dict[int, DeviceReader] = {}
+        self._executors: dict[int, DeviceExecutor] = {}
         self._verifier = Verifier(layout.path)
         self._gpu_failure: str | None = None
-        self._colored: tuple[ColorTable, TileScheduler] | None = None
-        self._scheduler = TileScheduler(
+        self._host = HostExecutor(
             slide,
             images,
             pyramid,
@@ -102,7 +105,6 @@ class RegionReader:
             tile_cache,
             log,
             lambda image, tiles, seconds: pace.note(_key(image), "cpu", tiles, seconds),
-            keeps_whole=keeps_whole,
         )
         if self._choice[1] is not None:
             gpu_worker(self._choice[1])
@@ -134,90 +136,48 @@ class RegionReader:
         against = self._verifier.reason or self._gpu_failure
         return decoder_in_use(image, *self._choice, against, _key(image))
 
-    def read(
-        self,
-        level: int,
-        rows: Span,
-        columns: Span,
-        channel: int | None = None,
-        *,
-        tolerant: bool = False,
-        table: ColorTable | None = None,
-    ) -> NDArray[Any]:
-        """Read positions that lie within one image, to the host.
+    def read(self, number: int, regions: Regions, wish: Wish = USUAL) -> NDArray[Any]:
+        """Read regions of one image that are all of one size, to the host.
 
         Parameters
         ----------
-        level : int
-            Index of the image.
-        rows, columns : Span
-            Positions in its own pixels, all within its extent.
-        channel : int, optional
-            One channel instead of all; not with a table.
-        tolerant : bool
-            Show the background for tiles that can't be decoded, instead of raising.
-        table : ColorTable, optional
-            The colours that the pixels of a level get.
+        number : int
+            Number of the image.
+        regions : Regions
+            What of it.
+        wish : Wish
+            How; no channel with colours.
 
         Returns
         -------
-        ndarray, shape (rows, columns, channels), or (rows, columns) for one channel
+        ndarray, shape (regions, height, width, channels), or without channels for one channel
             A new array.
 
         Raises
         ------
+        RegionError
+            If the regions don't fit into memory.
         TileError
             If tiles can't be decoded, with their names.
         SlideError
             If the file can't be read.
         """
-        image = self._images[level]
-        if image.parts:
-
-            def read(picture: LevelLayout, rows: Span, columns: Span) -> NDArray[Any]:
-                number = self._numbers[picture]
-                return self.read(number, rows, columns, channel, tolerant=tolerant, table=table)
-
-            return compose(image, rows, columns, channel, self._blank(image, table), read)
-        if rows.step == columns.step == 1:
-            window = Window(rows.start, columns.start, rows.length, columns.length, channel)
-            pixels = self._by_gpu(level, window, table, tolerant=tolerant)
-            if pixels is not None:
-                return pixels
-        return self._scheduler_of(table).read(level, rows, columns, channel, tolerant=tolerant)
-
-    def read_window(
-        self, level: int, window: Window, table: ColorTable | None = None
-    ) -> NDArray[Any]:
-        """Read a window that may reach outside of its level, to the host; errors as in `read`."""
-        pixels = self._by_gpu(level, window, table, tolerant=False)
+        wish = self._meant(wish)
+        plans = plan_regions(number, self._images, regions)
+        pixels = self._by_gpu(number, plans, regions, wish)
+        shape = len(regions), *regions.shapes[0], *self._samples(number, wish)
         if pixels is not None:
-            return pixels
-        image = self._images[level]
-        top, bottom = _clipped(window.top, window.height, image.height)
-        left, right = _clipped(window.left, window.width, image.width)
-        rows, columns = Span(top, 1, bottom - top), Span(left, 1, right - left)
-        if image.parts:
-            inside = self.read(level, rows, columns, window.channel, table=table)
-        else:
-            inside = self._scheduler_of(table).read(level, rows, columns, window.channel)
-        if inside.shape[:2] == (window.height, window.width):
-            return inside
-        shape = (window.height, window.width, *inside.shape[2:])
+            return pixels.reshape(shape)
         try:
-            region = np.full(shape, self._blank(image, table), image.dtype)
+            pixels = self._memory.empty(shape, self._images[number].dtype)
         except (MemoryError, ValueError):
-            raise RegionError(
-                f"A region of {window.width} x {window.height} pixels doesn't fit into memory; "
-                "read it in parts."
-            ) from None
-        y, x = top - window.top, left - window.left
-        region[y : y + inside.shape[0], x : x + inside.shape[1]] = inside
-        return region
+            raise _too_large(regions) from None
+        self._host.read(number, plans, pixels, wish)
+        return pixels
 
     def read_tiles(
         self,
-        level: int,
+        number: int,
         tiles: Collection[tuple[int, int]],
         table: ColorTable | None = None,
     ) -> dict[tuple[int, int], NDArray[Any]]:
@@ -225,8 +185,8 @@ class RegionReader:
 
         Parameters
         ----------
-        level : int
-            Index of the image.
+        number : int
+            Number of the image.
         tiles : collection of (int, int)
             Row and column of each.
         table : ColorTable, optional
@@ -246,38 +206,40 @@ class RegionReader:
         DeviceError
             If the device that was chosen fails.
         """
-        image = self._images[level]
-        found: dict[tuple[int, int], NDArray[Any]] = {}
-        for block in blocks(tiles):
-            rows, columns = extent(image, block)
-            window = Window(rows.start, columns.start, rows.length, columns.length)
-            pixels = self._by_gpu(level, window, table, tolerant=True)
-            if image.parts:
-                pixels = self.read(level, rows, columns, tolerant=True, table=table)
-            if pixels is not None:
-                found |= self._kept(level, block, pixels, table)
-        rest = [tile for tile in tiles if tile not in found]
-        read = self._scheduler_of(table).read_tiles(level, rest)
-        return found | dict(zip(rest, read, strict=True))
+        image, places = self._images[number], list(tiles)
+        wish = Wish(tolerant=True, patient=True, table=table)
+        regions = Regions.of(tile_rect(image, *place) for place in places)
+        plans = plan_regions(number, self._images, regions)
+        pixels = self._by_gpu(number, plans, regions, wish)
+        if pixels is None and not image.parts:
+            return self._whole_tiles(number, places, plans[0], wish)
+        if pixels is None:
+            size = int(regions.offsets[-1])
+            pixels = self._memory.empty((size, image.channels), image.dtype)
+            self._host.read(number, plans, _views(pixels, regions), wish)
+        found = dict(zip(places, _views(pixels, regions), strict=True))
+        slide = self._slide if table is None else ~self._slide
+        keep = {TileKey(slide, number, *place): part for place, part in found.items()}
+        if self._log.has_failed():
+            of_log = (TileKey(self._slide, number, *place) for place in places)
+            spoilt = [
+                key for key in of_log if self._log.has_failed(None if image.computed else key)
+            ]
+            for key in spoilt:
+                keep.pop(key._replace(slide=slide))
+        tile_cache.put_all(keep, pixels.nbytes)
+        return found
 
-    def _kept(
-        self, level: int, block: Block, pixels: NDArray[Any], table: ColorTable | None
+    def _whole_tiles(
+        self, number: int, places: list[tuple[int, int]], plan: ReadPlan, wish: Wish
     ) -> dict[tuple[int, int], NDArray[Any]]:
-        """Cut a block's pixels into tiles, and keep these in the host's cache."""
-        image = self._images[level]
-        grid = image.grid
-        found: dict[tuple[int, int], NDArray[Any]] = {}
-        for row, column in block.tiles():
-            top, left = (
-                (row - block.top) * grid.tile_height,
-                (column - block.left) * grid.tile_width,
-            )
-            part = pixels[top : top + grid.tile_height, left : left + grid.tile_width]
-            tile = self._tile_memory.copy(part)
-            key = TileKey(self._slide, level, row, column)
-            if not self._log.has_failed(None if image.computed else key):
-                tile_cache.put(key if table is None else key.in_srgb(), tile)
-            found[row, column] = tile
+        image = self._images[number]
+        found = self._host.read_tiles(plan, wish)
+        blank = self._host.blank(number, wish.table)
+        for place in places:
+            if place not in found:
+                shape = (*tile_rect(image, *place)[2:], image.channels)
+                found[place] = np.broadcast_to(np.asarray(blank, image.dtype), shape)
         return found
 
     def worker(self, device: str) -> DecodeWorker:
@@ -293,33 +255,33 @@ class RegionReader:
 
     def read_to_device(
         self,
-        level: int,
-        window: Window,
+        number: int,
+        regions: Regions,
         device: str,
         out: Any = None,
         stream: Any = None,
-        table: ColorTable | None = None,
+        wish: Wish = USUAL,
     ) -> Any:
-        """Read a window that may reach outside of its level, to a device.
+        """Read regions of one image that are all of one size, to a device.
 
         Parameters
         ----------
-        level : int
-            Index of the image.
-        window : Window
-            The region, of one channel or all; of all where `out` is given.
+        number : int
+            Number of the image.
+        regions : Regions
+            What of it.
         device : str
             ``"cuda"``, which is the slide's own device or the first one, or ``"cuda:N"``.
         out : cupy.ndarray, optional
-            Where to put the pixels.
+            Where to put the pixels, of as many bytes.
         stream : int or object with ``ptr``, optional
             The CUDA stream to work on.
-        table : ColorTable, optional
-            The colours that the pixels get.
+        wish : Wish
+            How; no channel with colours.
 
         Returns
         -------
-        cupy.ndarray, shape (height, width, channels), or (height, width) for one channel
+        cupy.ndarray, shape (regions, height, width, channels), or without channels for one channel
 
         Raises
         ------
@@ -328,104 +290,92 @@ class RegionReader:
         SlideError
             As in `read`.
         """
-        reader = self._reader(self.worker(device))
+        executor = self._executor(self.worker(device))
+        wish = self._meant(wish)
         wanted, own = self._choice
-        image = self._images[level]
+        plans = plan_regions(number, self._images, regions)
+        image = self._images[number].stored[0]
         way = "gpu" if own is not None else "cpu"
         if wanted == "auto" and not isinstance(recipe(image), str):
             way = pace.choose(_key(image))
-        share = _share(image, way)
-        pixels, all_channels = None, window._replace(channel=None)
-        if not image.parts:
-            pixels = reader.read(
-                level,
-                all_channels,
-                to_host=False,
-                share=share,
-                keeps_whole=self._keeps(window),
-                out=out,
-                stream=stream,
-                table=table,
-            )
+        pixels = executor.read(
+            number,
+            plans,
+            regions.offsets,
+            wish,
+            to_host=False,
+            share=_share(image, way),
+            out=out,
+            stream=stream,
+        )
+        shape = len(regions), *regions.shapes[0], *self._samples(number, wish)
         if pixels is None:
-            return reader.send(self.read_window(level, window, table), out, stream)
-        return pixels if window.channel is None else pixels[..., window.channel]
+            target = None if out is None else out.reshape(shape)
+            return executor.send(self.read(number, regions, wish), target, stream)
+        return pixels.reshape(shape)
 
     def release(self) -> None:
         """Let go of threads and tiles; the next read takes them again."""
         self._cpu.release()
-        self._scheduler.release()
-        self._tile_memory.clear()
+        self._host.release()
+        self._memory.clear()
         with self._lock:
-            readers, self._readers = self._readers, {}
-            self._colored = None
-        for reader in readers.values():
-            reader.release()
+            executors, self._executors = self._executors, {}
+        for executor in executors.values():
+            executor.release()
 
     def clear_cache(self) -> None:
         """Drop the slide's decoded tiles, on the host and on devices."""
         tile_cache.forget(self._slide)
         with self._lock:
-            readers = list(self._readers.values())
-        for reader in readers:
-            reader.forget_tiles()
+            executors = list(self._executors.values())
+        for executor in executors:
+            executor.forget_tiles()
 
-    def _keeps(self, window: Window) -> bool:
-        """Whether tiles stay on the device that a window takes whole, as for other channels."""
-        return self._keeps_whole or window.channel is not None
+    def _meant(self, wish: Wish) -> Wish:
+        """Return a wish, less tiles to keep that a task alone reads."""
+        keep = wish.keep if self._keeps_whole or wish.keep == "none" else "partly"
+        return replace(wish, keep=keep)
 
-    def _scheduler_of(self, table: ColorTable | None) -> TileScheduler:
-        if table is None:
-            return self._scheduler
-        with self._lock:
-            if self._colored is None or self._colored[0] is not table:
-                self._colored = table, self._scheduler.recolored(table)
-            return self._colored[1]
-
-    def _blank(self, image: LevelLayout, table: ColorTable | None) -> Any:
-        """Return what pixels show that the file does not hold."""
-        if table is None:
-            return self._background
-        return table.background(self._background, image.channels)
+    def _samples(self, number: int, wish: Wish) -> tuple[int, ...]:
+        return () if wish.channel is not None else (self._images[number].channels,)
 
     def _by_gpu(
-        self, level: int, window: Window, table: ColorTable | None, *, tolerant: bool
+        self, number: int, plans: Sequence[ReadPlan], regions: Regions, wish: Wish
     ) -> NDArray[Any] | None:
-        """Read by the GPU if it is there, ready and the fastest; else return None."""
-        halvings = 0
-        while (finer := self._halved.get(level)) is not None:
-            level, halvings = finer, halvings + 1
-        image = self._images[level]
-        stored = level >= 0 and not image.computed and not image.parts
+        """Read by the GPU if it is there, ready and the fastest; else return None.
+
+        Returns
+        -------
+        ndarray, shape (pixels, channels), or (pixels,) for one channel
+            Region after region.
+        """
+        halvings, finer = 0, number
+        while finer in self._halved:
+            finer, halvings = self._halved[finer], halvings + 1
+        level = self._images[finer]
+        image = level.stored[0]
         device, index = self._choice
-        if device == "cpu" or not stored or self._gpu_failure is not None:
+        if device == "cpu" or number < 0 or level.computed or self._gpu_failure is not None:
             return None
         how = recipe(image)
         if isinstance(how, str) or self._verifier.reason is not None:
             return None
+
+        def read(worker: DecodeWorker, share: float) -> NDArray[Any] | None:
+            executor = self._executor(worker)
+            if halvings:
+                return Halving(executor, self._images, finer, halvings).read(regions, wish, share)
+            return executor.read(number, plans, regions.offsets, wish, to_host=True, share=share)
+
         if index is not None:
-            return self._reader(gpu_worker(index)).read_to_host(
-                level,
-                window,
-                halvings,
-                tolerant=tolerant,
-                keeps_whole=self._keeps(window),
-                table=table,
-            )
+            return read(gpu_worker(index), 1.0)
         worker = background_start.worker(how.kind)
         way = "cpu" if worker is None else pace.choose(_key(image))
         if worker is None or way == "cpu":
             return None
         try:
-            return self._reader(worker).read_to_host(
-                level,
-                window,
-                halvings,
-                tolerant=tolerant,
-                share=_share(image, way),
-                keeps_whole=self._keeps(window),
-                table=table,
-            )
+            return read(worker, _share(image, way))
         except DeviceError as error:
             with self._lock:
                 first = self._gpu_failure is None
@@ -434,11 +384,11 @@ class RegionReader:
                 logger.warning("'%s' is decoded on the CPU from now on: %s", self._path, error)
             return None
 
-    def _reader(self, worker: DecodeWorker) -> DeviceReader:
+    def _executor(self, worker: DecodeWorker) -> DeviceExecutor:
         with self._lock:
-            reader = self._readers.get(id(worker))
-            if reader is None:
-                reader = DeviceReader(
+            executor = self._executors.get(id(worker))
+            if executor is None:
+                executor = DeviceExecutor(
                     self._slide,
                     self._images,
                     self._background,
@@ -448,8 +398,29 @@ class RegionReader:
                     self._log,
                     _note,
                 )
-                self._readers[id(worker)] = reader
-            return reader
+                self._executors[id(worker)] = executor
+            return executor
+
+
+def _views(pixels: NDArray[Any], regions: Regions) -> list[NDArray[Any]]:
+    """Cut the pixels of regions that lie one after another."""
+    offsets = regions.offsets.tolist()
+    return [
+        pixels[begin:end].reshape(*shape, *pixels.shape[1:])
+        for begin, end, shape in zip(offsets[:-1], offsets[1:], regions.shapes, strict=True)
+    ]
+
+
+def _too_large(regions: Regions) -> RegionError:
+    height, width = regions.shapes[0]
+    if len(regions) == 1:
+        return RegionError(
+            f"A region of {width} x {height} pixels doesn't fit into memory; read it in parts."
+        )
+    return RegionError(
+        f"A batch of {len(regions)} regions of {width} x {height} pixels doesn't fit into memory; "
+        "use a smaller batch_size."
+    )
 
 
 def _note(image: LevelLayout, tiles: int, seconds: float, share: float) -> None:
@@ -465,7 +436,3 @@ def _key(image: LevelLayout) -> Hashable:
     """Name what takes equally long to decode."""
     grid, encoding = image.grid, image.encoding
     return (grid.tile_height, grid.tile_width, image.channels, encoding.compression, encoding.dtype)
-
-
-def _clipped(start: int, length: int, extent: int) -> tuple[int, int]:
-    return max(0, min(start, extent)), max(0, min(start + length, extent))

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from napari_wsigpu.errors import SlideChangedError, SlideClosedError, file_error
-from napari_wsigpu.storage.source import MARGIN, ByteRange
+from napari_wsigpu.storage.source import ByteRange, JoinedBytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.storage.source import Buffer, Fill, Room
+    from napari_wsigpu.storage.source import Fill, NewBuffer
 
 MERGE_GAP = 64 << 10
 MERGE_LIMIT = 16 << 20
@@ -92,7 +92,7 @@ def join_ranges(
     lengths: NDArray[np.int64],
     end: int,
     page: int = 1,
-    apart: NDArray[np.bool_] | None = None,
+    gaps: NDArray[np.int64] | None = None,
 ) -> Joined:
     """Plan to read many ranges into one buffer, those that lie near each other at once.
 
@@ -105,8 +105,9 @@ def join_ranges(
     page : int
         What offsets and sizes of runs, and their places, are to be multiples of, but for where
         the file ends.
-    apart : ndarray of bool, shape (ranges,), optional
-        Which ranges begin a run that has `MARGIN` bytes before it, as there are behind the last.
+    gaps : ndarray of int64, shape (ranges,), optional
+        How many bytes are left free before each range; where some are, it begins a run. As many
+        as the most of them are left behind the last run.
     """
     lengths = np.maximum(np.minimum(lengths, end - offsets), 0)
     lengths[offsets < 0] = 0
@@ -121,19 +122,19 @@ def join_ranges(
     if page > 1:
         begin, past = first // page * page, np.minimum(-(-past // page) * page, end)
     reached = np.maximum.accumulate(past)
-    begins = np.zeros(len(order), np.bool_) if apart is None else apart[order]
+    begins = np.zeros(len(order), np.bool_) if gaps is None else gaps[order] > 0
     begins[0] = True
     begins[1:] |= begin[1:] > reached[:-1] + MERGE_GAP
     edges = np.append(begins, True).nonzero()[0]
     heads, stops = edges[:-1], edges[1:]
     sizes = reached[stops - 1] - begin[heads]
-    margin = 0 if apart is None else MARGIN
-    places = (sizes if apart is None else sizes + MARGIN * apart[order[heads]]).cumsum() - sizes
+    behind = 0 if gaps is None else int(gaps.max())
+    places = (sizes if gaps is None else sizes + gaps[order[heads]]).cumsum() - sizes
     table = begin[heads], places, sizes
     runs = list(map(Run, *(column.tolist() for column in table)))
     starts = np.zeros(len(offsets), np.int64)
     starts[order] = first + np.repeat(places - begin[heads], stops - heads)
-    return Joined(int(places[-1] + sizes[-1]) + margin, runs, starts, lengths)
+    return Joined(int(places[-1] + sizes[-1]) + behind, runs, starts, lengths)
 
 
 class FileSource:
@@ -180,18 +181,18 @@ class FileSource:
         self,
         offsets: NDArray[np.int64],
         lengths: NDArray[np.int64],
-        room: Room = bytearray,
-        apart: NDArray[np.bool_] | None = None,
-    ) -> tuple[Buffer, NDArray[np.int64], NDArray[np.int64]]:
+        new_buffer: NewBuffer = bytearray,
+        gaps: NDArray[np.int64] | None = None,
+    ) -> JoinedBytes:
         """Read many ranges into one buffer; see `ByteSource.read_joined`."""
-        joined = join_ranges(offsets, lengths, self._size, apart=apart)
-        buffer = room(joined.size)
+        joined = join_ranges(offsets, lengths, self._size, gaps=gaps)
+        buffer = new_buffer(joined.size)
         view = memoryview(buffer)
         with self._handle() as file:
             self._check_unchanged(file)
             for offset, place, size in joined.runs:
                 self._read_into(file, view[place : place + size], offset)
-        return buffer, joined.starts, joined.lengths
+        return JoinedBytes(buffer, joined.starts, joined.lengths)
 
     def fills(self, ranges: Sequence[tuple[int, int]]) -> list[Fill]:
         """Return what reads each (offset, length) later; see `FillingSource.fills`."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from napari_wsigpu.storage.file import FileSource
+from napari_wsigpu.storage.source import JoinedBytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.layout import SlideFile
-    from napari_wsigpu.storage.source import Buffer, Fill, Room
+    from napari_wsigpu.storage.source import Fill, NewBuffer
 
 
 class FilesSource:
@@ -45,27 +46,27 @@ class FilesSource:
         self,
         offsets: NDArray[np.int64],
         lengths: NDArray[np.int64],
-        room: Room = bytearray,
-        apart: NDArray[np.bool_] | None = None,
-    ) -> tuple[Buffer, NDArray[np.int64], NDArray[np.int64]]:
+        new_buffer: NewBuffer = bytearray,
+        gaps: NDArray[np.int64] | None = None,
+    ) -> JoinedBytes:
         """Read many ranges into one buffer; see `ByteSource.read_joined`."""
         parts = self._by_file(offsets)
         if len(parts) == 1:
             source, start, _ = parts[0]
-            return source.read_joined(offsets - start, lengths, room, apart)
+            return source.read_joined(offsets - start, lengths, new_buffer, gaps)
         read = [
-            (members, *source.read_joined(offsets[members] - start, lengths[members]))
+            (members, source.read_joined(offsets[members] - start, lengths[members]))
             for source, start, members in parts
         ]
-        buffer = room(sum(len(part) for _, part, _, _ in read))
+        buffer = new_buffer(sum(len(part.buffer) for _, part in read))
         target = memoryview(buffer)
-        starts, found, place = np.zeros_like(offsets), np.zeros_like(lengths), 0
-        for members, part, part_starts, part_lengths in read:
-            target[place : place + len(part)] = part
-            starts[members] = part_starts + place
-            found[members] = part_lengths
-            place += len(part)
-        return buffer, starts, found
+        starts, found, offset = np.zeros_like(offsets), np.zeros_like(lengths), 0
+        for members, part in read:
+            target[offset : offset + len(part.buffer)] = part.buffer
+            starts[members] = part.starts + offset
+            found[members] = part.lengths
+            offset += len(part.buffer)
+        return JoinedBytes(buffer, starts, found)
 
     def fills(self, ranges: Sequence[tuple[int, int]]) -> list[Fill]:
         """Return what reads each (offset, length) later; see `FillingSource.fills`."""

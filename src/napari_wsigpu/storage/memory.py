@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from napari_wsigpu.storage.source import JoinedBytes
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.storage.source import Buffer, Room
+    from napari_wsigpu.storage.source import NewBuffer
 
 
 class MemorySource:
@@ -28,15 +30,15 @@ class MemorySource:
         self,
         offsets: NDArray[np.int64],
         lengths: NDArray[np.int64],
-        room: Room = bytearray,
-        apart: NDArray[np.bool_] | None = None,
-    ) -> tuple[Buffer, NDArray[np.int64], NDArray[np.int64]]:
+        new_buffer: NewBuffer = bytearray,
+        gaps: NDArray[np.int64] | None = None,
+    ) -> JoinedBytes:
         """Return all bytes, and where each range lies in them."""
         size = len(self._data)
-        buffer = room(size)
+        buffer = new_buffer(size)
         memoryview(buffer)[:size] = self._data
         starts = np.minimum(offsets, size)
-        return buffer, starts, np.minimum(lengths, size - starts)
+        return JoinedBytes(buffer, starts, np.minimum(lengths, size - starts))
 
     def release(self) -> None:
         """Do nothing: there is no handle."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.storage.connection import Answer
-    from napari_wsigpu.storage.source import Buffer, Room
+    from napari_wsigpu.storage.source import JoinedBytes, NewBuffer
 
 BLOCK = 64 << 10
 MERGED_GAP = 4  # blocks
@@ -120,12 +120,12 @@ class RemoteSource:
         self,
         offsets: NDArray[np.int64],
         lengths: NDArray[np.int64],
-        room: Room = bytearray,
-        apart: NDArray[np.bool_] | None = None,
-    ) -> tuple[Buffer, NDArray[np.int64], NDArray[np.int64]]:
+        new_buffer: NewBuffer = bytearray,
+        gaps: NDArray[np.int64] | None = None,
+    ) -> JoinedBytes:
         """Read many ranges into one buffer; see `ByteSource.read_joined`."""
         ranges = list(zip(offsets.tolist(), lengths.tolist(), strict=True))
-        return join_views(self.read(ranges), room)
+        return join_views(self.read(ranges), new_buffer)
 
     def release(self) -> None:
         """Let go of connection and memory until the next read; reads in flight fail."""

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
     Buffer = bytearray | memoryview
-    Room = Callable[[int], Buffer]
+    NewBuffer = Callable[[int], Buffer]
 
-MARGIN = 1024
+NO_REASONS: Mapping[int, str] = MappingProxyType({})
 
 
 class ByteRange(NamedTuple):
@@ -45,6 +46,25 @@ class Unreadable(bytes):
         return found
 
 
+class JoinedBytes(NamedTuple):
+    """Many ranges in one buffer.
+
+    Attributes
+    ----------
+    buffer : bytearray or memoryview
+        The bytes, and others between and after them.
+    starts, lengths : ndarray of int64, shape (ranges,)
+        Where each range lies in the buffer; shorter where the source ends before.
+    reasons : Mapping of int to str
+        Why ranges, by their index, could not be read though others can, as the end of a sentence.
+    """
+
+    buffer: Buffer
+    starts: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    reasons: Mapping[int, str] = NO_REASONS
+
+
 class ByteSource(Protocol):
     """Encoded bytes by position, from any thread."""
 
@@ -61,27 +81,20 @@ class ByteSource(Protocol):
         self,
         offsets: NDArray[np.int64],
         lengths: NDArray[np.int64],
-        room: Room = bytearray,
-        apart: NDArray[np.bool_] | None = None,
-    ) -> tuple[Buffer, NDArray[np.int64], NDArray[np.int64]]:
+        new_buffer: NewBuffer = bytearray,
+        gaps: NDArray[np.int64] | None = None,
+    ) -> JoinedBytes:
         """Read many ranges into one buffer.
 
         Parameters
         ----------
         offsets, lengths : ndarray of int64, shape (ranges,)
             In any order; they may overlap.
-        room : callable
+        new_buffer : callable
             Gives a buffer of at least so many bytes.
-        apart : ndarray of bool, shape (ranges,), optional
-            Before which ranges, as behind the last, there shall be `MARGIN` bytes more; a source
-            that gains nothing by reading neighbours at once may leave no room.
-
-        Returns
-        -------
-        buffer : bytearray or memoryview
-            The bytes, and others between and after them.
-        starts, lengths : ndarray of int64, shape (ranges,)
-            Where each range lies in the buffer; shorter where the source ends before.
+        gaps : ndarray of int64, shape (ranges,), optional
+            How many bytes to leave free before each range, and the most of them behind the last;
+            a source that gains nothing by reading neighbours at once may leave none.
 
         Raises
         ------
@@ -120,14 +133,17 @@ class FillingSource(ByteSource, Protocol):
         """
 
 
-def join_views(
-    views: Sequence[memoryview], room: Room
-) -> tuple[Buffer, NDArray[np.int64], NDArray[np.int64]]:
+def join_views(views: Sequence[memoryview], new_buffer: NewBuffer) -> JoinedBytes:
     """Copy ranges that were read one by one into one buffer, as `ByteSource.read_joined` does."""
     lengths = np.array([len(view) for view in views], np.int64)
     starts = np.cumsum(lengths) - lengths
-    buffer = room(int(lengths.sum()))
+    buffer = new_buffer(int(lengths.sum()))
     target = memoryview(buffer)
     for start, view in zip(starts.tolist(), views, strict=True):
         target[start : start + len(view)] = view
-    return buffer, starts, lengths
+    reasons = {
+        index: view.obj.reason
+        for index, view in enumerate(views)
+        if isinstance(view.obj, Unreadable)
+    }
+    return JoinedBytes(buffer, starts, lengths, reasons)

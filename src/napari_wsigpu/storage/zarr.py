@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.layout import LevelLayout, SlideFile
-    from napari_wsigpu.storage.source import Buffer, Fill, Room
+    from napari_wsigpu.storage.source import Fill, JoinedBytes, NewBuffer
     from napari_wsigpu.storage.zarr_chunks import Chunk, Encoded
 
 DECODERS: dict[str, Callable[..., Sized]] = {
@@ -128,12 +128,12 @@ class ZarrSource:
         self,
         offsets: NDArray[np.int64],
         lengths: NDArray[np.int64],
-        room: Room = bytearray,
-        apart: NDArray[np.bool_] | None = None,
-    ) -> tuple[Buffer, NDArray[np.int64], NDArray[np.int64]]:
+        new_buffer: NewBuffer = bytearray,
+        gaps: NDArray[np.int64] | None = None,
+    ) -> JoinedBytes:
         """Read many ranges into one buffer; see `ByteSource.read_joined`."""
         ranges = list(zip(offsets.tolist(), lengths.tolist(), strict=True))
-        return join_views(self.read(ranges), room)
+        return join_views(self.read(ranges), new_buffer)
 
     def fills(self, ranges: Sequence[tuple[int, int]]) -> list[Fill]:
         """Return what reads each whole tile later; see `FillingSource.fills`."""

@@ -1,0 +1,58 @@
+"""Tables that kernels read: their columns, for NumPy and for CUDA."""
+
+from __future__ import annotations
+
+import numpy as np
+
+# A part of a tile and its place in the pixels of regions. source: address of its first pixel;
+# target: index of the pixel that it goes to; pitch: pixels from one row of the region to the next.
+PASTE = np.dtype(
+    [("source", "<u8"), ("target", "<i8"), ("pitch", "<i8"), ("height", "<i4"), ("width", "<i4")]
+)
+
+# A segment of a raw tile. source: address of its samples, 0 if the file has none; target: address
+# of the tile; rows and pixels (a row): what it has; channel: the first one that it holds.
+SEGMENT = np.dtype(
+    [
+        ("source", "<u8"),
+        ("target", "<u8"),
+        ("rows", "<i4"),
+        ("pixels", "<i4"),
+        ("channel", "<i8"),
+    ]
+)
+
+# A JPEG tile. target: address of its pixels; planes: of its components; strip: of the row below it
+# if that is to be looked at, else 0; scan: of its encoded bytes in host memory, and their length, 0
+# if it is alone in its code stream; shades: of the strip's blocks, in turn; quantum and codes (how
+# many have 1 bit, 2 bits, ...; what they stand for): what tells its first block's brightness.
+JPEG_TILE = np.dtype(
+    [
+        ("target", "<u8"),
+        ("planes", "<u8", 3),
+        ("strip", "<u8"),
+        ("scan", "<u8"),
+        ("length", "<i8"),
+        ("shades", "<i8", 2),
+        ("quantum", "<i8"),
+        ("codes", "<i8", 4),
+    ]
+)
+
+TABLES = {"Paste": PASTE, "Segment": SEGMENT, "JpegTile": JPEG_TILE}
+C_TYPES = {"<u8": "unsigned long long", "<i8": "long long", "<i4": "int"}
+
+
+def declarations() -> str:
+    """Return the tables as structures of C, to be put before the kernels."""
+    return "".join(_structure(name, dtype) for name, dtype in TABLES.items())
+
+
+def _structure(name: str, dtype: np.dtype[np.void]) -> str:
+    members = []
+    for field in dtype.names or ():
+        base, shape = dtype[field].subdtype or (dtype[field], ())
+        count = "".join(f"[{length}]" for length in shape)
+        members.append(f"    {C_TYPES[base.str]} {field}{count};\n")
+    size = f'static_assert(sizeof({name}) == {dtype.itemsize}, "{name}");\n'
+    return f"struct {name} {{\n{''.join(members)}}};\n{size}"

@@ -1,0 +1,489 @@
+"""`HostExecutor`: carries read plans out into host memory."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from napari_wsigpu.codecs.cpu import HostSlots
+from napari_wsigpu.codecs.decoder import EncodedBatch
+from napari_wsigpu.codecs.raw import lies_decoded
+from napari_wsigpu.errors import (
+    SlideChangedError,
+    SlideClosedError,
+    SlideError,
+    SlideReadError,
+)
+from napari_wsigpu.geometry import Rect
+from napari_wsigpu.memory import RegionMemory, TileMemory
+from napari_wsigpu.reading.average import area_average
+from napari_wsigpu.reading.cache import Recurrence, TileKey
+from napari_wsigpu.reading.mosaic import touches
+from napari_wsigpu.reading.plan import Regions, Wish, partly_taken, plan_regions, tile_rect
+from napari_wsigpu.storage.source import FillingSource
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from napari_wsigpu.codecs.color import ColorTable
+    from napari_wsigpu.codecs.cpu import CpuBatch, CpuDecoder
+    from napari_wsigpu.layout import LevelLayout, PyramidLevel
+    from napari_wsigpu.reading.cache import TileCache
+    from napari_wsigpu.reading.log import TileLog
+    from napari_wsigpu.reading.plan import Pastes, ReadPlan
+    from napari_wsigpu.storage.source import ByteSource
+
+    Integers = NDArray[np.int64]
+    # Where the pixels of each region go.
+    Targets = Sequence[NDArray[Any]] | NDArray[Any]
+    # Takes the pixels of a tile, by its index in the plan; and shows one value in its place.
+    Take = Callable[[int, NDArray[Any]], None]
+    Fill = Callable[[int], None]
+
+BATCH_TILES = 256
+BATCH_BYTES = 64 << 20
+BATCH_PIXEL_BYTES = 256 << 20
+AVERAGED_BYTES = 64 << 20
+
+
+class HostExecutor:
+    """Carries plans of one slide's images out: from the cache, the file, a finer level.
+
+    Parameters
+    ----------
+    slide : int
+        Number of the open slide, for the keys of its tiles.
+    images : Mapping of int to LevelLayout
+        Pyramid levels by number from 0 on, then the pictures that lie on those that are
+        mosaics; associated images by -1, -2, ...
+    pyramid : sequence of PyramidLevel
+        Which level is averaged from which.
+    background : int or float
+        Value of pixels that the file does not hold.
+    source, decoder, cache, log
+        Where bytes come from, what decodes them, where tiles are kept, and what counts them.
+    timed : callable
+        Told of a level, how many of its tiles were read and decoded, and in how many seconds.
+    """
+
+    def __init__(
+        self,
+        slide: int,
+        images: Mapping[int, LevelLayout],
+        pyramid: Sequence[PyramidLevel],
+        background: float,
+        source: ByteSource,
+        decoder: CpuDecoder,
+        cache: TileCache,
+        log: TileLog,
+        timed: Callable[[LevelLayout, int, float], None],
+    ) -> None:
+        self._slide = slide
+        self._images = images
+        self._finer = {level.number: level.finer for level in pyramid if level.finer is not None}
+        self._inserted = {level.number for level in pyramid if level.inserted}
+        self._background = background
+        self._source = source
+        self._decoder = decoder
+        self._cache = cache
+        self._log = log
+        self._timed = timed
+        self._bytes = RegionMemory()
+        self._tile_memory = TileMemory()
+        self._recurrence = Recurrence(cache)
+
+    def blank(self, image: int, table: ColorTable | None) -> Any:
+        """Return what pixels show that the file does not hold."""
+        if table is None:
+            return self._background
+        return table.background(self._background, self._images[image].channels)
+
+    def read(self, number: int, plans: Sequence[ReadPlan], regions: Targets, wish: Wish) -> None:
+        """Put the pixels of regions together.
+
+        Parameters
+        ----------
+        number : int
+            The image that the regions are of.
+        plans : sequence of ReadPlan
+            As `plan_regions` makes them.
+        regions : sequence of ndarray, shape (height, width, channels), or (height, width)
+            Where the pixels of each go; without channels if the wish is for one.
+        wish : Wish
+            How.
+
+        Raises
+        ------
+        TileError
+            If tiles can't be decoded, with their names.
+        SlideError
+            If the file can't be read.
+        """
+        failures = self._read(number, plans, regions, wish)
+        if failures and not wish.tolerant:
+            raise self._log.error(failures)
+
+    def read_tiles(self, plan: ReadPlan, wish: Wish) -> dict[tuple[int, int], NDArray[Any]]:
+        """Return the whole tiles of a plan by row and column; those that fail are left out.
+
+        They are cut to the image, and in the cache now.
+        """
+        image = self._images[plan.image]
+        found: dict[tuple[int, int], NDArray[Any]] = {}
+        places = list(map(tuple, plan.tiles.tolist()))
+
+        def take(tile: int, pixels: NDArray[Any]) -> None:
+            rect = tile_rect(image, *places[tile])
+            found[places[tile]] = pixels[: rect.height, : rect.width]
+
+        self._carry_out(plan, take, lambda tile: None, wish)
+        return found
+
+    def release(self) -> None:
+        """Give back memory that is kept for the next plan."""
+        self._bytes.clear()
+        self._tile_memory.clear()
+
+    def _read(
+        self, number: int, plans: Sequence[ReadPlan], regions: Targets, wish: Wish
+    ) -> dict[TileKey, str]:
+        blank = self.blank(number, wish.table)
+        if wish.channel is not None and wish.table is not None:
+            blank = blank[wish.channel]
+        covered = np.zeros(len(regions), np.bool_)
+        for plan in plans:
+            covered |= plan.covered
+        for index in np.flatnonzero(~covered).tolist():
+            regions[index][...] = blank
+        failures: dict[TileKey, str] = {}
+        for plan in plans:
+            if len(plan.blanks):
+                self._fill_blanks(plan, regions, blank)
+            paste = _Paste(plan, regions, wish.channel, blank)
+            failures |= self._carry_out(plan, paste.take, paste.fill, wish)
+        return failures
+
+    def _fill_blanks(self, plan: ReadPlan, regions: Targets, blank: Any) -> None:
+        for region, y, end_y, x, end_x, *_ in _slices(plan.blanks, plan.regions.step):
+            regions[region][y:end_y, x:end_x] = blank
+        self._log.count(tiles_asked=len(plan.blanks), background=len(plan.blanks))
+
+    def _carry_out(self, plan: ReadPlan, take: Take, fill: Fill, wish: Wish) -> dict[TileKey, str]:
+        """Give all tiles of a plan to who takes them."""
+        image = self._images[plan.image]
+        absent = self._from_cache(plan, take, wish)
+        computed = plan.computed[absent]
+        stored = absent[~computed] if computed.any() else absent
+        if wish.keep == "recurring" and len(stored):
+            recur = self._recurrence.note(plan.image, image, plan.tiles[stored])
+            wish = replace(wish, keep="all" if recur else "none")
+        try:
+            begin = time.perf_counter()
+            failures = self._decode(plan, image, stored, take, wish)
+            self._timed(image, len(stored), time.perf_counter() - begin)
+        except SlideClosedError:
+            raise
+        except SlideError as error:
+            lasting = not isinstance(error, SlideReadError | SlideChangedError)
+            if not wish.tolerant or (wish.patient and not lasting):
+                raise
+            failures = dict.fromkeys(stored.tolist(), str(error))
+        for tile in failures:
+            fill(tile)
+        named = {self._key(plan, tile): reason for tile, reason in failures.items()}
+        if computed.any():
+            named |= self._compute(plan, image, absent[computed], take, wish)
+        self._log.note(named, report=wish.tolerant)
+        return named
+
+    def _key(self, plan: ReadPlan, tile: int) -> TileKey:
+        return TileKey(self._slide, plan.image, *plan.tiles[tile].tolist())
+
+    def _from_cache(self, plan: ReadPlan, take: Take, wish: Wish) -> Integers:
+        """Give out the tiles that are in the cache, and return the others."""
+        slide = self._slide if wish.table is None else ~self._slide
+        tiles = self._cache.get_all(slide, plan.image, plan.tiles)
+        absent = [tile for tile, pixels in enumerate(tiles) if pixels is None]
+        hits = len(tiles) - len(absent)
+        if hits:
+            for tile, pixels in enumerate(tiles):
+                if pixels is not None:
+                    take(tile, pixels)
+        self._log.count(tiles_asked=len(tiles), cache_hits=hits)
+        return np.array(absent, np.int64)
+
+    def _decode(
+        self, plan: ReadPlan, image: LevelLayout, tiles: Integers, take: Take, wish: Wish
+    ) -> dict[int, str]:
+        """Read and decode tiles: one batch is read while the one before it is decoded."""
+        failures: dict[int, str] = {}
+        flying: list[tuple[Integers, CpuBatch]] = []
+        try:
+            for batch in _batches(image, plan.tiles, tiles):
+                wish.check()
+                flying.append((batch, self._schedule(plan, image, batch, take, wish)))
+                if len(flying) > 1:
+                    failures |= self._finish(image, *flying.pop(0))
+            while flying:
+                failures |= self._finish(image, *flying.pop(0))
+        finally:
+            for _, pending in flying:
+                pending.cancel()
+        return failures
+
+    def _schedule(
+        self, plan: ReadPlan, image: LevelLayout, batch: Integers, take: Take, wish: Wish
+    ) -> CpuBatch:
+        kept = self._to_keep(plan, image, batch, wish)
+        coloured = wish.table is not None
+        # Taken in one thread: a pool's threads would scatter it over as many heaps.
+        memory = [
+            self._tile_memory.take(image.tile_bytes) if keep and not coloured else None
+            for keep in kept
+        ]
+        slots = HostSlots(memory)
+        numbers = batch.tolist()
+        colours = None if wish.table is None else wish.table
+
+        def deliver(indices: Sequence[int]) -> None:
+            for index in indices:
+                pixels = slots.pixels[index]
+                if colours is not None:
+                    pixels = self._tile_memory.copy(colours.recolored(pixels))
+                if kept[index]:
+                    self._cache.put(self._kept_key(plan, numbers[index], wish), pixels)
+                take(numbers[index], pixels)
+
+        return self._decoder.schedule(self._encoded(image, plan.tiles[batch]), slots, deliver)
+
+    def _kept_key(self, plan: ReadPlan, tile: int, wish: Wish) -> TileKey:
+        key = self._key(plan, tile)
+        return key if wish.table is None else key.in_srgb()
+
+    def _to_keep(
+        self, plan: ReadPlan, image: LevelLayout, batch: Integers, wish: Wish
+    ) -> list[bool]:
+        """Return which tiles others may want, too."""
+        if wish.keep == "partly" and wish.channel is None:
+            kept: list[bool] = partly_taken(plan, image)[batch].tolist()
+            return kept
+        return [wish.keep != "none"] * len(batch)
+
+    def _encoded(self, image: LevelLayout, tiles: Integers) -> EncodedBatch:
+        """Read tiles, or have each read by who decodes it if they are not encoded."""
+        offsets, wanted = image.grid.ranges(*tiles.T)
+        if lies_decoded(image) and isinstance(self._source, FillingSource):
+            ranges = list(zip(offsets[0].tolist(), wanted[0].tolist(), strict=True))
+            self._log.count(bytes_read=int(wanted.sum()))
+            return EncodedBatch.filled(image, tiles, self._source.fills(ranges), self._background)
+        joined = self._source.read_joined(offsets.ravel(), wanted.ravel(), self._new_buffer)
+        self._log.count(bytes_read=int(joined.lengths.sum()))
+        shape = offsets.shape
+        # A segment that the file was to hold, but that lies beyond its end, is no missing one.
+        return EncodedBatch(
+            image,
+            tiles,
+            joined.buffer,
+            joined.starts.reshape(shape),
+            joined.lengths.reshape(shape),
+            wanted > 0,
+            self._background,
+            reasons=joined.reasons,
+        )
+
+    def _new_buffer(self, size: int) -> memoryview:
+        return self._bytes.empty((size,), np.dtype(np.uint8)).data
+
+    def _finish(self, image: LevelLayout, batch: Integers, pending: CpuBatch) -> dict[int, str]:
+        failed = pending.wait()
+        decoded = len(batch) - len(failed)
+        self._log.count_decoded(cpu=decoded)
+        self._log.count(bytes_decoded=decoded * image.tile_bytes)
+        return {int(batch[index]): reason for index, reason in failed.items()}
+
+    # Tiles that are averaged
+
+    def _compute(
+        self, plan: ReadPlan, image: LevelLayout, tiles: Integers, take: Take, wish: Wish
+    ) -> dict[TileKey, str]:
+        """Average tiles from the finer level, some at a time."""
+        failures: dict[TileKey, str] = {}
+        finer = self._finer[plan.image]
+        factors = self._factors(plan.image)
+        # All stored tiles pass through here for an overview, and would drive out what is kept;
+        # the few below an inserted level are wanted next.
+        keep = wish.keep if not image.computed or plan.image in self._inserted else "none"
+        keep = "none" if self._images[finer].computed else keep
+        below = Wish(tolerant=wish.tolerant, keep=keep, check=wish.check)
+        for group, rects in self._groups(plan, image, tiles):
+            wish.check()
+            pixels = self._finer_pixels(finer, rects)
+            held = [index for index, rect in enumerate(rects) if not self._is_blank(finer, rect)]
+            regions = Regions.of(rects[index] for index in held)
+            plans = plan_regions(finer, self._images, regions)
+            failed = self._read(finer, plans, [pixels[index] for index in held], below)
+            failures |= failed
+            for index, tile in enumerate(group):
+                average = self._averaged(plan, image, tile, pixels[index], factors, wish)
+                if not failed:
+                    self._cache.put(self._kept_key(plan, tile, wish), average)
+                take(tile, average)
+            self._log.count(computed=len(group))
+        return failures
+
+    def _groups(
+        self, plan: ReadPlan, image: LevelLayout, tiles: Integers
+    ) -> Iterator[tuple[list[int], list[Rect]]]:
+        """Yield so many tiles, and what of the finer level they average, as fit into memory."""
+        finer = self._images[self._finer[plan.image]]
+        factor_y, factor_x = self._factors(plan.image)
+        pixel = image.channels * image.dtype.itemsize
+        group: list[int] = []
+        rects: list[Rect] = []
+        size = 0
+        for tile in tiles.tolist():
+            rect = tile_rect(image, *plan.tiles[tile].tolist())
+            top, left = (
+                min(rect.top * factor_y, finer.height),
+                min(rect.left * factor_x, finer.width),
+            )
+            height = min(rect.height * factor_y, finer.height - top)
+            width = min(rect.width * factor_x, finer.width - left)
+            if group and size + height * width * pixel > AVERAGED_BYTES:
+                yield group, rects
+                group, rects, size = [], [], 0
+            group.append(tile)
+            rects.append(Rect(top, left, height, width))
+            size += height * width * pixel
+        if group:
+            yield group, rects
+
+    def _finer_pixels(self, number: int, rects: Sequence[Rect]) -> list[NDArray[Any]]:
+        image = self._images[number]
+        found = []
+        for rect in rects:
+            pixels = self._bytes.empty((rect.height, rect.width, image.channels), image.dtype)
+            if self._is_blank(number, rect):
+                pixels[...] = self._background
+            found.append(pixels)
+        return found
+
+    def _averaged(
+        self,
+        plan: ReadPlan,
+        image: LevelLayout,
+        number: int,
+        pixels: NDArray[Any],
+        factors: tuple[int, int],
+        wish: Wish,
+    ) -> NDArray[Any]:
+        rect = tile_rect(image, *plan.tiles[number].tolist())
+        shape = (rect.height, rect.width, image.channels)
+        memory = self._tile_memory.take(int(np.prod(shape)) * image.dtype.itemsize)
+        tile = memory.view(image.dtype).reshape(shape)
+        if pixels.size:
+            if image.categorical:
+                average = pixels[:: factors[0], :: factors[1]]
+            else:
+                average = area_average(pixels, *factors)
+            tile[: average.shape[0], : average.shape[1]] = average
+            tile[average.shape[0] :] = self._background
+            tile[: average.shape[0], average.shape[1] :] = self._background
+        else:
+            tile[...] = self._background
+        if wish.table is not None:
+            tile = self._tile_memory.copy(wish.table.recolored(tile))
+        return tile
+
+    def _is_blank(self, number: int, rect: Rect) -> bool:
+        """Whether neither this level nor a finer one holds any tile of a region."""
+        if not rect.height or not rect.width:
+            return True
+        image = self._images[number]
+        if image.parts:
+            return not touches(image, rect)
+        if not image.computed and image.grid.holds_any(*rect):
+            return False
+        if image.missing == "background":
+            return True
+        factor_y, factor_x = self._factors(number)
+        top, left, height, width = rect
+        finer = Rect(top * factor_y, left * factor_x, height * factor_y, width * factor_x)
+        return self._is_blank(self._finer[number], finer)
+
+    def _factors(self, number: int) -> tuple[int, int]:
+        """Return how many pixels of the finer level one of a level's averages, (y, x)."""
+        image, finer = self._images[number], self._images[self._finer[number]]
+        return (
+            max(1, round(finer.height / image.height)),
+            max(1, round(finer.width / image.width)),
+        )
+
+
+class _Paste:
+    """Copies parts of tiles to their places in regions."""
+
+    def __init__(
+        self,
+        plan: ReadPlan,
+        regions: Targets,
+        channel: int | None,
+        blank: Any,
+    ) -> None:
+        self._regions = regions
+        self._slices = _slices(plan.pastes, plan.regions.step)
+        self._starts = plan.starts.tolist()
+        self._channel = channel
+        self._blank = blank
+        self._step = plan.regions.step
+
+    def take(self, tile: int, pixels: NDArray[Any]) -> None:
+        if self._channel is not None:
+            pixels = pixels[..., self._channel]
+        regions = self._regions
+        down, across = self._step
+        for index in range(self._starts[tile], self._starts[tile + 1]):
+            region, y, end_y, x, end_x, top, bottom, left, right = self._slices[index]
+            regions[region][y:end_y, x:end_x] = pixels[top:bottom:down, left:right:across]
+
+    def fill(self, tile: int) -> None:
+        for index in range(self._starts[tile], self._starts[tile + 1]):
+            region, y, end_y, x, end_x, *_ = self._slices[index]
+            self._regions[region][y:end_y, x:end_x] = self._blank
+
+
+def _slices(pastes: Pastes, step: tuple[int, int]) -> list[tuple[int, ...]]:
+    """Return (region, y, end, x, end, top, bottom, left, right) of each paste."""
+    columns = (
+        pastes.region,
+        pastes.y,
+        pastes.y + pastes.height,
+        pastes.x,
+        pastes.x + pastes.width,
+        pastes.top,
+        pastes.top + (pastes.height - 1) * step[0] + 1,
+        pastes.left,
+        pastes.left + (pastes.width - 1) * step[1] + 1,
+    )
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+def _batches(image: LevelLayout, places: Integers, tiles: Integers) -> Iterator[Integers]:
+    """Cut tiles into batches that are bounded in tiles, encoded and decoded bytes."""
+    most = max(1, min(BATCH_TILES, BATCH_PIXEL_BYTES // image.tile_bytes))
+    if not len(tiles):
+        return
+    sizes = image.grid.byte_counts[:, places[tiles, 0], places[tiles, 1]].sum(axis=0)
+    past = np.cumsum(sizes)
+    first = 0
+    while first < len(tiles):
+        before = past[first - 1] if first else 0
+        fitting = int(np.searchsorted(past, before + BATCH_BYTES, "right")) - first
+        last = first + max(1, min(most, fitting))
+        yield tiles[first:last]
+        first = last
