@@ -1,11 +1,11 @@
-"""What only a CUDA device shows of `wsigpu bench`: device memory, nvCOMP and kvikio."""
+"""What only a CUDA device shows of `python -m benchmarks`: device memory, nvCOMP and kvikio."""
 
 import json
 
 import numpy as np
 import pytest
 
-from napari_wsigpu.cli import main
+from benchmarks.__main__ import main
 from napari_wsigpu.gpu.nvcomp import Lz4Encoder
 from napari_wsigpu.storage.zarr_write import ChunkWriter, DeviceChunkWriter, KvikioChunkWriter
 from tests import slides
@@ -87,7 +87,7 @@ def test_lz4_of_the_device_is_plain_zarr(tmp_path):
 )
 def test_a_benchmark(tmp_path, words, names):
     record = tmp_path / "record.json"
-    assert main(["bench", *words, "--rounds", "2", "--json", str(record)]) == 0
+    assert main([*words, "--rounds", "2", "--json", str(record)]) == 0
     found = json.loads(record.read_text())
     rows = [row for row in found["rows"] if row["way"] in names]
     assert len(rows) >= len(names)
@@ -104,7 +104,7 @@ def test_kvikio_without_gpudirect_storage(tmp_path, words):
     """Its compatibility mode works wherever kvikio does."""
     pytest.importorskip("kvikio")
     record = tmp_path / "record.json"
-    given = ["bench", *words, "--size", "1024", "--rounds", "1", "--json", str(record)]
+    given = [*words, "--size", "1024", "--rounds", "1", "--json", str(record)]
     assert main(given) == 0
     rows = {row["way"]: row for row in json.loads(record.read_text())["rows"]}
     assert rows[f"{OURS}, kvikio, GDS off"]["largest_difference"] == 0
