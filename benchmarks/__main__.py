@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from napari_wsigpu.bench import output_file
 from napari_wsigpu.cli import run_command
 from napari_wsigpu.errors import SlideError, TargetWriteError
 
@@ -73,7 +74,7 @@ def _add(
     parser: argparse.ArgumentParser = kinds.add_parser(name, help=text, parents=[options])
     parser.add_argument("--rounds", type=_positive, default=ROUNDS, help="how often each is timed")
     parser.add_argument("--folder", type=Path, help="where files are made, on the disk to measure")
-    parser.add_argument("--json", type=_output, help="write all figures to this file")
+    parser.add_argument("--json", type=output_file, help="write all figures to this file")
     parser.add_argument("--plot", type=_plot, help="draw them into this PNG")
     parser.set_defaults(run=_run, benchmark=run, name=name)
     return parser
@@ -172,19 +173,10 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(map(_positive, text.split(",")))
 
 
-def _output(text: str) -> Path:
-    path = Path(text)
-    if path.is_dir():
-        raise argparse.ArgumentTypeError(f"{text} is a folder")
-    if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"there is no folder {path.parent}")
-    return path
-
-
 def _plot(text: str) -> Path:
     if not text.lower().endswith(".png"):
         raise argparse.ArgumentTypeError(f"{text} does not end in .png")
-    return _output(text)
+    return output_file(text)
 
 
 def _tile(text: str) -> int:

@@ -10,6 +10,7 @@ from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any
 
 from napari_wsigpu import __version__
+from napari_wsigpu.bench import add_command as add_bench
 from napari_wsigpu.compression import storage_name
 from napari_wsigpu.conversion.command import add_command as add_convert
 from napari_wsigpu.conversion.command import with_value
@@ -51,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     doctor.add_argument("slide", nargs="*", help="path of a slide, to say what decodes it")
     doctor.add_argument("--json", action="store_true", help="all that was found, as JSON")
     doctor.set_defaults(run=_doctor)
+    add_bench(commands)
     add_convert(commands)
     options = parser.parse_args(with_value(sys.argv[1:] if arguments is None else arguments))
     return run_command(options)
