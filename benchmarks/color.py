@@ -1,6 +1,6 @@
 """Time a viewport as it is stored and in sRGB, beside LittleCMS on the same pixels.
 
-Usage: ``python benchmarks/color.py [--rounds 30 --folder DIR --json FILE]``
+Usage: ``python -m benchmarks.color [--rounds 30 --folder DIR --json FILE]``
 
 The slides have no ICC profile, so they are given one: that of Adobe RGB.
 """
@@ -20,18 +20,18 @@ from typing import TYPE_CHECKING, Any
 import imagecodecs
 import numpy as np
 
-from common import SLIDES, ensure_slide, verdict, write_json
-from napari_wsigpu.bench.table import print_table
+from benchmarks.common import SLIDES, ensure_slide, verdict, write_json
+from benchmarks.viewport import HEIGHT, SIDES, WIDTH
+from napari_wsigpu.bench import print_table
 from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.slide import Slide
-from viewport import HEIGHT, SIDES, WIDTH
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.bench.synthetic import Codec
+    from benchmarks.synthetic import Codec
 
     Way = Callable[[int, int], float]
 

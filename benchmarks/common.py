@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from napari_wsigpu.bench.machine import environment
-from napari_wsigpu.bench.synthetic import make_slide
+from benchmarks.machine import environment
+from benchmarks.synthetic import make_slide
 
 if TYPE_CHECKING:
-    from napari_wsigpu.bench.synthetic import Codec
+    from benchmarks.synthetic import Codec
 
 SLIDES = Path(__file__).parent / "slides"
 

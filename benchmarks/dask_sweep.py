@@ -1,6 +1,6 @@
 """Sweep a folder of slides with more and more Dask workers, on the CPU or on GPUs.
 
-Usage: ``python benchmarks/dask_sweep.py [cpu] [gpu] [--quick] [--json OUT]``; cpu by default
+Usage: ``python -m benchmarks.dask_sweep [cpu] [gpu] [--quick] [--json OUT]``; cpu by default
 
 Every tile of level 0 of every slide is decoded and its stains are measured, as
 ``examples/tissue_and_stain.py`` does, where it was decoded; only one row of figures a chunk comes
@@ -32,9 +32,9 @@ from distributed import Client, LocalCluster
 
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
 
-from common import SLIDES, ensure_slide, verdict, write_json
+from benchmarks.common import SLIDES, ensure_slide, verdict, write_json
 from napari_wsigpu import open_slide
-from napari_wsigpu.bench.table import print_table
+from napari_wsigpu.bench import print_table
 from tissue_and_stain import SETTINGS, measured, one_worker_a_gpu
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from napari.layers._scalar_field.scalar_field import ScalarFieldSlicingState
 from qtpy.QtCore import Qt, QTimer
 from vispy import gloo
 
-from stage import scene_canvas
+from benchmarks.stage import scene_canvas
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,6 +1,6 @@
 """Compare regions decoded on the GPU with the CPU, with peers, and with the engine alone.
 
-Usage: ``python benchmarks/gpu.py [PART ...] [--json OUT]``; the parts, all by default, are
+Usage: ``python -m benchmarks.gpu [PART ...] [--json OUT]``; the parts, all by default, are
 fidelity, viewport, color, proof, sweep, jpeg2000 and cores.
 
 Needs a CUDA device. cuCIM and OpenSlide are measured in the same run where they are installed;
@@ -31,10 +31,10 @@ import cupy
 import imagecodecs
 import numpy as np
 
-from color import COLORS, open_profiled
-from common import SLIDES, ensure_slide, write_json
+from benchmarks.color import COLORS, open_profiled
+from benchmarks.common import SLIDES, ensure_slide, write_json
 from napari_wsigpu import open_slide
-from napari_wsigpu.bench.table import print_table
+from napari_wsigpu.bench import print_table
 from napari_wsigpu.gpu import verify
 from napari_wsigpu.gpu.choose import gpu_worker, pace
 from napari_wsigpu.gpu.tiles import device_tiles

@@ -1,6 +1,6 @@
 """Write a large Aperio SVS in seconds: a few hundred encoded tiles of tissue, shuffled.
 
-Usage: ``python benchmarks/make_slide.py OUT WIDTH HEIGHT [--tile 256 --codec jpeg]``
+Usage: ``python -m benchmarks.make_slide OUT WIDTH HEIGHT [--tile 256 --codec jpeg]``
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 from typing import cast, get_args
 
-from napari_wsigpu.bench.synthetic import Codec, make_slide
+from benchmarks.synthetic import Codec, make_slide
 
 
 def main() -> None:

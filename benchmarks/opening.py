@@ -1,6 +1,6 @@
 """Time the opening of a slide, and weigh the memory of walking over it.
 
-Usage: ``python benchmarks/opening.py [--budget-mb 256 --folder DIR --json FILE]``
+Usage: ``python -m benchmarks.opening [--budget-mb 256 --folder DIR --json FILE]``
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from common import SLIDES, ensure_slide, verdict, write_json
+from benchmarks.common import SLIDES, ensure_slide, verdict, write_json
 from napari_wsigpu import open_slide
-from napari_wsigpu.bench.table import print_table
+from napari_wsigpu.bench import print_table
 from napari_wsigpu.reading.cache import tile_cache
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """A level of raw tiles to device memory, beside the same bytes by a plain read and copy.
 
-Run as ``python benchmarks/raw_to_device.py [--side 16384] [--json FILE]`` on a machine with a GPU.
+Run as ``python -m benchmarks.raw_to_device [--side 16384] [--json FILE]`` on a machine with a GPU.
 The yardstick is several threads that fill pieces of page-locked memory by ``preadv`` and upload
 each as soon as it is there, into one buffer, with nothing laid out. All are measured in turn, in
 one process, with the file in the page cache.
@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tifffile
 
-from common import write_json
+from benchmarks.common import write_json
+from benchmarks.transfers.plain_copy import PlainCopy
 from napari_wsigpu import open_slide
-from napari_wsigpu.bench.plain_copy import PlainCopy
 from napari_wsigpu.gpu import gds
 
 if TYPE_CHECKING:

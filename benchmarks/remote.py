@@ -1,7 +1,7 @@
 """Time the first view of a slide of a gigabyte on a server that answers after 50 ms.
 
-Usage: ``PYTHONPATH=. python benchmarks/remote.py [--side 69632 --latency 0.05 --folder DIR --json
-FILE]`` in the repository's folder, whose tests have the server.
+Usage: ``python -m benchmarks.remote [--side 69632 --latency 0.05 --folder DIR --json FILE]``; the
+tests have the server.
 
 The server is a process of its own on this machine, and counts what it is asked for. Every reader
 opens the slide afresh, reads the level that a screen of 1200 x 950 pixels shows at first, then as
@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import tifffile
-from tests.rangeserver import RangeServer
 
-from common import SLIDES, ensure_slide, verdict, write_json
+from benchmarks.common import SLIDES, ensure_slide, verdict, write_json
+from benchmarks.stage import ensure_display, open_viewer, own_settings
 from napari_wsigpu import open_slide, wait
-from napari_wsigpu.bench.table import print_table
+from napari_wsigpu.bench import print_table
 from napari_wsigpu.storage import remote
 from napari_wsigpu.storage.disk_cache import FOLDER, disk_cache
-from stage import ensure_display, open_viewer, own_settings
+from tests.rangeserver import RangeServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -1,6 +1,6 @@
 """Walk at random through two slides in one viewer for minutes, and see whether anything piles up.
 
-Usage: ``python benchmarks/soak.py [--minutes 10 --seed 0 --folder DIR --json FILE]``
+Usage: ``python -m benchmarks.soak [--minutes 10 --seed 0 --folder DIR --json FILE]``
 
 Pans, zooms, jumps; layers removed and put back, duplicated, opened again, hidden; grid and 3D.
 After each of these the viewer shows the same two slides, so that what is counted every 10 s,
@@ -18,11 +18,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from common import SLIDES, ensure_slide, verdict, write_json
-from napari_wsigpu.bench.table import print_table
-from stage import ensure_display, run_part
+from benchmarks.common import SLIDES, ensure_slide, verdict, write_json
+from benchmarks.stage import ensure_display, run_part
+from napari_wsigpu.bench import print_table
 
-SCRIPT = Path(__file__).with_name("soaking.py")
+PART = "benchmarks.soaking"
 MEMORY_MARGIN_MB = 100.0
 MEMORY = {
     "rss_mb - cache": lambda sample: sample["rss_mb"] - sample["cache_mb"],
@@ -67,7 +67,7 @@ def main() -> int:
         result = Path(folder) / "soak.json"
         options = ["--minutes", str(given.minutes), "--seed", str(given.seed)]
         run_part(
-            SCRIPT,
+            PART,
             ["--slides", *map(str, slides), *options, "--json", str(result)],
             MINUTE * (given.minutes + 5),
         )

@@ -1,6 +1,6 @@
 """Walk at random through two slides in one real viewer for minutes, and count what stays behind.
 
-Usage: ``python benchmarks/soaking.py --slides A B --minutes 10 --json FILE``; `soak.py` runs this
+Usage: ``python -m benchmarks.soaking --slides A B --minutes 10 --json FILE``; `soak.py` runs this
 in a process of its own.
 """
 
@@ -29,9 +29,9 @@ from napari.utils.notifications import notification_manager
 from qtpy.QtCore import QTimer, qInstallMessageHandler
 
 import napari_wsigpu
+from benchmarks.stage import ensure_display, fit_canvas, glide, open_viewer, scene_canvas, settle
+from benchmarks.walking import Leg, Pose, go_to
 from napari_wsigpu.reading.cache import tile_cache
-from stage import ensure_display, fit_canvas, glide, open_viewer, scene_canvas, settle
-from walking import Leg, Pose, go_to
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

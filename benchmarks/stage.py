@@ -32,7 +32,7 @@ def ensure_display() -> None:
     xvfb = shutil.which("xvfb-run")
     if xvfb is None:
         raise SystemExit("There is no display to open napari on; install Xvfb.")
-    command = [xvfb, "-a", "-s", f"-screen 0 {SCREEN}", sys.executable, *sys.argv]
+    command = [xvfb, "-a", "-s", f"-screen 0 {SCREEN}", sys.executable, *sys.orig_argv[1:]]
     raise SystemExit(subprocess.run(command, check=False).returncode)
 
 
@@ -50,10 +50,10 @@ def own_settings() -> Iterator[dict[str, str]]:
         yield {**os.environ, "NAPARI_CONFIG": config, "CUDA_VISIBLE_DEVICES": ""}
 
 
-def run_part(script: Path, arguments: Sequence[str], timeout: float) -> None:
-    """Run a script in a fresh process with napari settings of its own."""
+def run_part(module: str, arguments: Sequence[str], timeout: float) -> None:
+    """Run a module in a fresh process with napari settings of its own."""
     with own_settings() as environment:
-        command = [sys.executable, str(script), *arguments]
+        command = [sys.executable, "-m", module, *arguments]
         subprocess.run(command, env=environment, check=True, timeout=timeout)
 
 

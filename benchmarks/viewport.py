@@ -1,6 +1,6 @@
 """Time one viewport by every reader that is installed, cold, and warm by ours.
 
-Usage: ``python benchmarks/viewport.py [--rounds 20 --folder DIR --json FILE]``
+Usage: ``python -m benchmarks.viewport [--rounds 20 --folder DIR --json FILE]``
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import numpy as np
 import tifffile
 
 import napari_wsigpu
-from common import SLIDES, ensure_slide, verdict, write_json
-from napari_wsigpu.bench.table import print_table
+from benchmarks.common import SLIDES, ensure_slide, verdict, write_json
+from napari_wsigpu.bench import print_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.bench.synthetic import Codec
+    from benchmarks.synthetic import Codec
 
     Position = tuple[int, int]
     Read = Callable[[int, int], NDArray[Any]]

@@ -1,6 +1,6 @@
 """Walk through a slide in a real napari viewer while its tiles decode slowly: what a user feels.
 
-Usage: ``python benchmarks/walk.py [--slide FILE --costs 0 5 20 80 --rounds 3 --json FILE]``
+Usage: ``python -m benchmarks.walk [--slide FILE --costs 0 5 20 80 --rounds 3 --json FILE]``
 
 The walk of 20 s is that of `walking.py`: in, along, a jump, out, in elsewhere, along. Each walk has
 a process, settings and an empty cache of its own; in each round the modes take turns. What is
@@ -22,9 +22,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from common import SLIDES, ensure_slide, verdict, write_json
-from napari_wsigpu.bench.table import print_table
-from stage import CANVAS, ensure_display, run_part
+from benchmarks.common import SLIDES, ensure_slide, verdict, write_json
+from benchmarks.stage import CANVAS, ensure_display, run_part
+from napari_wsigpu.bench import print_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     Figures = dict[str, Any]
 
 MODES = ("ours", "blocking", "async", "dask")
-SCRIPT = Path(__file__).with_name("walking.py")
+PART = "benchmarks.walking"
 SIDE = 32768
 TIMEOUT = 300
 SLICE_P95_MS = 16.0
@@ -65,7 +65,7 @@ def walk(mode: str, slide: Path, cost: float, more: Sequence[str] = ()) -> Figur
     with TemporaryDirectory() as folder:
         result = Path(folder) / "walk.json"
         run_part(
-            SCRIPT,
+            PART,
             [mode, "--slide", str(slide), "--cost", str(cost), "--json", str(result), *more],
             TIMEOUT,
         )

@@ -1,6 +1,6 @@
 """Walk through a slide in one real viewer, and write what a user feels.
 
-Usage: ``python benchmarks/walking.py MODE --slide FILE --cost MS --json FILE``; `walk.py` runs
+Usage: ``python -m benchmarks.walking MODE --slide FILE --cost MS --json FILE``; `walk.py` runs
 this in processes of their own.
 """
 
@@ -18,10 +18,18 @@ import numpy as np
 from napari.settings import get_settings
 from qtpy.QtCore import QEventLoop, QTimer
 
-from gauges import CollectionClock, Frame, FrameLog, Heartbeat, SliceClock, Span
+from benchmarks.gauges import CollectionClock, Frame, FrameLog, Heartbeat, SliceClock, Span
+from benchmarks.stage import (
+    CANVAS,
+    SlowDecoder,
+    ensure_display,
+    fit_canvas,
+    glide,
+    open_viewer,
+    settle,
+)
 from napari_wsigpu import open_slide
 from napari_wsigpu.viewer.layers import slide_layers
-from stage import CANVAS, SlowDecoder, ensure_display, fit_canvas, glide, open_viewer, settle
 
 if TYPE_CHECKING:
     from napari import Viewer

@@ -10,7 +10,7 @@ from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any
 
 from napari_wsigpu import __version__
-from napari_wsigpu.bench.command import add_command as add_bench
+from napari_wsigpu.bench import add_command as add_bench
 from napari_wsigpu.compression import storage_name
 from napari_wsigpu.conversion.command import add_command as add_convert
 from napari_wsigpu.conversion.command import with_value
@@ -55,6 +55,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_bench(commands)
     add_convert(commands)
     options = parser.parse_args(with_value(sys.argv[1:] if arguments is None else arguments))
+    return run_command(options)
+
+
+def run_command(options: argparse.Namespace) -> int:
+    """Run what was asked for, and end in a sentence on Ctrl-C.
+
+    Parameters
+    ----------
+    options : argparse.Namespace
+        What was parsed; its `run` is called with it.
+
+    Returns
+    -------
+    int
+        Exit status.
+    """
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal may know no micro sign
     try:

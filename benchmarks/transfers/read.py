@@ -1,23 +1,23 @@
-"""``wsigpu bench read``: a whole level, to the host and to the device."""
+"""``read``: a whole level, to the host and to the device."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from napari_wsigpu.bench import reading
-from napari_wsigpu.bench.kvikio_process import KvikioModes
-from napari_wsigpu.bench.plain_copy import plain_copy
-from napari_wsigpu.bench.readers import as_ways, to_the_device, to_the_host
-from napari_wsigpu.bench.timing import Case
+from benchmarks.transfers import reading
+from benchmarks.transfers.kvikio_process import KvikioModes
+from benchmarks.transfers.plain_copy import plain_copy
+from benchmarks.transfers.readers import as_ways, to_the_device, to_the_host
+from benchmarks.transfers.timing import Case
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from napari_wsigpu.bench.reference import Region
-    from napari_wsigpu.bench.session import Session
-    from napari_wsigpu.bench.target import Target
-    from napari_wsigpu.bench.timing import Absent, Way
+    from benchmarks.transfers.reference import Region
+    from benchmarks.transfers.session import Session
+    from benchmarks.transfers.target import Target
+    from benchmarks.transfers.timing import Absent, Way
 
 
 def run(session: Session, path: Path, level: int, *, cold: bool) -> None:

@@ -7,15 +7,15 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from napari_wsigpu.bench.readers import own
-from napari_wsigpu.bench.target import Target
+from benchmarks.transfers.readers import own
+from benchmarks.transfers.target import Target
 from napari_wsigpu.errors import DeviceError
 from napari_wsigpu.gpu.gds import direct_reads
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from napari_wsigpu.bench.reference import Region
+    from benchmarks.transfers.reference import Region
 
 KVIKIO_ONLY_RAW = "kvikio reads uncompressed tiles, and these are not"
 

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from napari_wsigpu.bench.readers import Reader
-from napari_wsigpu.bench.timing import Absent
+from benchmarks.transfers.readers import Reader
+from benchmarks.transfers.timing import Absent
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.bench.reference import Region
-    from napari_wsigpu.bench.target import Target
+    from benchmarks.transfers.reference import Region
+    from benchmarks.transfers.target import Target
 
 PIECE_BYTES = 4 << 20
 MOST_THREADS = 8

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import tifffile
 
-from napari_wsigpu import open_slide
-from napari_wsigpu.bench.reference import (
+from benchmarks.transfers.reference import (
     ReaderReference,
     Region,
     TiffReference,
     find_pages,
 )
-from napari_wsigpu.bench.target import Target
+from benchmarks.transfers.target import Target
+from napari_wsigpu import open_slide
 from tests import slides
 
 HEIGHT, WIDTH = 150, 200
@@ -65,7 +65,7 @@ def test_a_level_as_zarr_has_it(tmp_path, axes):
 
 
 def test_another_readers_differences_are_found_in_bands(monkeypatch):
-    monkeypatch.setattr("napari_wsigpu.bench.reference.BAND", 7)
+    monkeypatch.setattr("benchmarks.transfers.reference.BAND", 7)
     pixels = np.random.default_rng(0).integers(0, 200, (HEIGHT, WIDTH, 3)).astype(np.uint8)
 
     def read(region):
@@ -132,7 +132,7 @@ def test_missing_tiles_have_no_right_pixels(tmp_path):
 def test_where_tifffile_has_no_page_our_cpu_decoder_is_right(tmp_path, monkeypatch):
     path = tmp_path / "slide.tif"
     slides.write_pyramid(path, slides.picture(HEIGHT, WIDTH), ())
-    monkeypatch.setattr("napari_wsigpu.bench.target.find_pages", lambda file, image: [])
+    monkeypatch.setattr("benchmarks.transfers.target.find_pages", lambda file, image: [])
     with ExitStack() as stack:
         target = Target(path, 0, stack)
         assert target.facts()["right_pixels_by"] == "napari-wsigpu, CPU"

@@ -10,13 +10,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from napari_wsigpu.bench.machine import check_memory, environment, summary
-from napari_wsigpu.bench.plot import write_plot
-from napari_wsigpu.bench.readers import OURS
-from napari_wsigpu.bench.synthetic import DOWNSAMPLE, make_slide
-from napari_wsigpu.bench.table import print_table
-from napari_wsigpu.bench.target import Target
-from napari_wsigpu.bench.timing import Row, measure
+from benchmarks.machine import check_memory, environment, summary
+from benchmarks.synthetic import DOWNSAMPLE, make_slide
+from benchmarks.transfers.plot import write_plot
+from benchmarks.transfers.readers import OURS
+from benchmarks.transfers.target import Target
+from benchmarks.transfers.timing import Row, measure
+from napari_wsigpu.bench import print_table
 from napari_wsigpu.errors import UnsupportedSlideError
 from napari_wsigpu.interrupt import late_interrupt
 from napari_wsigpu.storage.url import is_url, public_url
@@ -24,8 +24,8 @@ from napari_wsigpu.storage.url import is_url, public_url
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from napari_wsigpu.bench.synthetic import Codec
-    from napari_wsigpu.bench.timing import Case
+    from benchmarks.synthetic import Codec
+    from benchmarks.transfers.timing import Case
 
 HEADS = ("way", "median ms", "best ms", "MB/s", "max diff")
 
@@ -150,7 +150,7 @@ class Session:
             }
             json_path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
         if plot_path is not None:
-            write_plot(plot_path, f"wsigpu bench {self.name}", notes, self.rows, OURS)
+            write_plot(plot_path, f"python -m benchmarks {self.name}", notes, self.rows, OURS)
 
 
 @contextmanager

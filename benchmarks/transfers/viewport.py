@@ -1,19 +1,19 @@
-"""``wsigpu bench viewport``: random, unaligned regions, each read for the first time."""
+"""``viewport``: random, unaligned regions, each read for the first time."""
 
 from __future__ import annotations
 
 import random
 from typing import TYPE_CHECKING
 
-from napari_wsigpu.bench.read import region_case, ways_to_read
-from napari_wsigpu.bench.reference import Region
+from benchmarks.transfers.read import region_case, ways_to_read
+from benchmarks.transfers.reference import Region
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from napari_wsigpu.bench.session import Session
-    from napari_wsigpu.bench.target import Target
+    from benchmarks.transfers.session import Session
+    from benchmarks.transfers.target import Target
 
 
 def run(session: Session, path: Path, sizes: Sequence[int], *, cold: bool) -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from napari_wsigpu.bench.timing import Absent, Case, Row, Way, measure, way
+from benchmarks.transfers.timing import Absent, Case, Row, Way, measure, way
 from napari_wsigpu.errors import CorruptSlideError
 
 SIZE = 3_000_000

@@ -14,9 +14,9 @@ from importlib.util import find_spec
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
-from napari_wsigpu.bench import reading
-from napari_wsigpu.bench.readers import OURS
-from napari_wsigpu.bench.timing import Absent, Way
+from benchmarks.transfers import reading
+from benchmarks.transfers.readers import OURS
+from benchmarks.transfers.timing import Absent, Way
 from napari_wsigpu.doctor import probe_kvikio
 from napari_wsigpu.errors import DeviceError
 

@@ -6,9 +6,9 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
-from napari_wsigpu.bench.plain_copy import laid_out, plain_copy, read_fully
-from napari_wsigpu.bench.target import Target
-from napari_wsigpu.bench.timing import Absent
+from benchmarks.transfers.plain_copy import laid_out, plain_copy, read_fully
+from benchmarks.transfers.target import Target
+from benchmarks.transfers.timing import Absent
 from tests import slides
 
 RAW = {

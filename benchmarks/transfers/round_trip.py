@@ -1,4 +1,4 @@
-"""``wsigpu bench round-trip``: a level is read while it is written to raw Zarr of its tile size."""
+"""``round-trip``: a level is read while it is written to raw Zarr of its tile size."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from napari_wsigpu.bench import reading
-from napari_wsigpu.bench.kvikio_process import KvikioModes
-from napari_wsigpu.bench.read import region_case
-from napari_wsigpu.bench.readers import OURS, Reader, peers
-from napari_wsigpu.bench.reference import Region
-from napari_wsigpu.bench.timing import Absent, way
-from napari_wsigpu.bench.zarr_arrays import create, require_zarr, stored
+from benchmarks.transfers import reading
+from benchmarks.transfers.kvikio_process import KvikioModes
+from benchmarks.transfers.read import region_case
+from benchmarks.transfers.readers import OURS, Reader, peers
+from benchmarks.transfers.reference import Region
+from benchmarks.transfers.timing import Absent, way
+from benchmarks.transfers.zarr_arrays import create, require_zarr, stored
 from napari_wsigpu.storage.zarr_write import ChunkWriter, DeviceChunkWriter, KvikioChunkWriter
 
 if TYPE_CHECKING:
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.bench.session import Session
-    from napari_wsigpu.bench.target import Target
-    from napari_wsigpu.bench.timing import Way
+    from benchmarks.transfers.session import Session
+    from benchmarks.transfers.target import Target
+    from benchmarks.transfers.timing import Way
     from napari_wsigpu.slide import Slide
 
 BAND_BYTES = 64 << 20

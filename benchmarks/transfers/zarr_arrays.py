@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.bench.reference import Region
+    from benchmarks.transfers.reference import Region
     from napari_wsigpu.layout import ZarrArray
 
 ZarrCodec = Literal["none", "lz4"]

@@ -1,4 +1,8 @@
-"""The command ``wsigpu bench``; what it needs is imported when it is run."""
+"""Time reading and writing on this machine, beside other libraries.
+
+Usage: ``python -m benchmarks read | round-trip | zarr-write | zarr-write-lz4 | viewport``; each has
+``--help``. What a benchmark needs is imported when it is run.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from napari_wsigpu.bench import output_file
+from napari_wsigpu.cli import run_command
 from napari_wsigpu.errors import SlideError, TargetWriteError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from napari_wsigpu.bench.session import Session
+    from benchmarks.transfers.session import Session
 
     Benchmark = Callable[[Session, argparse.Namespace], None]
 
@@ -22,10 +28,23 @@ SLIDE_SIDE, ARRAY_SIDE, TILE = 8192, 4096, 512
 ROUNDS = 5
 
 
-def add_command(commands: Any) -> None:
-    """Add the command to those of ``wsigpu``."""
-    bench = commands.add_parser("bench", help="time reading and writing, beside other libraries")
-    kinds = bench.add_subparsers(required=True, metavar="benchmark")
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        Words after the program's name; by default those of the process.
+
+    Returns
+    -------
+    int
+        Exit status, as of ``wsigpu``; 1 also where pixels are wrong.
+    """
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks", description="Time reading and writing, beside other libraries."
+    )
+    kinds = parser.add_subparsers(required=True, metavar="benchmark")
     _add(kinds, "read", "read a whole level", _read, _options_of_slides(level=True, cold=True))
     _add(
         kinds,
@@ -46,6 +65,7 @@ def add_command(commands: Any) -> None:
     viewport.add_argument(
         "--viewports", type=_numbers, default=VIEWPORTS, metavar="SIDE,...", help="their sides"
     )
+    return run_command(parser.parse_args(arguments))
 
 
 def _add(
@@ -54,7 +74,7 @@ def _add(
     parser: argparse.ArgumentParser = kinds.add_parser(name, help=text, parents=[options])
     parser.add_argument("--rounds", type=_positive, default=ROUNDS, help="how often each is timed")
     parser.add_argument("--folder", type=Path, help="where files are made, on the disk to measure")
-    parser.add_argument("--json", type=_output, help="write all figures to this file")
+    parser.add_argument("--json", type=output_file, help="write all figures to this file")
     parser.add_argument("--plot", type=_plot, help="draw them into this PNG")
     parser.set_defaults(run=_run, benchmark=run, name=name)
     return parser
@@ -88,8 +108,8 @@ def _options_of_arrays() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from napari_wsigpu.bench.plot import require_matplotlib
-    from napari_wsigpu.bench.session import session
+    from benchmarks.transfers.plot import require_matplotlib
+    from benchmarks.transfers.session import session
 
     try:
         if options.plot is not None:
@@ -114,27 +134,27 @@ def _refusal(error: OSError, advice: str) -> str:
 
 
 def _read(session: Session, options: argparse.Namespace) -> None:
-    from napari_wsigpu.bench import read
+    from benchmarks.transfers import read
 
     path = _slide(session, options, options.level)
     read.run(session, path, options.level, cold=options.cold)
 
 
 def _round_trip(session: Session, options: argparse.Namespace) -> None:
-    from napari_wsigpu.bench import round_trip
+    from benchmarks.transfers import round_trip
 
     round_trip.run(session, _slide(session, options, options.level), options.level)
 
 
 def _zarr_write(session: Session, options: argparse.Namespace) -> None:
-    from napari_wsigpu.bench import zarr_write
+    from benchmarks.transfers import zarr_write
 
     codec = zarr_write.CODECS[options.name]
     zarr_write.run(session, options.size, options.chunks, codec)
 
 
 def _viewport(session: Session, options: argparse.Namespace) -> None:
-    from napari_wsigpu.bench import viewport
+    from benchmarks.transfers import viewport
 
     viewport.run(session, _slide(session, options), options.viewports, cold=options.cold)
 
@@ -153,19 +173,10 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(map(_positive, text.split(",")))
 
 
-def _output(text: str) -> Path:
-    path = Path(text)
-    if path.is_dir():
-        raise argparse.ArgumentTypeError(f"{text} is a folder")
-    if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"there is no folder {path.parent}")
-    return path
-
-
 def _plot(text: str) -> Path:
     if not text.lower().endswith(".png"):
         raise argparse.ArgumentTypeError(f"{text} does not end in .png")
-    return _output(text)
+    return output_file(text)
 
 
 def _tile(text: str) -> int:
@@ -173,3 +184,7 @@ def _tile(text: str) -> int:
     if side % 16 or side > 1024:
         raise argparse.ArgumentTypeError(f"{text} is not a multiple of 16 up to 1024")
     return side
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

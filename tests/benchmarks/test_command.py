@@ -1,4 +1,4 @@
-"""The command `wsigpu bench`, on small slides and without a GPU."""
+"""The command `python -m benchmarks`, on small slides and without a GPU."""
 
 import json
 import shutil
@@ -11,8 +11,9 @@ import openslide
 import pytest
 from PIL import Image
 
-from napari_wsigpu.bench import kvikio_process, machine, session, target
-from napari_wsigpu.cli import main
+from benchmarks import machine
+from benchmarks.__main__ import main
+from benchmarks.transfers import kvikio_process, session, target
 from napari_wsigpu.doctor import Driver
 from napari_wsigpu.gpu import cuda
 from tests import slides, zarrs
@@ -52,7 +53,7 @@ def bench(tmp_path):
     def run(*words):
         record = tmp_path / "record.json"
         given = [*map(str, words), "--rounds", "2", "--json", str(record)]
-        status = main(["bench", *given, "--folder", str(tmp_path / "files")])
+        status = main([*given, "--folder", str(tmp_path / "files")])
         return status, json.loads(record.read_text()) if record.exists() else None
 
     return run
@@ -355,14 +356,14 @@ def test_a_record_that_can_not_be_written_is_one_sentence(bench, tmp_path, monke
 )
 def test_files_that_make_no_sense_are_refused(tmp_path, capsys, words, said):
     with pytest.raises(SystemExit):
-        main(["bench", "read", *(word.format(folder=tmp_path) for word in words)])
+        main(["read", *(word.format(folder=tmp_path) for word in words)])
     assert said.format(folder=tmp_path) in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_can_not_be_written_is_one_sentence(tmp_path, capsys):
     Path(tmp_path, "file").write_text("")
-    words = ["bench", "zarr-write", "--size", "64", "--folder", str(tmp_path / "file")]
+    words = ["zarr-write", "--size", "64", "--folder", str(tmp_path / "file")]
     assert main(words) == 1
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
@@ -434,7 +435,7 @@ class TestInterrupts:
 @pytest.mark.parametrize("words", [["--rounds", "0"], ["--tile", "100"], ["--size", "many"]])
 def test_numbers_that_make_no_sense_are_refused(words, capsys):
     with pytest.raises(SystemExit):
-        main(["bench", "read", *words])
+        main(["read", *words])
     assert "error: argument" in capsys.readouterr().err
 
 

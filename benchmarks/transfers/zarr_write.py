@@ -1,4 +1,4 @@
-"""``wsigpu bench zarr-write`` and ``zarr-write-lz4``: arrays to Zarr, by the size of chunks."""
+"""``zarr-write`` and ``zarr-write-lz4``: arrays to Zarr, by the size of chunks."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tifffile
 
-from napari_wsigpu.bench.kvikio_process import KvikioModes
-from napari_wsigpu.bench.machine import check_memory
-from napari_wsigpu.bench.readers import OURS
-from napari_wsigpu.bench.reference import largest_difference
-from napari_wsigpu.bench.synthetic import make_picture
-from napari_wsigpu.bench.timing import Absent, Case, way
-from napari_wsigpu.bench.zarr_arrays import create, require_zarr, stored
+from benchmarks.machine import check_memory
+from benchmarks.synthetic import make_picture
+from benchmarks.transfers.kvikio_process import KvikioModes
+from benchmarks.transfers.readers import OURS
+from benchmarks.transfers.reference import largest_difference
+from benchmarks.transfers.timing import Absent, Case, way
+from benchmarks.transfers.zarr_arrays import create, require_zarr, stored
 from napari_wsigpu.errors import DeviceError, MissingPackageError
 from napari_wsigpu.gpu.choose import gpu_worker
 from napari_wsigpu.gpu.nvcomp import LARGEST_BLOCK, Lz4Encoder
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.bench.session import Session
-    from napari_wsigpu.bench.timing import Way
-    from napari_wsigpu.bench.zarr_arrays import ZarrCodec
+    from benchmarks.transfers.session import Session
+    from benchmarks.transfers.timing import Way
+    from benchmarks.transfers.zarr_arrays import ZarrCodec
 
 TIFF_TILE = 16
 CODECS: dict[str, ZarrCodec] = {"zarr-write": "none", "zarr-write-lz4": "lz4"}

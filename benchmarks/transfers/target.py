@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import tifffile
 
-from napari_wsigpu.bench.machine import check_memory
-from napari_wsigpu.bench.reference import ReaderReference, Region, TiffReference, find_pages
-from napari_wsigpu.bench.zarr_arrays import level_reader
+from benchmarks.machine import check_memory
+from benchmarks.transfers.reference import ReaderReference, Region, TiffReference, find_pages
+from benchmarks.transfers.zarr_arrays import level_reader
 from napari_wsigpu.compression import storage_name
 from napari_wsigpu.errors import DeviceError, LevelError, RegionError
 from napari_wsigpu.gpu.codestream import JPEG, JPEG2000

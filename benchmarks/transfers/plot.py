@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from napari_wsigpu.bench.timing import Row
+    from benchmarks.transfers.timing import Row
 
 OURS, PEERS, WRONG = "#2a6f97", "#a9b4be", "#c1121f"
 INK, FAINT = "#22272b", "#7d868e"

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from napari_wsigpu.bench.target import ZARR, to_host
-from napari_wsigpu.bench.timing import Absent, way
-from napari_wsigpu.bench.zarr_arrays import require_zarr
+from benchmarks.transfers.target import ZARR, to_host
+from benchmarks.transfers.timing import Absent, way
+from benchmarks.transfers.zarr_arrays import require_zarr
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.bench.reference import Region
-    from napari_wsigpu.bench.target import Target
-    from napari_wsigpu.bench.timing import Way
+    from benchmarks.transfers.reference import Region
+    from benchmarks.transfers.target import Target
+    from benchmarks.transfers.timing import Way
     from napari_wsigpu.slide import Slide
 
 OURS = "napari-wsigpu"

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import tifffile
 
-from napari_wsigpu.bench import kvikio_process, reading, zarr_write
-from napari_wsigpu.bench.kvikio_process import MODES, KvikioModes, KvikioProcess
-from napari_wsigpu.bench.reference import Region
-from napari_wsigpu.bench.round_trip import copy_by_kvikio
-from napari_wsigpu.bench.synthetic import make_picture
-from napari_wsigpu.bench.timing import Absent
+from benchmarks.synthetic import make_picture
+from benchmarks.transfers import kvikio_process, reading, zarr_write
+from benchmarks.transfers.kvikio_process import MODES, KvikioModes, KvikioProcess
+from benchmarks.transfers.reference import Region
+from benchmarks.transfers.round_trip import copy_by_kvikio
+from benchmarks.transfers.timing import Absent
 from napari_wsigpu.errors import DeviceError
 from tests import slides
 from tests.host_cupy import install

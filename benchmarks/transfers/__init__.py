@@ -1,0 +1,1 @@
+"""The benchmarks of ``python -m benchmarks``: reading and writing, beside other libraries."""

@@ -1,1 +1,0 @@
-"""The benchmarks of the command ``wsigpu bench``; imported only by it and by ``benchmarks/``."""
