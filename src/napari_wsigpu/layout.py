@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 JpegColor = Literal["gray", "stored", "ycbcr", "auto", "cmyk"]
+# The axes of a Zarr array that lie in its tiles, in their order.
+SHOWN = "yxc"
 COMPUTED_TILE = 512
 LARGEST_COMPUTED_TILE = 2048
 LARGEST_STEP = 2.1

@@ -18,7 +18,7 @@ from napari_wsigpu.errors import (
     file_error,
 )
 from napari_wsigpu.formats import ngff, tiff
-from napari_wsigpu.layout import Encoding, LevelLayout, SlideFile, TileGrid, ZarrArray
+from napari_wsigpu.layout import SHOWN, Encoding, LevelLayout, SlideFile, TileGrid, ZarrArray
 from napari_wsigpu.storage.zarr_array import open_array, read_node
 
 if TYPE_CHECKING:
@@ -142,9 +142,7 @@ def read_image(
     if _is_scaled(found[0][1], axes) and None in map(axes.unit, "xy"):
         problems.append("The size of a pixel has no unit of length, so that none is given.")
     hidden = math.prod(
-        length
-        for letter, length in zip(axes.letters, shape, strict=True)
-        if letter not in ngff.SHOWN
+        length for letter, length in zip(axes.letters, shape, strict=True) if letter not in SHOWN
     )
     return ZarrImage(
         axes=axes,
@@ -316,9 +314,7 @@ def _level(
         )
     size = pixel * tile_height * tile_width
     offsets = np.arange(rows * columns, dtype=np.int64).reshape(1, rows, columns) * size
-    shown = [
-        0 if letter in ngff.SHOWN else at for letter, at in zip(letters, position, strict=True)
-    ]
+    shown = [0 if letter in SHOWN else at for letter, at in zip(letters, position, strict=True)]
     level = LevelLayout(
         width,
         height,

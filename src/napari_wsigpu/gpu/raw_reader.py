@@ -6,7 +6,8 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from napari_wsigpu.codecs.raw import segments_of
-from napari_wsigpu.gpu.gds import PAGE, Batch, Transfer
+from napari_wsigpu.gpu.gds import Transfer
+from napari_wsigpu.storage.batch import PAGE, Batch
 
 if TYPE_CHECKING:
     import numpy as np

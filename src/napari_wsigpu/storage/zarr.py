@@ -19,7 +19,7 @@ from napari_wsigpu.errors import (
     UnsupportedArrayError,
     file_error,
 )
-from napari_wsigpu.formats.ngff import SHOWN
+from napari_wsigpu.layout import SHOWN
 from napari_wsigpu.memory import TileMemory
 from napari_wsigpu.storage.source import Unreadable, join_views
 from napari_wsigpu.storage.zarr_array import brief, open_array
