@@ -25,11 +25,11 @@ import numpy as np
 from napari_wsigpu import __version__
 from napari_wsigpu.compression import storage_name
 from napari_wsigpu.errors import SlideError
-from napari_wsigpu.gpu.codestream import JPEG, recipe
-from napari_wsigpu.gpu.codestream import JPEG2000 as JPEG2000_CODES
+from napari_wsigpu.gpu.codestream import recipe
 from napari_wsigpu.gpu.cuda import CONNECTIONS, JPEG_ENGINE
 from napari_wsigpu.gpu.gds import GDS, gds_state
 from napari_wsigpu.slide import open_slide
+from napari_wsigpu.tags import COMPRESSION, JPEG_2000
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -253,10 +253,10 @@ def find_slide_routes(path: str, found: Report) -> SlideRoutes:
 def _level_route(level: LevelLayout, found: Report) -> Route:
     encoding = level.encoding
     colors = JPEG_COLORS.get(encoding.jpeg_color, encoding.jpeg_color)
-    colors = f", {colors}" if encoding.compression == JPEG else ""
+    colors = f", {colors}" if encoding.compression == COMPRESSION.JPEG else ""
     name = f"{storage_name(level)}{colors}, {level.channels} x {level.dtype}"
     how = recipe(level)
-    if encoding.compression not in (JPEG, *JPEG2000_CODES):
+    if encoding.compression not in (COMPRESSION.JPEG, *JPEG_2000):
         return Route(name, "CPU", "imagecodecs" if level.array is None else "zarr")
     if isinstance(how, str):
         return Route(name, "CPU", how)

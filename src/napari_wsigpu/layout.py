@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
+from napari_wsigpu.tags import PHOTOMETRIC
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -69,7 +71,7 @@ class Encoding:
     @property
     def white_is_zero(self) -> bool:
         """Whether the least value of gray pixels is white, not black."""
-        return self.photometric == 0
+        return self.photometric == PHOTOMETRIC.MINISWHITE
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,15 +10,13 @@ import re
 from typing import TYPE_CHECKING
 
 from napari_wsigpu.codecs.jpeg import ADOBE, START_OF_SCAN
-from napari_wsigpu.gpu.codestream import JPEG, JPEG2000
+from napari_wsigpu.tags import COMPRESSION, JPEG_2000, JPEG_XL, WEBP
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     # Where some bytes begin, and what comes in their place.
     Edit = tuple[int, bytes]
-
-WEBP, JPEG_XL = (34927, 50001), (50002, 52546)
 
 # Within a scan 0xFF is followed by 0, or by the number of a restart.
 JPEG_MARKER = re.compile(rb"\xff[\xc0-\xcf\xd8-\xfe]")
@@ -156,8 +154,8 @@ def _number(data: memoryview, place: int, size: int) -> int:
 
 
 WALKS: dict[int, Callable[[memoryview], Iterator[Edit]]] = {
-    JPEG: _jpeg,
-    **dict.fromkeys(JPEG2000, _jpeg2000),
+    COMPRESSION.JPEG: _jpeg,
+    **dict.fromkeys(JPEG_2000, _jpeg2000),
     **dict.fromkeys(WEBP, _webp),
     **dict.fromkeys(JPEG_XL, _container),
 }

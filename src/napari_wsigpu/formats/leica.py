@@ -20,6 +20,7 @@ from napari_wsigpu.layout import (
     SlideFile,
     SlideLayout,
 )
+from napari_wsigpu.tags import Tag
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
@@ -98,7 +99,7 @@ class _Collection(NamedTuple):
 def probe(file: TiffFile) -> bool:
     """Whether Leica's software wrote the file, by the namespace in its description."""
     first = file.pages.first
-    text = tiff.text_tag(first, tiff.DESCRIPTION)
+    text = tiff.text_tag(first, Tag.DESCRIPTION)
     return first.is_tiled and any(name in text for name in NAMESPACES)
 
 
@@ -106,7 +107,7 @@ def parse(file: TiffFile, source: SlideFile) -> SlideLayout:
     """Describe a Leica slide: all regions of one kind on one canvas."""
     path, pages = source.path, tiff.pages(file)
     problems: list[str] = []
-    collection = _collection(tiff.text_tag(pages[0], tiff.DESCRIPTION), len(pages), problems)
+    collection = _collection(tiff.text_tag(pages[0], Tag.DESCRIPTION), len(pages), problems)
     macros = [image for image in collection.images if collection.is_macro(image)]
     scans = [image for image in collection.images if not collection.is_macro(image)]
     if collection.images and not scans:

@@ -29,6 +29,18 @@ from napari_wsigpu.layout import (
     SlideLayout,
     TileGrid,
 )
+from napari_wsigpu.tags import (
+    COMPRESSION,
+    FILETYPE,
+    JPEG_2000,
+    JPEG_XL,
+    JPEG_XR,
+    PHOTOMETRIC,
+    PLANARCONFIG,
+    RESUNIT,
+    WEBP,
+    Tag,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -41,28 +53,34 @@ MOST_CHANNELS = 64
 RAW_BLOCK = 4 << 20
 UNNAMED_CHANNELS = 5
 TEXT_TAGS = {
-    "Make": 271,
-    "Model": 272,
-    "Software": 305,
-    "DateTime": 306,
-    "Artist": 315,
-    "HostComputer": 316,
-    "Copyright": 33432,
-    "DocumentName": 269,
+    "Make": Tag.MAKE,
+    "Model": Tag.MODEL,
+    "Software": Tag.SOFTWARE,
+    "DateTime": Tag.DATE_TIME,
+    "Artist": Tag.ARTIST,
+    "HostComputer": Tag.HOST_COMPUTER,
+    "Copyright": Tag.COPYRIGHT,
+    "DocumentName": Tag.DOCUMENT_NAME,
 }
-RATIONAL_TAGS = {"XResolution": 282, "YResolution": 283, "XPosition": 286, "YPosition": 287}
-RESOLUTION_UNITS = {1: "none", 2: "inch", 3: "centimeter"}
+RATIONAL_TAGS = {
+    "XResolution": Tag.X_RESOLUTION,
+    "YResolution": Tag.Y_RESOLUTION,
+    "XPosition": Tag.X_POSITION,
+    "YPosition": Tag.Y_POSITION,
+}
+RESOLUTION_UNITS = {
+    RESUNIT.NONE: "none",
+    RESUNIT.INCH: "inch",
+    RESUNIT.CENTIMETER: "centimeter",
+}
+MICROMETRES = {RESUNIT.INCH: 25400.0, RESUNIT.CENTIMETER: 10000.0}
 
-TIFF_JPEG = 7
-MASK, YCBCR, RGB, PALETTE = 4, 6, 2, 3
 UNAPPLIED = "Its colours are those of a palette, which is not applied: pixels show their numbers."
-DESCRIPTION, XML_PACKET = 270, 700
-LERC_PARAMETERS = 50674
-ICC_PROFILE, SHORTEST_PROFILE = 34675, 128
+SHORTEST_PROFILE = 128
 BESIDE, LONGEST_TITLE = re.compile(r"\b(label|macro|overview)\b", re.IGNORECASE), 256
-IMAGE_CODECS = frozenset(
-    {7, 22610, 33003, 33004, 33005, 34712, 34887, 34934, 50001, 34927, 50002, 52546}
-)
+IMAGE_CODECS = frozenset({
+    COMPRESSION.JPEG, *JPEG_XR, *JPEG_2000, COMPRESSION.LERC, *WEBP, *JPEG_XL,
+})  # fmt: skip
 
 
 def parse(file: TiffFile, source: SlideFile) -> SlideLayout:
@@ -136,7 +154,7 @@ def slide_layout(
         scanner=_make_and_model(tags),
         scan_date=tags.get("DateTime"),
         icc=icc_place(page),
-        problems=(*problems, *([UNAPPLIED] if page.photometric == PALETTE else [])),
+        problems=(*problems, *([UNAPPLIED] if page.photometric == PHOTOMETRIC.PALETTE else [])),
     )
 
 
@@ -152,7 +170,8 @@ def keyframe(series: TiffPageSeries) -> TiffPage:
 
 def is_rgb(level: LevelLayout) -> bool:
     """Whether decoded samples are red, green, blue (and alpha)."""
-    return level.encoding.photometric in (RGB, YCBCR) and level.channels in (3, 4)
+    colors = PHOTOMETRIC.RGB, PHOTOMETRIC.YCBCR
+    return level.encoding.photometric in colors and level.channels in (3, 4)
 
 
 def background(level: LevelLayout) -> int:
@@ -162,10 +181,10 @@ def background(level: LevelLayout) -> int:
 
 def resolution_mpp(page: TiffPage) -> tuple[float, float] | None:
     """Return micrometres a pixel (x, y) by the resolution tags, or None."""
-    micrometres = {2: 25400.0, 3: 10000.0}.get(page.tags.valueof(296, 2))
+    micrometres = MICROMETRES.get(page.tags.valueof(Tag.RESOLUTION_UNIT, RESUNIT.INCH))
     if micrometres is None:
         return None
-    x, y = (number_tag(page, code) or 0 for code in (282, 283))
+    x, y = (number_tag(page, code) or 0 for code in (Tag.X_RESOLUTION, Tag.Y_RESOLUTION))
     if min(x, y) <= 0:
         return None
     mpp = micrometres / x, micrometres / y
@@ -191,7 +210,8 @@ def tiff_metadata(page: TiffPage) -> dict[str, Any]:
         number = number_tag(page, code)
         if number is not None:
             metadata[name] = number
-    metadata["ResolutionUnit"] = RESOLUTION_UNITS.get(page.tags.valueof(296, 2), "unknown")
+    unit = page.tags.valueof(Tag.RESOLUTION_UNIT, RESUNIT.INCH)
+    metadata["ResolutionUnit"] = RESOLUTION_UNITS.get(unit, "unknown")
     return metadata
 
 
@@ -210,7 +230,7 @@ def text_tag(page: TiffPage, code: int) -> str:
 
 def icc_place(page: TiffPage) -> tuple[int, int] | None:
     """Return offset and length of a page's ICC profile in the file."""
-    tag = page.tags.get(ICC_PROFILE)
+    tag = page.tags.get(Tag.ICC_PROFILE)
     if tag is None or tag.count < SHORTEST_PROFILE:
         return None
     return int(tag.valueoffset), int(tag.count)
@@ -328,7 +348,7 @@ def _is_beside(series: TiffPageSeries) -> bool:
 
 
 def _is_mask(page: TiffPage) -> bool:
-    return bool(page.subfiletype & 4) or page.photometric == MASK
+    return bool(page.subfiletype & FILETYPE.MASK) or page.photometric == PHOTOMETRIC.MASK
 
 
 def _area(series: TiffPageSeries) -> int:
@@ -411,7 +431,7 @@ def _build_level(
     *,
     missing: Literal["background", "finer"] = "background",
 ) -> LevelLayout:
-    separate = page.planarconfig == 2 and page.samplesperpixel > 1
+    separate = page.planarconfig == PLANARCONFIG.SEPARATE and page.samplesperpixel > 1
     samples = 1 if separate else page.samplesperpixel
     channels = page.samplesperpixel * len(pages)
     _check_size(page, width, height, channels, path)
@@ -431,10 +451,10 @@ def _build_level(
     lengths = np.concatenate(byte_counts)[:, :needed_rows, :needed_columns]
     lengths[places == 0] = 0
     grid = TileGrid(tile_height, tile_width, places, lengths)
-    if page.compression == 1 and not tiled:
+    if page.compression == COMPRESSION.NONE and not tiled:
         grid = _split_raw_strips(grid, height, width * samples * dtype.itemsize)
     tables = [getattr(p, "jpegtables", None) for p in pages for _ in range(planes)]
-    lerc = page.tags.valueof(LERC_PARAMETERS)
+    lerc = page.tags.valueof(Tag.LERC_PARAMETERS)
     encoding = Encoding(
         compression=int(page.compression),
         photometric=int(page.photometric),
@@ -443,7 +463,7 @@ def _build_level(
         byte_order=page.parent.byteorder,
         dtype=dtype.name,
         samples=samples,
-        jpeg_color=_jpeg_color(page, separate) if page.compression == TIFF_JPEG else "auto",
+        jpeg_color=_jpeg_color(page, separate) if page.compression == COMPRESSION.JPEG else "auto",
         jpeg_tables=tuple(tables),
         jpeg_header=page.jpegheader,
         lerc_wrapping=int(lerc[1]) if lerc is not None and len(lerc) > 1 else 0,
@@ -519,9 +539,9 @@ def _jpeg_color(page: TiffPage, separate: bool) -> JpegColor:
         return "gray"
     if page.extrasamples:
         return "auto"
-    if page.photometric == YCBCR:
+    if page.photometric == PHOTOMETRIC.YCBCR:
         return "ycbcr"
-    if page.photometric == RGB:
+    if page.photometric == PHOTOMETRIC.RGB:
         return "auto" if page.is_jfif else "stored"
     return "cmyk" if page.samplesperpixel == 4 else "auto"
 
