@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from napari_wsigpu.codecs.cpu import CpuDecoder, _ycbcr_to_rgb
+from napari_wsigpu.codecs.cpu import CpuDecoder
 from napari_wsigpu.codecs.decoder import EncodedBatch
 from napari_wsigpu.codecs.jpeg import FRAMES, segments
+from napari_wsigpu.codecs.jpeg2000 import ycbcr_to_rgb
 from napari_wsigpu.gpu.batch import Slots
 from napari_wsigpu.gpu.library import CPU_ONLY, NO_DEVICE, ImageFormat, Library
 from napari_wsigpu.gpu.nvimagecodec import NvImageCodecDecoder
@@ -176,7 +177,7 @@ class HostDevice:
 
     def ycbcr_to_rgb(self, tiles, tile, stream):
         for address in tiles[:, 0].tolist():
-            _ycbcr_to_rgb(at(address, (tile.height, tile.width, tile.channels), tile.dtype))
+            ycbcr_to_rgb(at(address, (tile.height, tile.width, tile.channels), tile.dtype))
 
     def merge_planes(self, rows, tile, sampling, doubts, stream, *, to_rgb):
         across, down = sampling
@@ -196,7 +197,7 @@ class HostDevice:
             pixels = at(target, (tile.height, tile.width, tile.channels), "uint8")
             pixels[...] = np.stack([plane[: tile.height, : tile.width] for plane in smoothed], -1)
             if to_rgb:
-                _ycbcr_to_rgb(pixels)
+                ycbcr_to_rgb(pixels)
 
     def shared(self, count, dtype):
         return np.zeros(count, dtype)

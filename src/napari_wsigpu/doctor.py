@@ -23,7 +23,7 @@ import imagecodecs
 import numpy as np
 
 from napari_wsigpu import __version__
-from napari_wsigpu.compression import storage_name
+from napari_wsigpu.codecs.table import COMPRESSIONS, storage_name
 from napari_wsigpu.errors import SlideError
 from napari_wsigpu.gpu.codestream import recipe
 from napari_wsigpu.gpu.cuda import CONNECTIONS, JPEG_ENGINE
@@ -228,8 +228,9 @@ def find_routes(driver: Driver, cupy: Finding, codec: Finding) -> tuple[Route, R
     jpeg2000 = Route("JPEG 2000 (8, 16 bit)", "CPU", against or nothing.format("nvJPEG2000"))
     if JPEG2000 in works:
         jpeg2000 = Route(jpeg2000.encoding, "NVIDIA GPU and CPU, whichever is measured faster")
-    rest = "LZW, deflate, zstd, PackBits, LZMA, WebP, JPEG XL, JPEG XR, LERC, uncompressed"
-    return jpeg, jpeg2000, Route(rest, "CPU", "imagecodecs")
+    others = {COMPRESSION.NONE, COMPRESSION.JPEG, *JPEG_2000}
+    names = [entry.name for entry in COMPRESSIONS if others.isdisjoint(entry.codes)]
+    return jpeg, jpeg2000, Route(", ".join([*names, "uncompressed"]), "CPU", "imagecodecs")
 
 
 def find_slide_routes(path: str, found: Report) -> SlideRoutes:

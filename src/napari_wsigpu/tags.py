@@ -50,12 +50,18 @@ ZSTD = COMPRESSION.ZSTD, COMPRESSION.ZSTD_DEPRECATED
 class Tag(IntEnum):
     """Codes of tags, of which tifffile has no enum; a vendor's own are its module's."""
 
+    IMAGE_WIDTH = 256
+    IMAGE_LENGTH = 257
+    BITS_PER_SAMPLE = 258
     COMPRESSION = 259
+    PHOTOMETRIC = 262
     DOCUMENT_NAME = 269
     DESCRIPTION = 270
     MAKE = 271
     MODEL = 272
     STRIP_OFFSETS = 273
+    SAMPLES_PER_PIXEL = 277
+    ROWS_PER_STRIP = 278
     STRIP_BYTE_COUNTS = 279
     X_RESOLUTION = 282
     Y_RESOLUTION = 283

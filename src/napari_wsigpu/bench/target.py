@@ -13,7 +13,7 @@ import tifffile
 from napari_wsigpu.bench.machine import check_memory
 from napari_wsigpu.bench.reference import ReaderReference, Region, TiffReference, find_pages
 from napari_wsigpu.bench.zarr_arrays import level_reader
-from napari_wsigpu.compression import storage_name
+from napari_wsigpu.codecs.table import storage_name
 from napari_wsigpu.errors import DeviceError, LevelError, RegionError
 from napari_wsigpu.gpu.verify import TOLERANCES
 from napari_wsigpu.slide import open_slide

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import imagecodecs
 import numpy as np
 
-from napari_wsigpu.codecs.cpu import decode_tile
 from napari_wsigpu.codecs.decoder import EncodedTile
 from napari_wsigpu.codecs.jpeg import FRAMES, segments
+from napari_wsigpu.codecs.tile import decode_tile
 from napari_wsigpu.conversion.bare import bare
 from napari_wsigpu.conversion.options import DEFAULT_QUALITY, TILE_UNIT
 from napari_wsigpu.errors import ConversionError

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
+from napari_wsigpu.codecs.table import is_of_images
 from napari_wsigpu.errors import (
     CorruptSlideError,
     NotASlideError,
@@ -32,13 +33,9 @@ from napari_wsigpu.layout import (
 from napari_wsigpu.tags import (
     COMPRESSION,
     FILETYPE,
-    JPEG_2000,
-    JPEG_XL,
-    JPEG_XR,
     PHOTOMETRIC,
     PLANARCONFIG,
     RESUNIT,
-    WEBP,
     Tag,
 )
 
@@ -78,9 +75,6 @@ MICROMETRES = {RESUNIT.INCH: 25400.0, RESUNIT.CENTIMETER: 10000.0}
 UNAPPLIED = "Its colours are those of a palette, which is not applied: pixels show their numbers."
 SHORTEST_PROFILE = 128
 BESIDE, LONGEST_TITLE = re.compile(r"\b(label|macro|overview)\b", re.IGNORECASE), 256
-IMAGE_CODECS = frozenset({
-    COMPRESSION.JPEG, *JPEG_XR, *JPEG_2000, COMPRESSION.LERC, *WEBP, *JPEG_XL,
-})  # fmt: skip
 
 
 def parse(file: TiffFile, source: SlideFile) -> SlideLayout:
@@ -491,7 +485,7 @@ def _check_size(page: TiffPage, width: int, height: int, channels: int, path: st
     if (
         dtype is None
         or dtype.kind not in "iuf"
-        or (bits != 8 * dtype.itemsize and page.compression not in IMAGE_CODECS)
+        or (bits != 8 * dtype.itemsize and not is_of_images(page.compression))
     ):
         raise NotASlideError(
             f"'{path}' has samples of {bits} bit (sample format {int(page.sampleformat)}), "

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from napari_wsigpu.codecs.jpeg import LONGEST_HEADER
-from napari_wsigpu.compression import storage_name
+from napari_wsigpu.codecs.table import storage_name
 from napari_wsigpu.gpu.library import ImageFormat
 from napari_wsigpu.tags import COMPRESSION, JPEG_2000
 
