@@ -77,6 +77,11 @@ SHORTEST_PROFILE = 128
 BESIDE, LONGEST_TITLE = re.compile(r"\b(label|macro|overview)\b", re.IGNORECASE), 256
 
 
+def probe(file: TiffFile) -> bool:
+    """Whether no vendor's module claims the file, which is asked last."""
+    return True
+
+
 def parse(file: TiffFile, source: SlideFile) -> SlideLayout:
     """Describe the file's largest image and its pyramid."""
     main = main_image(file, source.path)
