@@ -245,7 +245,7 @@ def find_slide_routes(path: str, found: Report) -> SlideRoutes:
     with open_slide(path, device="cpu") as slide:
         for index, level in enumerate(slide.layout.levels):
             if not level.computed:
-                # Parts of a canvas may be stored in different ways.
+                # Parts of a mosaic may be stored in different ways.
                 for route in dict.fromkeys(_level_route(image, found) for image in level.stored):
                     routes.setdefault(route, []).append(index)
     return routes

@@ -142,16 +142,16 @@ class TileGrid:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces:
-    """How a picture lies along one axis of a canvas: pieces of it, in ascending order.
+    """How a picture lies along one axis of a mosaic: pieces of it, in ascending order.
 
     Attributes
     ----------
     starts : ndarray of int64
-        The canvas' pixel at which each piece begins.
+        The mosaic's pixel at which each piece begins.
     sources : ndarray of int64
         The picture's pixel that is shown there.
     end : int
-        Where the last piece ends on the canvas; each other one ends where the next begins.
+        Where the last piece ends in the mosaic; each other one ends where the next begins.
     """
 
     starts: NDArray[np.int64]
@@ -160,7 +160,7 @@ class Pieces:
 
     @property
     def start(self) -> int:
-        """The canvas' pixel at which the first piece begins."""
+        """The mosaic's pixel at which the first piece begins."""
         return int(self.starts[0])
 
     @classmethod
@@ -171,14 +171,14 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """A picture on a canvas.
+    """A picture in a mosaic.
 
     Attributes
     ----------
     image : LevelLayout
         The picture as it is stored.
     rows, columns : Pieces
-        Where its rows and columns lie; they may reach beyond the canvas.
+        Where its rows and columns lie; they may reach beyond the mosaic.
     """
 
     image: LevelLayout
@@ -225,7 +225,7 @@ class LevelLayout:
     computed : bool
         Whether the file lacks this level, so that all its tiles are "missing".
     parts : tuple of Part
-        The pictures that lie on this level where it is a canvas, earlier ones on top; all have
+        The pictures that lie on this level where it is a mosaic, earlier ones on top; all have
         its channels and type. `encoding` and `grid` are the first one's then.
     reduction : float or None
         How many pixels of level 0 one of this level spans, where the file says so.
@@ -250,10 +250,10 @@ class LevelLayout:
     categorical: bool = False
 
     @classmethod
-    def canvas(
+    def mosaic(
         cls, width: int, height: int, parts: Sequence[Part], reduction: float | None = None
     ) -> LevelLayout:
-        """Lay pictures on a canvas, earlier ones on top."""
+        """Make a mosaic of pictures, earlier ones on top."""
         first = parts[0].image
         return cls(
             width,
@@ -272,7 +272,7 @@ class LevelLayout:
 
     @property
     def places(self) -> list[dict[str, int]]:
-        """Where the parts of a canvas lie: x, y, width and height in its pixels."""
+        """Where the parts of a mosaic lie: x, y, width and height in its pixels."""
         return [
             {
                 "x": part.columns.start,

@@ -83,7 +83,7 @@ def _level(stored: LevelLayout, overlap: tuple[int, int], problems: list[str]) -
         return stored
     columns = _pieces(stored.width, grid.tile_width, overlap[0])
     rows = _pieces(stored.height, grid.tile_height, overlap[1])
-    return LevelLayout.canvas(columns.end, rows.end, [Part(stored, rows, columns)])
+    return LevelLayout.mosaic(columns.end, rows.end, [Part(stored, rows, columns)])
 
 
 def _pieces(length: int, tile: int, overlap: int) -> Pieces:

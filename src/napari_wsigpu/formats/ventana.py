@@ -284,7 +284,7 @@ def _by_average(
     if not parts:
         return level
     width, height = max(ends[0]), max(ends[1])
-    return LevelLayout.canvas(width, height, parts, level.reduction)
+    return LevelLayout.mosaic(width, height, parts, level.reduction)
 
 
 def _by_pairs(base: LevelLayout, stitching: _Stitching) -> LevelLayout:
@@ -305,7 +305,7 @@ def _by_pairs(base: LevelLayout, stitching: _Stitching) -> LevelLayout:
         pieces.append(found)
     columns, rows = pieces
     part = Part(base, rows, columns)
-    return LevelLayout.canvas(columns.end, rows.end, [part], base.reduction)
+    return LevelLayout.mosaic(columns.end, rows.end, [part], base.reduction)
 
 
 def _mean(joints: Sequence[_Joint]) -> float:
