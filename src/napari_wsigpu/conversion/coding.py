@@ -12,8 +12,8 @@ import numpy as np
 from napari_wsigpu.codecs.decoder import EncodedTile
 from napari_wsigpu.codecs.jpeg import FRAMES, segments
 from napari_wsigpu.codecs.tile import decode_tile
-from napari_wsigpu.conversion.bare import bare
 from napari_wsigpu.conversion.options import DEFAULT_QUALITY, TILE_UNIT
+from napari_wsigpu.conversion.stripped import stripped
 from napari_wsigpu.errors import ConversionError
 from napari_wsigpu.tags import (
     COMPRESSION,
@@ -75,7 +75,7 @@ class Coding:
         How many segments a tile has: one for each channel, or one.
     copied : bool
         Whether the tiles are the source's.
-    bare : bool
+    stripped : bool
         Whether these lose the text that they carry.
     jpeg_tables : bytes or None
         What all JPEG tiles share.
@@ -90,7 +90,7 @@ class Coding:
     predictor: int
     planes: int
     copied: bool = False
-    bare: bool = False
+    stripped: bool = False
     jpeg_tables: bytes | None = None
     subsampling: tuple[int, int] = (1, 1)
     quality: int = DEFAULT_QUALITY
@@ -179,7 +179,7 @@ def copied_coding(slide: Slide, level: LevelLayout, options: Options) -> Coding 
         encoding.predictor if compression in BYTE_CODECS - {COMPRESSION.NONE} else PREDICTOR.NONE,
         grid.planes,
         copied=True,
-        bare=not options.private,
+        stripped=not options.private,
     )
     return _with_jpeg(slide, level, coding) if compression == COMPRESSION.JPEG else coding
 
@@ -254,8 +254,8 @@ def _with_jpeg(slide: Slide, level: LevelLayout, coding: Coding) -> Coding | Non
     if level.grid.tile_height % unit or level.grid.tile_width % unit:
         return None
     [shared] = tables
-    if shared is not None and coding.bare:
-        shared = bytes(bare(memoryview(shared), COMPRESSION.JPEG))
+    if shared is not None and coding.stripped:
+        shared = bytes(stripped(memoryview(shared), COMPRESSION.JPEG))
     return replace(coding, jpeg_tables=shared, subsampling=subsampling)
 
 

@@ -32,7 +32,7 @@ HEADER_BOXES = {b"ihdr", b"bpcc", b"colr", b"pclr", b"cmap", b"cdef", b"res "}
 CHUNKS = {b"VP8 ", b"VP8L", b"VP8X", b"ALPH", b"ANIM", b"ANMF", b"ICCP"}
 
 
-def bare(data: memoryview, compression: int) -> memoryview:
+def stripped(data: memoryview, compression: int) -> memoryview:
     """Return an encoded tile, or the tables of JPEG, without text.
 
     Parameters
