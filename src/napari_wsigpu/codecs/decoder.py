@@ -1,4 +1,4 @@
-"""Encoded tiles, and the face of a decoder to host memory."""
+"""Encoded tiles, and the interface of a decoder to host memory."""
 
 from __future__ import annotations
 
