@@ -131,7 +131,7 @@ class TileGrid:
         """
         offsets, byte_counts = self.ranges(rows, columns)
         pairs = zip(offsets.T.tolist(), byte_counts.T.tolist(), strict=True)
-        return [list(zip(places, lengths, strict=True)) for places, lengths in pairs]
+        return [list(zip(starts, lengths, strict=True)) for starts, lengths in pairs]
 
     def holds_any(self, top: int, left: int, height: int, width: int) -> bool:
         """Whether the file holds a byte of any tile in a region of pixels."""
@@ -231,7 +231,7 @@ class LevelLayout:
         How many pixels of level 0 one of this level spans, where the file says so.
     array : ZarrArray or None
         The array that `grid` cuts into tiles, where that is how the level is stored. Offsets
-        are places in a file that holds these tiles uncompressed, and that does not exist.
+        are those in a file that holds these tiles uncompressed, and that does not exist.
     categorical : bool
         Whether samples are numbers of objects: computed levels take one pixel of each 2 x 2
         instead of their average.

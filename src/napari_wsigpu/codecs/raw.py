@@ -25,7 +25,7 @@ class Segments(NamedTuple):
     Attributes
     ----------
     rows : ndarray of int64, shape (segments, 6)
-        Of each its place in the buffer, its tile's row and column, the rows and the pixels a row
+        Of each its offset in the buffer, its tile's row and column, the rows and the pixels a row
         that it has, and the first channel that it holds.
     plain : bool
         Whether each is a tile as it lies in memory, perhaps without its last rows.

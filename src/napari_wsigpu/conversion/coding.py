@@ -243,9 +243,9 @@ def _with_jpeg(slide: Slide, level: LevelLayout, coding: Coding) -> Coding | Non
         return None
     subsampling: tuple[int, int] | None = (1, 1)
     if level.encoding.samples == 3:
-        place = np.argmax(level.grid.byte_counts > 0)
-        offset = int(level.grid.offsets.flat[place])
-        count = min(int(level.grid.byte_counts.flat[place]), LONGEST_JPEG_HEADER)
+        first = np.argmax(level.grid.byte_counts > 0)
+        offset = int(level.grid.offsets.flat[first])
+        count = min(int(level.grid.byte_counts.flat[first]), LONGEST_JPEG_HEADER)
         [head] = slide.read_bytes([(offset, count)])
         subsampling = _subsampling(bytes(head))
     if subsampling not in SUBSAMPLINGS:
@@ -287,8 +287,8 @@ def _edges_are_whole(slide: Slide, level: LevelLayout) -> bool:
 def _is_whole(slide: Slide, level: LevelLayout, row: int, column: int) -> bool:
     """Whether a tile can be decoded, and has the full size."""
     grid = level.grid
-    [places] = grid.segments([row], [column])
-    tile = EncodedTile(level, row, column, tuple(slide.read_bytes(places)), 0)
+    [ranges] = grid.segments([row], [column])
+    tile = EncodedTile(level, row, column, tuple(slide.read_bytes(ranges)), 0)
     try:
         pixels = decode_tile(tile, np.empty(level.tile_bytes, np.uint8))
     except (RuntimeError, ValueError):

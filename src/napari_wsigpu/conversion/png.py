@@ -167,8 +167,8 @@ def _resolution(mpp: tuple[float, float] | None, downsample: float) -> bytes:
 def _colors(slide: Slide, color: Color) -> bytes:
     if color == "srgb":
         return _chunk(b"sRGB", bytes([RELATIVE_COLORIMETRIC]))
-    place = slide.layout.icc
-    if place is None or profile_size(place) > LARGEST_PROFILE:
+    stored = slide.layout.icc
+    if stored is None or profile_size(stored) > LARGEST_PROFILE:
         return b""
     profile = slide.icc_profile or b""
     if profile[16:20] != (b"RGB " if slide.layout.rgb else b"GRAY"):

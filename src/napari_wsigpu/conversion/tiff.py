@@ -1,4 +1,4 @@
-"""A TIFF that grows tile by tile: tifffile writes its pages, tiles follow, places come last."""
+"""A TIFF that grows tile by tile: tifffile writes its pages, then tiles follow, then offsets."""
 
 from __future__ import annotations
 
@@ -143,11 +143,11 @@ class TiffTarget:
             for index, pages in enumerate(self._pages(file)):
                 offsets, counts = self._journal.offsets[index], self._journal.counts[index]
                 parts = len(pages)
-                for page, places, lengths in zip(
+                for page, starts, lengths in zip(
                     pages, np.split(offsets, parts), np.split(counts, parts), strict=True
                 ):
-                    self._place(page, Tag.TILE_OFFSETS, places)
-                    self._place(page, Tag.TILE_BYTE_COUNTS, lengths)
+                    self._overwrite(page, Tag.TILE_OFFSETS, starts)
+                    self._overwrite(page, Tag.TILE_BYTE_COUNTS, lengths)
         self.secure()
 
     def close(self) -> None:
@@ -219,7 +219,7 @@ class TiffTarget:
                 found.append(main.pages[index].aspage())
             yield found
 
-    def _place(self, page: tifffile.TiffPage, code: int, values: NDArray[np.int64]) -> None:
+    def _overwrite(self, page: tifffile.TiffPage, code: int, values: NDArray[np.int64]) -> None:
         tag = page.tags[code]
         kind = {DATATYPE.SHORT: "<u2", DATATYPE.LONG: "<u4", DATATYPE.LONG8: "<u8"}[
             DATATYPE(tag.dtype)

@@ -63,8 +63,8 @@ def describe(path: str | os.PathLike[str]) -> SlideLayout:
     layout = _describe_url(name) if is_url(name) else _describe(str(Path(name).absolute()))
     # Folders are private, and would hide the whole sentence.
     problems = list(layout.problems)
-    for place in (*(file.path for file in layout.files[:1]), layout.path):
-        folder = place.removesuffix(Path(place).name)
+    for path in (*(file.path for file in layout.files[:1]), layout.path):
+        folder = path.removesuffix(Path(path).name)
         problems = [text.replace(f"'{folder}", "'") for text in problems]
     mpp = layout.mpp
     if mpp is not None and not SMALLEST_MPP <= min(mpp) <= max(mpp) <= LARGEST_MPP:

@@ -173,7 +173,7 @@ def read(path: Path, series: str | None = None) -> Instance | None:
     except SlideError:
         raise
     except OSError as error:
-        if error.errno == errno.EINVAL:  # a place before the file's begin
+        if error.errno == errno.EINVAL:  # an offset before the file's begin
             raise _damaged(path, error) from error
         raise file_error(str(path), error) from error
     except WsiDicomNotSupportedError as error:
@@ -208,7 +208,7 @@ def _read(path: Path, stream: BinaryIO, series: str | None) -> Instance | None:
             f"'{path}' can't be decoded: its transfer syntax, {syntax.name or 'none'}, is not "
             "supported; convert it to JPEG or JPEG 2000."
         )
-    icc = _icc_place(header, stream)
+    icc = _icc_range(header, stream)
     problems: list[str] = []
     metadata = _plain(header.file_meta, problems) | _plain(header, problems)
     reader = WsiDicomReader(WsiDicomReadIO(stream, UPath(path)))
@@ -384,7 +384,7 @@ def _check_fragments(path: Path, stream: BinaryIO, reader: WsiDicomReader, frame
         )
 
 
-def _icc_place(header: Dataset, stream: BinaryIO) -> tuple[int, int] | None:
+def _icc_range(header: Dataset, stream: BinaryIO) -> tuple[int, int] | None:
     """Return where the first optical path's profile lies, if its bytes are found."""
     first = next(iter(header.get("OpticalPathSequence") or []), None)
     profile = None if first is None else first.get("ICCProfile")

@@ -229,8 +229,8 @@ def _jpeg_image(data: bytes) -> LevelLayout:
         samples=samples,
         jpeg_color="auto" if samples == 3 else "gray",
     )
-    place, length = np.zeros((1, 1, 1), np.int64), np.full((1, 1, 1), len(data), np.int64)
-    return LevelLayout(width, height, samples, encoding, TileGrid(height, width, place, length))
+    offset, length = np.zeros((1, 1, 1), np.int64), np.full((1, 1, 1), len(data), np.int64)
+    return LevelLayout(width, height, samples, encoding, TileGrid(height, width, offset, length))
 
 
 def _icc_of_xml(slide: Mapping[str, Any]) -> bytes | None:

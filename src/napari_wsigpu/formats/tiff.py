@@ -152,7 +152,7 @@ def slide_layout(
         metadata=metadata,
         scanner=_make_and_model(tags),
         scan_date=tags.get("DateTime"),
-        icc=icc_place(page),
+        icc=icc_range(page),
         problems=(*problems, *([UNAPPLIED] if page.photometric == PHOTOMETRIC.PALETTE else [])),
     )
 
@@ -227,7 +227,7 @@ def text_tag(page: TiffPage, code: int) -> str:
     return text.rstrip("\0") if isinstance(text, str) else ""
 
 
-def icc_place(page: TiffPage) -> tuple[int, int] | None:
+def icc_range(page: TiffPage) -> tuple[int, int] | None:
     """Return offset and length of a page's ICC profile in the file."""
     tag = page.tags.get(Tag.ICC_PROFILE)
     if tag is None or tag.count < SHORTEST_PROFILE:
@@ -254,7 +254,7 @@ def associated_images(
     for name, page in named:
         if name and name not in found:
             try:
-                found[name] = AssociatedLayout(name, page_level(page, path), icc=icc_place(page))
+                found[name] = AssociatedLayout(name, page_level(page, path), icc=icc_range(page))
             except SlideError as error:
                 problems.append(f"The {name} image is left out: {error}")
     return list(found.values())
@@ -446,10 +446,10 @@ def _build_level(
     offsets = [_segments(p.dataoffsets, planes, rows, columns, path) for p in pages]
     byte_counts = [_segments(p.databytecounts, planes, rows, columns, path) for p in pages]
     needed_rows, needed_columns = math.ceil(height / tile_height), math.ceil(width / tile_width)
-    places = np.concatenate(offsets)[:, :needed_rows, :needed_columns]
+    starts = np.concatenate(offsets)[:, :needed_rows, :needed_columns]
     lengths = np.concatenate(byte_counts)[:, :needed_rows, :needed_columns]
-    lengths[places == 0] = 0
-    grid = TileGrid(tile_height, tile_width, places, lengths)
+    lengths[starts == 0] = 0
+    grid = TileGrid(tile_height, tile_width, starts, lengths)
     if page.compression == COMPRESSION.NONE and not tiled:
         grid = _split_raw_strips(grid, height, width * samples * dtype.itemsize)
     tables = [getattr(p, "jpegtables", None) for p in pages for _ in range(planes)]

@@ -172,7 +172,7 @@ class ZarrSource:
             raise SlideClosedError(f"'{self._path}' was closed; open the slide again.")
 
     def _tile_at(self, offset: int) -> _Tile | None:
-        """Return the tile in which a place lies."""
+        """Return the tile in which an offset lies."""
         number = int(np.searchsorted(self._begins, offset, "right")) - 1
         if number < 0:
             return None
