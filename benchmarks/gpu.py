@@ -30,6 +30,7 @@ os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 import cupy
 import imagecodecs
 import numpy as np
+from napari_wsigpu.reading.device_reader import BATCH_TILES, DeviceReader, tile_format
 
 from benchmarks.color import COLORS, open_profiled
 from benchmarks.common import SLIDES, ensure_slide, write_json
@@ -38,7 +39,6 @@ from napari_wsigpu.bench import print_table
 from napari_wsigpu.gpu import verify
 from napari_wsigpu.gpu.choose import gpu_worker, pace
 from napari_wsigpu.gpu.tiles import device_tiles
-from napari_wsigpu.reading.device_reader import BATCH_TILES, DeviceReader, tile_format
 from napari_wsigpu.reading.reader import _key
 
 if TYPE_CHECKING:

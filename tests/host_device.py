@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from napari_wsigpu.codecs.cpu import CpuDecoder, _ycbcr_to_rgb
+from napari_wsigpu.codecs.cpu import CpuDecoder
 from napari_wsigpu.codecs.decoder import EncodedBatch
 from napari_wsigpu.codecs.jpeg import FRAMES, segments
+from napari_wsigpu.codecs.jpeg2000 import ycbcr_to_rgb as to_rgb_in_place
 from napari_wsigpu.gpu.device import Slots
 from napari_wsigpu.gpu.library import CPU_ONLY, NO_DEVICE, ImageFormat, Library
 from napari_wsigpu.gpu.nvimagecodec import NvImageCodecDecoder
@@ -180,7 +181,7 @@ class HostDevice:
 
     def ycbcr_to_rgb(self, addresses, tile, stream):
         for address in addresses.tolist():
-            _ycbcr_to_rgb(at(address, (tile.height, tile.width, tile.channels), tile.dtype))
+            to_rgb_in_place(at(address, (tile.height, tile.width, tile.channels), tile.dtype))
 
     def merge_planes(self, tiles, tile, sampling, doubts, stream, *, to_rgb):
         across, down = sampling
@@ -200,7 +201,7 @@ class HostDevice:
             pixels = at(int(row["target"]), (tile.height, tile.width, tile.channels), "uint8")
             pixels[...] = np.stack([plane[: tile.height, : tile.width] for plane in smoothed], -1)
             if to_rgb:
-                _ycbcr_to_rgb(pixels)
+                to_rgb_in_place(pixels)
 
     def shared(self, count, dtype):
         return np.zeros(count, dtype)

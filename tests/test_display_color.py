@@ -385,15 +385,15 @@ class TestDevice:
         np.testing.assert_array_equal(found, in_srgb(slide.levels[0][4:54, 3:63]))
 
 
-def test_whole_tiles_of_a_canvas_show_the_background_in_its_colour(path):
+def test_whole_tiles_of_a_mosaic_show_the_background_in_its_colour(path):
     """Where a picture covers a part of a tile, as where none lies at all."""
     with path.open("ab") as file:
         place = (file.tell(), len(PROFILE))
         file.write(PROFILE)
     layout = describe(path)
     image = layout.levels[0]
-    canvas = LevelLayout.canvas(image.width + 50, image.height + 50, [Part.at(50, 50, image)])
-    layout = replace(layout, levels=(canvas,), icc=place, background=BACKGROUND)
+    mosaic = LevelLayout.mosaic(image.width + 50, image.height + 50, [Part.at(50, 50, image)])
+    layout = replace(layout, levels=(mosaic,), icc=place, background=BACKGROUND)
     with Slide(layout, "cpu") as slide:
         slide.display_color = "srgb"
         key = TileKey(slide.display_number, 0, 0, 0)

@@ -1,8 +1,11 @@
 """The engine works where there is no napari, no Qt and no GPU library."""
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 import napari_wsigpu
 from tests import slides
@@ -59,3 +62,20 @@ def test_the_engine_needs_no_viewer_and_no_gpu(tmp_path):
     command = [sys.executable, "-W", "error", "-c", SCRIPT, path, *engine_modules()]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+ALLOWED = {"storage": {"storage"}, "codecs": {"storage", "codecs"}}
+
+
+@pytest.mark.parametrize("package", ALLOWED)
+def test_what_lies_below_imports_nothing_above(package):
+    root = Path(napari_wsigpu.__file__).parent
+    packages = {folder.name for folder in root.iterdir() if folder.is_dir()}
+    imported = {
+        name.split(".")[1]
+        for file in (root / package).glob("*.py")
+        for node in ast.walk(ast.parse(file.read_text("utf-8")))
+        if isinstance(node, ast.ImportFrom) and (name := node.module or "").count(".")
+        if name.startswith("napari_wsigpu.")
+    }
+    assert imported & packages <= ALLOWED[package]

@@ -13,12 +13,12 @@ import tifffile
 from benchmarks.machine import check_memory
 from benchmarks.transfers.reference import ReaderReference, Region, TiffReference, find_pages
 from benchmarks.transfers.zarr_arrays import level_reader
-from napari_wsigpu.compression import storage_name
+from napari_wsigpu.codecs.table import storage_name
 from napari_wsigpu.errors import DeviceError, LevelError, RegionError
-from napari_wsigpu.gpu.codestream import JPEG, JPEG2000
 from napari_wsigpu.gpu.verify import TOLERANCES
 from napari_wsigpu.slide import open_slide
 from napari_wsigpu.storage.file import MERGE_LIMIT
+from napari_wsigpu.tags import COMPRESSION, JPEG_2000
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from napari_wsigpu.reading.level import LevelArray
     from napari_wsigpu.slide import Slide
 
-NONE = 1
 ZARR = "zarr-python"
 FORGETTABLE = hasattr(os, "posix_fadvise")
 
@@ -108,15 +107,19 @@ class Target:
     def raw(self) -> bool:
         """Whether its tiles are not compressed."""
         image = self.image
-        return image.encoding.compression == NONE and image.array is None and not image.computed
+        return (
+            image.encoding.compression == COMPRESSION.NONE
+            and image.array is None
+            and not image.computed
+        )
 
     @property
     def tolerance(self) -> float:
         """By how much decoders may differ."""
         compression = self.image.encoding.compression
-        if compression == JPEG:
+        if compression == COMPRESSION.JPEG:
             return TOLERANCES["hybrid"]
-        return TOLERANCES["GPU"] if compression in JPEG2000 else 0
+        return TOLERANCES["GPU"] if compression in JPEG_2000 else 0
 
     def size(self, region: Region) -> int:
         """Return the bytes of a region's pixels."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from napari_wsigpu.compression import storage_name
+from napari_wsigpu.codecs.table import storage_name
 from napari_wsigpu.doctor import diagnose
 from napari_wsigpu.errors import DeviceError, SlideError, TargetWriteError, TileError
 from napari_wsigpu.interrupt import noticed_interrupt

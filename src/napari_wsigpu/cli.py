@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from napari_wsigpu import __version__
 from napari_wsigpu.bench import add_command as add_bench
-from napari_wsigpu.compression import storage_name
+from napari_wsigpu.codecs.table import storage_name
 from napari_wsigpu.conversion.command import add_command as add_convert
 from napari_wsigpu.conversion.command import with_value
 from napari_wsigpu.doctor import report

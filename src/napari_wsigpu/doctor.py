@@ -23,13 +23,13 @@ import imagecodecs
 import numpy as np
 
 from napari_wsigpu import __version__
-from napari_wsigpu.compression import storage_name
+from napari_wsigpu.codecs.table import COMPRESSIONS, storage_name
 from napari_wsigpu.errors import SlideError
-from napari_wsigpu.gpu.codestream import JPEG, recipe
-from napari_wsigpu.gpu.codestream import JPEG2000 as JPEG2000_CODES
+from napari_wsigpu.gpu.codestream import recipe
 from napari_wsigpu.gpu.cuda import CONNECTIONS, JPEG_ENGINE
 from napari_wsigpu.gpu.gds import GDS, gds_state
 from napari_wsigpu.slide import open_slide
+from napari_wsigpu.tags import COMPRESSION, JPEG_2000
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -228,8 +228,9 @@ def find_routes(driver: Driver, cupy: Finding, codec: Finding) -> tuple[Route, R
     jpeg2000 = Route("JPEG 2000 (8, 16 bit)", "CPU", against or nothing.format("nvJPEG2000"))
     if JPEG2000 in works:
         jpeg2000 = Route(jpeg2000.encoding, "NVIDIA GPU and CPU, whichever is measured faster")
-    rest = "LZW, deflate, zstd, PackBits, LZMA, WebP, JPEG XL, JPEG XR, LERC, uncompressed"
-    return jpeg, jpeg2000, Route(rest, "CPU", "imagecodecs")
+    others = {COMPRESSION.NONE, COMPRESSION.JPEG, *JPEG_2000}
+    names = [entry.name for entry in COMPRESSIONS if others.isdisjoint(entry.codes)]
+    return jpeg, jpeg2000, Route(", ".join([*names, "uncompressed"]), "CPU", "imagecodecs")
 
 
 def find_slide_routes(path: str, found: Report) -> SlideRoutes:
@@ -244,7 +245,7 @@ def find_slide_routes(path: str, found: Report) -> SlideRoutes:
     with open_slide(path, device="cpu") as slide:
         for index, level in enumerate(slide.layout.levels):
             if not level.computed:
-                # Parts of a canvas may be stored in different ways.
+                # Parts of a mosaic may be stored in different ways.
                 for route in dict.fromkeys(_level_route(image, found) for image in level.stored):
                     routes.setdefault(route, []).append(index)
     return routes
@@ -253,10 +254,10 @@ def find_slide_routes(path: str, found: Report) -> SlideRoutes:
 def _level_route(level: LevelLayout, found: Report) -> Route:
     encoding = level.encoding
     colors = JPEG_COLORS.get(encoding.jpeg_color, encoding.jpeg_color)
-    colors = f", {colors}" if encoding.compression == JPEG else ""
+    colors = f", {colors}" if encoding.compression == COMPRESSION.JPEG else ""
     name = f"{storage_name(level)}{colors}, {level.channels} x {level.dtype}"
     how = recipe(level)
-    if encoding.compression not in (JPEG, *JPEG2000_CODES):
+    if encoding.compression not in (COMPRESSION.JPEG, *JPEG_2000):
         return Route(name, "CPU", "imagecodecs" if level.array is None else "zarr")
     if isinstance(how, str):
         return Route(name, "CPU", how)

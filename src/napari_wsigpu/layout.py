@@ -13,12 +13,16 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
+from napari_wsigpu.tags import PHOTOMETRIC
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
 JpegColor = Literal["gray", "stored", "ycbcr", "auto", "cmyk"]
+# The axes of a Zarr array that lie in its tiles, in their order.
+SHOWN = "yxc"
 COMPUTED_TILE = 512
 LARGEST_COMPUTED_TILE = 2048
 LARGEST_STEP = 2.1
@@ -67,7 +71,7 @@ class Encoding:
     @property
     def white_is_zero(self) -> bool:
         """Whether the least value of gray pixels is white, not black."""
-        return self.photometric == 0
+        return self.photometric == PHOTOMETRIC.MINISWHITE
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,7 +131,7 @@ class TileGrid:
         """
         offsets, byte_counts = self.ranges(rows, columns)
         pairs = zip(offsets.T.tolist(), byte_counts.T.tolist(), strict=True)
-        return [list(zip(places, lengths, strict=True)) for places, lengths in pairs]
+        return [list(zip(starts, lengths, strict=True)) for starts, lengths in pairs]
 
     def holds_any(self, top: int, left: int, height: int, width: int) -> bool:
         """Whether the file holds a byte of any tile in a region of pixels."""
@@ -138,16 +142,16 @@ class TileGrid:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces:
-    """How a picture lies along one axis of a canvas: pieces of it, in ascending order.
+    """How a picture lies along one axis of a mosaic: pieces of it, in ascending order.
 
     Attributes
     ----------
     starts : ndarray of int64
-        The canvas' pixel at which each piece begins.
+        The mosaic's pixel at which each piece begins.
     sources : ndarray of int64
         The picture's pixel that is shown there.
     end : int
-        Where the last piece ends on the canvas; each other one ends where the next begins.
+        Where the last piece ends in the mosaic; each other one ends where the next begins.
     """
 
     starts: NDArray[np.int64]
@@ -156,7 +160,7 @@ class Pieces:
 
     @property
     def start(self) -> int:
-        """The canvas' pixel at which the first piece begins."""
+        """The mosaic's pixel at which the first piece begins."""
         return int(self.starts[0])
 
     @classmethod
@@ -167,14 +171,14 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """A picture on a canvas.
+    """A picture in a mosaic.
 
     Attributes
     ----------
     image : LevelLayout
         The picture as it is stored.
     rows, columns : Pieces
-        Where its rows and columns lie; they may reach beyond the canvas.
+        Where its rows and columns lie; they may reach beyond the mosaic.
     """
 
     image: LevelLayout
@@ -221,13 +225,13 @@ class LevelLayout:
     computed : bool
         Whether the file lacks this level, so that all its tiles are "missing".
     parts : tuple of Part
-        The pictures that lie on this level where it is a canvas, earlier ones on top; all have
+        The pictures that lie on this level where it is a mosaic, earlier ones on top; all have
         its channels and type. `encoding` and `grid` are the first one's then.
     reduction : float or None
         How many pixels of level 0 one of this level spans, where the file says so.
     array : ZarrArray or None
         The array that `grid` cuts into tiles, where that is how the level is stored. Offsets
-        are places in a file that holds these tiles uncompressed, and that does not exist.
+        are those in a file that holds these tiles uncompressed, and that does not exist.
     categorical : bool
         Whether samples are numbers of objects: computed levels take one pixel of each 2 x 2
         instead of their average.
@@ -246,10 +250,10 @@ class LevelLayout:
     categorical: bool = False
 
     @classmethod
-    def canvas(
+    def mosaic(
         cls, width: int, height: int, parts: Sequence[Part], reduction: float | None = None
     ) -> LevelLayout:
-        """Lay pictures on a canvas, earlier ones on top."""
+        """Make a mosaic of pictures, earlier ones on top."""
         first = parts[0].image
         return cls(
             width,
@@ -268,7 +272,7 @@ class LevelLayout:
 
     @property
     def places(self) -> list[dict[str, int]]:
-        """Where the parts of a canvas lie: x, y, width and height in its pixels."""
+        """Where the parts of a mosaic lie: x, y, width and height in its pixels."""
         return [
             {
                 "x": part.columns.start,

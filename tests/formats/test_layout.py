@@ -50,14 +50,14 @@ def test_downsamples_are_what_the_file_says_if_it_does():
     assert slide(level(96, 128), said[1]).downsamples == (1, 1)
 
 
-def test_a_canvas_holds_each_picture_once():
+def test_a_mosaic_holds_each_picture_once():
     one, other = level(60, 40), level(60, 50)
     parts = [Part.at(5, 5, one), Part.at(90, 5, other), Part.at(200, 9, one)]
-    canvas = LevelLayout.canvas(300, 200, parts)
-    assert canvas.stored == (one, other)
+    mosaic = LevelLayout.mosaic(300, 200, parts)
+    assert mosaic.stored == (one, other)
     assert one.stored == (one,)
-    assert (canvas.channels, canvas.dtype, canvas.grid) == (3, np.uint8, one.grid)
-    computed = slide(canvas).pyramid(150)[1].layout
+    assert (mosaic.channels, mosaic.dtype, mosaic.grid) == (3, np.uint8, one.grid)
+    computed = slide(mosaic).pyramid(150)[1].layout
     assert computed.parts == ()
     assert computed.stored == (computed,)
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from napari_wsigpu.codecs.cpu import decode_tile
 from napari_wsigpu.codecs.decoder import EncodedTile
+from napari_wsigpu.codecs.tile import decode_tile
 from napari_wsigpu.gpu.codestream import Jpeg2000Streams, Recipe, recipe
 from napari_wsigpu.gpu.stack import JpegStreams
 from napari_wsigpu.gpu.workspace import Workspace

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from napari_wsigpu.errors import SlideChangedError, SlideClosedError, SlideReadError
 from napari_wsigpu.gpu import gds
-from napari_wsigpu.gpu.gds import Batch, Loader, Transfer
+from napari_wsigpu.gpu.gds import Loader, Transfer
+from napari_wsigpu.storage.batch import PAGE, Batch
 from napari_wsigpu.storage.file import FileSource, Run, join_ranges
 from napari_wsigpu.storage.source import MARGIN
 from tests.host_device import HostDevice
@@ -122,9 +123,7 @@ def batches(source, count=4, size=20_000):
     """Cut the file into batches of two ranges each."""
     step = END // count
     joined = [
-        source.join(
-            np.array([start, start + size + 100]), np.array([10, step - size - 100]), gds.PAGE
-        )
+        source.join(np.array([start, start + size + 100]), np.array([10, step - size - 100]), PAGE)
         for start in range(0, END, step)
     ]
     return [Batch(plan.size, [(source, plan.runs)]) for plan in joined]
@@ -196,7 +195,7 @@ class TestTransfer:
         assert kvikio.open == 0
         assert kvikio.threads == gds.reading_threads(gds.MOST_KVIKIO_THREADS)
         assert kvikio.reads
-        assert all(offset % gds.PAGE == 0 for _, _, offset in kvikio.reads)
+        assert all(offset % PAGE == 0 for _, _, offset in kvikio.reads)
 
     def test_nothing(self, source):
         device = HostDevice()
@@ -364,6 +363,6 @@ class TestFileSource:
             source.checked_path()
 
     def test_runs(self, source):
-        joined = source.join(np.array([5000]), np.array([10**9]), gds.PAGE)
+        joined = source.join(np.array([5000]), np.array([10**9]), PAGE)
         assert joined.runs == [Run(4096, 0, END - 4096)]
         assert joined.lengths.tolist() == [END - 5000]

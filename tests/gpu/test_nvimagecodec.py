@@ -15,8 +15,8 @@ import imagecodecs
 import numpy as np
 import pytest
 
-from napari_wsigpu.codecs.cpu import decode_tile
 from napari_wsigpu.codecs.decoder import EncodedTile
+from napari_wsigpu.codecs.tile import decode_tile
 from napari_wsigpu.errors import DeviceError
 from napari_wsigpu.gpu.worker import MOST_IDLE
 from napari_wsigpu.gpu.workspace import SMALLEST

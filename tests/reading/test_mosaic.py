@@ -32,7 +32,7 @@ def pieces(*items, end):
 
 PICTURES = {level(30, 20): slides.picture(20, 30), level(50, 40): 255 - slides.picture(40, 50)}
 SMALL, LARGE = PICTURES
-CANVAS = LevelLayout.canvas(
+CANVAS = LevelLayout.mosaic(
     WIDTH,
     HEIGHT,
     [
@@ -116,7 +116,7 @@ def test_touches():
 
 
 def test_parts_get_numbers_and_names_of_their_own():
-    found = parts_of([level(9, 9), CANVAS, LevelLayout.canvas(9, 9, [Part.at(0, 0, SMALL)])])
+    found = parts_of([level(9, 9), CANVAS, LevelLayout.mosaic(9, 9, [Part.at(0, 0, SMALL)])])
     assert {number: part.name for number, part in found.items()} == {
         3: "level 1, part 0",
         4: "level 1, part 1",

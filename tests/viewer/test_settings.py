@@ -9,6 +9,7 @@ from napari.settings import get_plugin_settings, get_settings
 from npe2 import PluginManager, PluginManifest
 
 import napari_wsigpu
+from napari_wsigpu.formats.registry import patterns
 from napari_wsigpu.viewer.sample import sample_path
 from napari_wsigpu.viewer.settings import (
     Settings,
@@ -34,6 +35,11 @@ def test_the_page_is_what_settings_reads(plugin):
     assert Settings(**defaults) == Settings()
     assert all(item.title and item.description for item in page.properties.values())
     assert plugin.name == "napari-wsigpu"
+
+
+def test_the_manifest_has_the_patterns_of_all_formats_and_urls(plugin):
+    named = plugin.contributions.readers[0].filename_patterns
+    assert sorted(item for item in named if "://" not in item) == sorted(patterns())
 
 
 def test_defaults(plugin):

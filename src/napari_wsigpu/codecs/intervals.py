@@ -51,7 +51,7 @@ def _stretched(header: bytes, times: int) -> bytes:
     """Return the header of a JPEG that is so many times as high."""
     for marker, start, _ in segments(header):
         if marker in FRAMES:
-            place = start + 5
-            height = times * int.from_bytes(header[place : place + 2], "big")
-            return header[:place] + height.to_bytes(2, "big") + header[place + 2 :]
+            offset = start + 5
+            height = times * int.from_bytes(header[offset : offset + 2], "big")
+            return header[:offset] + height.to_bytes(2, "big") + header[offset + 2 :]
     raise ValueError("its JPEG header has no frame")

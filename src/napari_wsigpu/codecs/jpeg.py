@@ -84,18 +84,18 @@ def segments(data: bytes) -> Iterator[tuple[int, int, int]]:
 
     Decoders differ in what they do at markers that begin no segment; here it ends.
     """
-    place = 2
-    while place + 4 <= len(data) and data[place] == 0xFF:
-        marker = data[place + 1]
+    offset = 2
+    while offset + 4 <= len(data) and data[offset] == 0xFF:
+        marker = data[offset + 1]
         if marker < FIRST_SEGMENT or marker in ALONE:
             return
-        end = place + 2 + int.from_bytes(data[place + 2 : place + 4], "big")
+        end = offset + 2 + int.from_bytes(data[offset + 2 : offset + 4], "big")
         if end > len(data):
             return
-        yield marker, place, end
+        yield marker, offset, end
         if marker == START_OF_SCAN:
             return
-        place = end
+        offset = end
 
 
 def header_length(data: bytes) -> int:

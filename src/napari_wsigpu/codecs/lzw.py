@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import imagecodecs
 
+from napari_wsigpu.tags import COMPRESSION, DATATYPE, PHOTOMETRIC, Tag
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 HEADER = struct.Struct("<4sI")
-TAG = struct.Struct("<HHII")
-LONG = 4
+ENTRY = struct.Struct("<HHII")
 
 
 def lzw_decode(data: Any, sizes: Sequence[int]) -> bytes:
@@ -59,17 +60,17 @@ def _holds(data: Any, size: int) -> bool:
 def _decode(data: Any, size: int) -> bytes:
     """Decode the first `size` bytes, as the one row of a TIFF picture in memory."""
     tags = {
-        256: size,  # ImageWidth
-        257: 1,  # ImageLength
-        258: 8,  # BitsPerSample
-        259: 5,  # Compression: LZW
-        262: 1,  # PhotometricInterpretation: as it is
-        273: HEADER.size,  # StripOffsets
-        277: 1,  # SamplesPerPixel
-        278: 1,  # RowsPerStrip
-        279: len(data),  # StripByteCounts
+        Tag.IMAGE_WIDTH: size,
+        Tag.IMAGE_LENGTH: 1,
+        Tag.BITS_PER_SAMPLE: 8,
+        Tag.COMPRESSION: COMPRESSION.LZW,
+        Tag.PHOTOMETRIC: PHOTOMETRIC.MINISBLACK,
+        Tag.STRIP_OFFSETS: HEADER.size,
+        Tag.SAMPLES_PER_PIXEL: 1,
+        Tag.ROWS_PER_STRIP: 1,
+        Tag.STRIP_BYTE_COUNTS: len(data),
     }
-    directory = b"".join(TAG.pack(tag, LONG, 1, value) for tag, value in tags.items())
+    directory = b"".join(ENTRY.pack(tag, DATATYPE.LONG, 1, value) for tag, value in tags.items())
     header = HEADER.pack(b"II*\0", HEADER.size + len(data))
     count = struct.pack("<H", len(tags))
     picture = b"".join((header, data, count, directory, bytes(4)))

@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.codecs.cpu import NO_PREDICTOR
+from napari_wsigpu.tags import COMPRESSION, FILLORDER, PREDICTOR
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.layout import LevelLayout
 
-UNCOMPRESSED = 1
-FIRST_BIT_HIGHEST = 1
 NUMBERS = "iuf"
 NOWHERE = -1
 SMALLEST_READ = 64 << 10
@@ -50,9 +48,9 @@ def is_raw(level: LevelLayout) -> bool:
     """Whether a level's tiles hold samples as they are, in either byte order."""
     encoding = level.encoding
     return (
-        encoding.compression == UNCOMPRESSED
-        and encoding.predictor == NO_PREDICTOR
-        and encoding.fill_order == FIRST_BIT_HIGHEST
+        encoding.compression == COMPRESSION.NONE
+        and encoding.predictor == PREDICTOR.NONE
+        and encoding.fill_order == FILLORDER.MSB2LSB
         and level.dtype.kind in NUMBERS
     )
 

@@ -29,6 +29,7 @@ from napari_wsigpu.gpu.cuda import import_cuda
 from napari_wsigpu.reading.cache import tile_cache
 from napari_wsigpu.slide import open_slide
 from napari_wsigpu.storage.url import is_url, public_url
+from napari_wsigpu.tags import RESUNIT, Tag
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -491,8 +492,10 @@ class _File:
         try:
             with tifffile.TiffFile(self.slide.path) as file:
                 page = file.pages.first
-                x, y = (page.tags.valueof(code, (1, 1)) for code in (282, 283))
-                unit = int(page.tags.valueof(296, 1))
+                x, y = (
+                    page.tags.valueof(code, (1, 1)) for code in (Tag.X_RESOLUTION, Tag.Y_RESOLUTION)
+                )
+                unit = int(page.tags.valueof(Tag.RESOLUTION_UNIT, RESUNIT.NONE))
                 return _FirstPage(page.description, x[0] / (x[1] or 1), y[0] / (y[1] or 1), unit)
         except OSError as error:
             raise file_error(self.path, error) from error

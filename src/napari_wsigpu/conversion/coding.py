@@ -9,12 +9,22 @@ from typing import TYPE_CHECKING, Any
 import imagecodecs
 import numpy as np
 
-from napari_wsigpu.codecs.cpu import decode_tile
 from napari_wsigpu.codecs.decoder import EncodedTile
 from napari_wsigpu.codecs.jpeg import FRAMES, segments
-from napari_wsigpu.conversion.bare import bare
+from napari_wsigpu.codecs.tile import decode_tile
 from napari_wsigpu.conversion.options import DEFAULT_QUALITY, TILE_UNIT
+from napari_wsigpu.conversion.stripped import stripped
 from napari_wsigpu.errors import ConversionError
+from napari_wsigpu.tags import (
+    COMPRESSION,
+    DEFLATE,
+    FILLORDER,
+    JPEG_2000,
+    PHOTOMETRIC,
+    PREDICTOR,
+    WEBP,
+    ZSTD,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,17 +37,27 @@ if TYPE_CHECKING:
 
     Encode = Callable[[NDArray[Any]], bytes]
 
-RAW, LZW, JPEG, DEFLATE, PACKBITS, LZMA = 1, 5, 7, 8, 32773, 34925
-JPEG2000 = frozenset({33003, 33004, 33005, 34712})
-ZSTD, WEBP, JPEG_XL = 50000, 50001, 50002
+BYTE_CODECS = frozenset(
+    {
+        COMPRESSION.NONE,
+        COMPRESSION.LZW,
+        COMPRESSION.ADOBE_DEFLATE,
+        COMPRESSION.PACKBITS,
+        COMPRESSION.LZMA,
+        COMPRESSION.ZSTD,
+    }
+)
 # What is copied, by the number that it gets: some have old numbers too.
-COPIED = {code: code for code in (RAW, LZW, JPEG, DEFLATE, PACKBITS, LZMA, *JPEG2000)} | {
-    32946: DEFLATE, 34926: ZSTD, ZSTD: ZSTD, 34927: WEBP, WEBP: WEBP, JPEG_XL: JPEG_XL,
-}  # fmt: skip
-NAMED = {"raw": RAW, "jpeg": JPEG, "deflate": DEFLATE, "zstd": ZSTD}
-BYTE_CODECS = frozenset({RAW, LZW, DEFLATE, PACKBITS, LZMA, ZSTD})
-NO_PREDICTOR, HORIZONTAL, FLOATING_POINT = 1, 2, 3
-MIN_IS_WHITE, MIN_IS_BLACK, RGB, PALETTE, SEPARATED, YCBCR = 0, 1, 2, 3, 5, 6
+COPIED: dict[int, COMPRESSION] = {
+    **{code: code for code in (*BYTE_CODECS, COMPRESSION.JPEG, *JPEG_2000, COMPRESSION.JPEGXL)},
+    **{code: codes[0] for codes in (DEFLATE, WEBP, ZSTD) for code in codes},
+}
+NAMED = {
+    "raw": COMPRESSION.NONE,
+    "jpeg": COMPRESSION.JPEG,
+    "deflate": COMPRESSION.ADOBE_DEFLATE,
+    "zstd": COMPRESSION.ZSTD,
+}
 OME_TYPES = frozenset({"int8", "int16", "int32", "uint8", "uint16", "uint32", "float32", "float64"})
 SUBSAMPLINGS = frozenset({(1, 1), (2, 1), (2, 2), (4, 1)})
 LONGEST_JPEG_HEADER = 1 << 16
@@ -55,7 +75,7 @@ class Coding:
         How many segments a tile has: one for each channel, or one.
     copied : bool
         Whether the tiles are the source's.
-    bare : bool
+    stripped : bool
         Whether these lose the text that they carry.
     jpeg_tables : bytes or None
         What all JPEG tiles share.
@@ -70,7 +90,7 @@ class Coding:
     predictor: int
     planes: int
     copied: bool = False
-    bare: bool = False
+    stripped: bool = False
     jpeg_tables: bytes | None = None
     subsampling: tuple[int, int] = (1, 1)
     quality: int = DEFAULT_QUALITY
@@ -88,23 +108,23 @@ def new_coding(layout: SlideLayout, options: Options) -> Coding:
     compression = NAMED[options.compression or "deflate"]
     planes = 1 if layout.rgb else first.channels
     inverted = first.encoding.white_is_zero and first.channels == 1
-    photometric = MIN_IS_WHITE if inverted else MIN_IS_BLACK
-    if compression == JPEG:
+    photometric = PHOTOMETRIC.MINISWHITE if inverted else PHOTOMETRIC.MINISBLACK
+    if compression == COMPRESSION.JPEG:
         if first.dtype != np.uint8 or (layout.rgb and first.channels != 3):
             raise ConversionError(
                 f"JPEG can't hold the {first.channels} x {first.dtype} samples of "
                 f"'{layout.path}'; use deflate, zstd or raw."
             )
         return Coding(
-            JPEG,
-            YCBCR if layout.rgb else photometric,
-            NO_PREDICTOR,
+            COMPRESSION.JPEG,
+            PHOTOMETRIC.YCBCR if layout.rgb else photometric,
+            PREDICTOR.NONE,
             planes,
             subsampling=(2, 2) if layout.rgb else (1, 1),
             quality=options.quality or DEFAULT_QUALITY,
         )
-    predictor = NO_PREDICTOR if compression == RAW else _predictor(first.dtype)
-    return Coding(compression, RGB if layout.rgb else photometric, predictor, planes)
+    predictor = PREDICTOR.NONE if compression == COMPRESSION.NONE else _predictor(first.dtype)
+    return Coding(compression, PHOTOMETRIC.RGB if layout.rgb else photometric, predictor, planes)
 
 
 def check_ome(slide: Slide) -> None:
@@ -130,18 +150,20 @@ def copied_coding(slide: Slide, level: LevelLayout, options: Options) -> Coding 
     wanted = options.compression and NAMED[options.compression]
     if compression is None or wanted not in (None, compression):
         return None
-    if compression == JPEG and options.quality is not None:
+    if compression == COMPRESSION.JPEG and options.quality is not None:
         return None
-    usual = (compression in {JPEG, *JPEG2000} or encoding.photometric != YCBCR) and (
+    usual = (
+        compression in {COMPRESSION.JPEG, *JPEG_2000} or encoding.photometric != PHOTOMETRIC.YCBCR
+    ) and (
         not (level.parts or level.computed or encoding.jpeg_header or encoding.jpeg_scale != 1)
-        and encoding.fill_order == 1
+        and encoding.fill_order == FILLORDER.MSB2LSB
         and grid.tile_height % TILE_UNIT == grid.tile_width % TILE_UNIT == 0
         and (level.missing == "background" or bool(grid.byte_counts.all()))
     )
     if not usual:
         return None
     turned = encoding.byte_order == ">" and level.dtype.itemsize > 1
-    if compression in BYTE_CODECS and turned and encoding.predictor != FLOATING_POINT:
+    if compression in BYTE_CODECS and turned and encoding.predictor != PREDICTOR.FLOATINGPOINT:
         return None
     if options.kind == "ome-tiff" and (grid.planes > 1) != (
         level.channels > 1 and not slide.layout.rgb
@@ -151,31 +173,33 @@ def copied_coding(slide: Slide, level: LevelLayout, options: Options) -> Coding 
         return None
     coding = Coding(
         compression,
-        MIN_IS_BLACK if encoding.photometric == PALETTE else encoding.photometric,
-        encoding.predictor if compression in BYTE_CODECS - {RAW} else NO_PREDICTOR,
+        PHOTOMETRIC.MINISBLACK
+        if encoding.photometric == PHOTOMETRIC.PALETTE
+        else encoding.photometric,
+        encoding.predictor if compression in BYTE_CODECS - {COMPRESSION.NONE} else PREDICTOR.NONE,
         grid.planes,
         copied=True,
-        bare=not options.private,
+        stripped=not options.private,
     )
-    return _with_jpeg(slide, level, coding) if compression == JPEG else coding
+    return _with_jpeg(slide, level, coding) if compression == COMPRESSION.JPEG else coding
 
 
 def encoder(coding: Coding, dtype: np.dtype[Any]) -> Encode:
     """Return what encodes a segment, shape (height, width, samples) in native byte order."""
-    if coding.compression == JPEG:
+    if coding.compression == COMPRESSION.JPEG:
         return partial(_jpeg, coding)
     stored = dtype.newbyteorder("<")
     codecs: dict[int, Callable[[bytes], Any]] = {
-        RAW: bytes,
-        DEFLATE: imagecodecs.deflate_encode,
-        ZSTD: imagecodecs.zstd_encode,
+        COMPRESSION.NONE: bytes,
+        COMPRESSION.ADOBE_DEFLATE: imagecodecs.deflate_encode,
+        COMPRESSION.ZSTD: imagecodecs.zstd_encode,
     }
     compress = codecs[coding.compression]
 
     def encode(pixels: NDArray[Any]) -> bytes:
-        if coding.predictor == HORIZONTAL:
+        if coding.predictor == PREDICTOR.HORIZONTAL:
             pixels = imagecodecs.delta_encode(pixels, axis=-2)
-        elif coding.predictor == FLOATING_POINT:
+        elif coding.predictor == PREDICTOR.FLOATINGPOINT:
             # It orders bytes itself.
             return bytes(compress(imagecodecs.floatpred_encode(pixels, axis=-2).tobytes()))
         return bytes(compress(pixels.astype(stored, copy=False).tobytes()))
@@ -199,23 +223,29 @@ def _jpeg(coding: Coding, pixels: NDArray[Any]) -> bytes:
 
 def _predictor(dtype: np.dtype[Any]) -> int:
     if dtype.kind == "f":
-        return FLOATING_POINT if dtype.itemsize in (4, 8) else NO_PREDICTOR
-    return HORIZONTAL if dtype.itemsize <= 4 else NO_PREDICTOR
+        return PREDICTOR.FLOATINGPOINT if dtype.itemsize in (4, 8) else PREDICTOR.NONE
+    return PREDICTOR.HORIZONTAL if dtype.itemsize <= 4 else PREDICTOR.NONE
 
 
 def _with_jpeg(slide: Slide, level: LevelLayout, coding: Coding) -> Coding | None:
     """Add what a TIFF says of JPEG tiles, if it can say it."""
     tables = set(level.encoding.jpeg_tables)
-    kinds = {(1, MIN_IS_WHITE), (1, MIN_IS_BLACK), (3, RGB), (3, YCBCR), (4, SEPARATED)}
+    kinds = {
+        (1, PHOTOMETRIC.MINISWHITE),
+        (1, PHOTOMETRIC.MINISBLACK),
+        (3, PHOTOMETRIC.RGB),
+        (3, PHOTOMETRIC.YCBCR),
+        (4, PHOTOMETRIC.SEPARATED),
+    }
     kind = level.encoding.samples, coding.photometric
     planar = coding.planes > 1 and level.encoding.samples == 1
     if len(tables) > 1 or level.dtype != np.uint8 or not (planar or kind in kinds):
         return None
     subsampling: tuple[int, int] | None = (1, 1)
     if level.encoding.samples == 3:
-        place = np.argmax(level.grid.byte_counts > 0)
-        offset = int(level.grid.offsets.flat[place])
-        count = min(int(level.grid.byte_counts.flat[place]), LONGEST_JPEG_HEADER)
+        first = np.argmax(level.grid.byte_counts > 0)
+        offset = int(level.grid.offsets.flat[first])
+        count = min(int(level.grid.byte_counts.flat[first]), LONGEST_JPEG_HEADER)
         [head] = slide.read_bytes([(offset, count)])
         subsampling = _subsampling(bytes(head))
     if subsampling not in SUBSAMPLINGS:
@@ -224,8 +254,8 @@ def _with_jpeg(slide: Slide, level: LevelLayout, coding: Coding) -> Coding | Non
     if level.grid.tile_height % unit or level.grid.tile_width % unit:
         return None
     [shared] = tables
-    if shared is not None and coding.bare:
-        shared = bytes(bare(memoryview(shared), JPEG))
+    if shared is not None and coding.stripped:
+        shared = bytes(stripped(memoryview(shared), COMPRESSION.JPEG))
     return replace(coding, jpeg_tables=shared, subsampling=subsampling)
 
 
@@ -257,8 +287,8 @@ def _edges_are_whole(slide: Slide, level: LevelLayout) -> bool:
 def _is_whole(slide: Slide, level: LevelLayout, row: int, column: int) -> bool:
     """Whether a tile can be decoded, and has the full size."""
     grid = level.grid
-    [places] = grid.segments([row], [column])
-    tile = EncodedTile(level, row, column, tuple(slide.read_bytes(places)), 0)
+    [ranges] = grid.segments([row], [column])
+    tile = EncodedTile(level, row, column, tuple(slide.read_bytes(ranges)), 0)
     try:
         pixels = decode_tile(tile, np.empty(level.tile_bytes, np.uint8))
     except (RuntimeError, ValueError):

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.conversion.bare import bare
 from napari_wsigpu.conversion.checksum import crc32
 from napari_wsigpu.conversion.plan import segments_of
+from napari_wsigpu.conversion.stripped import stripped
 from napari_wsigpu.errors import TileError
 from napari_wsigpu.reading.average import area_average
 from napari_wsigpu.reading.batches import read_ahead
@@ -94,8 +94,8 @@ def copied_segments(
                 name = f"level {source}, row {row}, column {column}"
                 failures.append((name, "the file ends before it does"))
             raise TileError(slide.path, failures)
-        if coding is not None and coding.bare:
-            found = [bare(data, coding.compression) for data in found]
+        if coding is not None and coding.stripped:
+            found = [stripped(data, coding.compression) for data in found]
         planes = len(found) // max(1, len(batch))
         return [
             Segment(level, plane, *batch[index], data, crc32(data))

@@ -12,7 +12,7 @@ import numpy as np
 
 from napari_wsigpu.codecs.color import LARGEST_PROFILE, profile_size
 from napari_wsigpu.conversion.coding import OME_TYPES
-from napari_wsigpu.conversion.place import check_place, work_of
+from napari_wsigpu.conversion.paths import check_path, work_of
 from napari_wsigpu.conversion.plan import window_of
 from napari_wsigpu.errors import ConversionCancelledError, RegionError, UnsupportedSlideError
 
@@ -130,7 +130,7 @@ def write_png(
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        check_place(path, overwrite=overwrite)
+        check_path(path, overwrite=overwrite)
         work.replace(path)
     finally:
         work.unlink(missing_ok=True)
@@ -167,8 +167,8 @@ def _resolution(mpp: tuple[float, float] | None, downsample: float) -> bytes:
 def _colors(slide: Slide, color: Color) -> bytes:
     if color == "srgb":
         return _chunk(b"sRGB", bytes([RELATIVE_COLORIMETRIC]))
-    place = slide.layout.icc
-    if place is None or profile_size(place) > LARGEST_PROFILE:
+    stored = slide.layout.icc
+    if stored is None or profile_size(stored) > LARGEST_PROFILE:
         return b""
     profile = slide.icc_profile or b""
     if profile[16:20] != (b"RGB " if slide.layout.rgb else b"GRAY"):

@@ -17,8 +17,8 @@ from uuid import NAMESPACE_URL, UUID, uuid5
 from napari_wsigpu.codecs.color import srgb_profile
 from napari_wsigpu.conversion.checksum import checksum
 from napari_wsigpu.conversion.options import Options, checked_number, kind_of
+from napari_wsigpu.conversion.paths import check_space, check_target, refused, remove
 from napari_wsigpu.conversion.pixels import copied_segments, read_blocks
-from napari_wsigpu.conversion.place import check_room, check_target, refused, remove
 from napari_wsigpu.conversion.plan import make_plan
 from napari_wsigpu.conversion.png import write_png
 from napari_wsigpu.conversion.record import make_record, notes_on, pictures
@@ -247,7 +247,7 @@ class _Conversion:
         else:
             uuid = _uuid(slide, options, record) if options.kind == "ome-tiff" else None
             self._target = TiffTarget(data, plan, journal, record, images, icc, uuid)
-        check_room(data.parent, plan, options, journal.end)
+        check_space(data.parent, plan, options, journal.end)
         if not journal.found:
             remove(data)
         self.copied = self.encoded = self.found = 0

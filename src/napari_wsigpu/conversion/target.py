@@ -1,4 +1,4 @@
-"""The face of what writes a conversion's result."""
+"""The interface of what writes a conversion's result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A TIFF that grows tile by tile: tifffile writes its pages, tiles follow, places come last."""
+"""A TIFF that grows tile by tile: tifffile writes its pages, then tiles follow, then offsets."""
 
 from __future__ import annotations
 
@@ -12,18 +12,11 @@ import numpy as np
 import tifffile
 
 from napari_wsigpu.conversion.checksum import crc32
-from napari_wsigpu.conversion.coding import (
-    DEFLATE,
-    HORIZONTAL,
-    JPEG,
-    MIN_IS_BLACK,
-    RAW,
-    RGB,
-    encoder,
-)
+from napari_wsigpu.conversion.coding import encoder
 from napari_wsigpu.conversion.ome import described, image_metadata
 from napari_wsigpu.conversion.pixels import Segment
 from napari_wsigpu.formats.wsigpu import VERSION
+from napari_wsigpu.tags import COMPRESSION, DATATYPE, FILETYPE, PHOTOMETRIC, PREDICTOR, Tag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,8 +33,6 @@ if TYPE_CHECKING:
     from napari_wsigpu.conversion.target import Job
 
 RAW_ALIGNMENT = 4096
-COMPRESSION, DESCRIPTION, TILE_OFFSETS, TILE_BYTE_COUNTS, NO_DATA = 259, 270, 324, 325, 42113
-REDUCED = 1
 STRIP_BYTES = 1 << 18
 CENTIMETRE = 10_000.0
 
@@ -107,10 +98,10 @@ class TiffTarget:
         with tifffile.TiffFile(head, mode="r+") as file:
             for level, pages in zip(levels, self._pages(file), strict=True):
                 for page in pages:
-                    page.tags[COMPRESSION].overwrite(_coding(level).compression)
+                    page.tags[Tag.COMPRESSION].overwrite(_coding(level).compression)
             if self._ome:
                 first = file.pages.first
-                first.tags[DESCRIPTION].overwrite(described(first.description, self._record))
+                first.tags[Tag.DESCRIPTION].overwrite(described(first.description, self._record))
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
         self._handle = os.open(self._path, flags, 0o666)
         self._forget_damaged(checked)
@@ -135,7 +126,7 @@ class TiffTarget:
             if not len(data):
                 self._journal.note(level, plane, row, column, 0, 0, check)
                 continue
-            if _coding(self._plan.levels[level]).compression == RAW:
+            if _coding(self._plan.levels[level]).compression == COMPRESSION.NONE:
                 self._end += -self._end % RAW_ALIGNMENT
             _write_at(self._handle, data, self._end)
             self._journal.note(level, plane, row, column, self._end, len(data), check)
@@ -152,11 +143,11 @@ class TiffTarget:
             for index, pages in enumerate(self._pages(file)):
                 offsets, counts = self._journal.offsets[index], self._journal.counts[index]
                 parts = len(pages)
-                for page, places, lengths in zip(
+                for page, starts, lengths in zip(
                     pages, np.split(offsets, parts), np.split(counts, parts), strict=True
                 ):
-                    self._place(page, TILE_OFFSETS, places)
-                    self._place(page, TILE_BYTE_COUNTS, lengths)
+                    self._overwrite(page, Tag.TILE_OFFSETS, starts)
+                    self._overwrite(page, Tag.TILE_BYTE_COUNTS, lengths)
         self.secure()
 
     def close(self) -> None:
@@ -228,15 +219,17 @@ class TiffTarget:
                 found.append(main.pages[index].aspage())
             yield found
 
-    def _place(self, page: tifffile.TiffPage, code: int, values: NDArray[np.int64]) -> None:
+    def _overwrite(self, page: tifffile.TiffPage, code: int, values: NDArray[np.int64]) -> None:
         tag = page.tags[code]
-        kind = {3: "<u2", 4: "<u4", 16: "<u8"}[int(tag.dtype)]
+        kind = {DATATYPE.SHORT: "<u2", DATATYPE.LONG: "<u4", DATATYPE.LONG8: "<u8"}[
+            DATATYPE(tag.dtype)
+        ]
         tag.overwrite(values.astype(kind).tobytes())
 
     def _write_level(self, file: tifffile.TiffWriter, index: int, level: PlannedLevel) -> None:
         coding = _coding(level)
         channels, size = self._plan.channels, (level.height, level.width)
-        planar = coding.planes > 1
+        planar, raw = coding.planes > 1, coding.compression == COMPRESSION.NONE
         options: dict[str, Any] = {}
         if planar:
             shape: tuple[int, ...] = (channels, *size)
@@ -244,13 +237,13 @@ class TiffTarget:
             shape = (*size, channels) if channels > 1 else size
         if channels > 1 and not (planar and self._ome):
             options["planarconfig"] = "separate" if planar else "contig"
-        if coding.compression == JPEG:
+        if coding.compression == COMPRESSION.JPEG:
             options["jpegtables"] = coding.jpeg_tables
             options["subsampling"] = coding.subsampling
             options["compressionargs"] = {"outcolorspace": coding.photometric}
         if self._plan.background and self._plan.blank_tiles(index).any():
             text = f"{self._plan.background:.17g}"
-            options["extratags"] = [(NO_DATA, 2, 0, text, False)]
+            options["extratags"] = [(Tag.NO_DATA, DATATYPE.ASCII, 0, text, False)]
         first = index == 0
         if self._plan.mpp is not None:
             options["resolution"] = tuple(
@@ -271,9 +264,9 @@ class TiffTarget:
             tile=(level.tile_height, level.tile_width),
             photometric=coding.photometric,
             # Of a raw image of one tile tifffile wants the pixels now.
-            compression=DEFLATE if coding.compression == RAW else coding.compression,
+            compression=COMPRESSION.ADOBE_DEFLATE if raw else coding.compression,
             predictor=coding.predictor,
-            subfiletype=0 if first else REDUCED,
+            subfiletype=0 if first else FILETYPE.REDUCEDIMAGE,
             software="napari-wsigpu",
             iccprofile=self._icc if first else None,
             **options,
@@ -291,10 +284,10 @@ class TiffTarget:
             options = {"metadata": name | {"axes": "YXS" if several else "YX"}}
         file.write(
             pixels if several else pixels[..., 0],
-            photometric=RGB if picture.rgb else MIN_IS_BLACK,
+            photometric=PHOTOMETRIC.RGB if picture.rgb else PHOTOMETRIC.MINISBLACK,
             planarconfig="contig" if several else None,
-            compression=DEFLATE,
-            predictor=HORIZONTAL if integers else None,
+            compression=COMPRESSION.ADOBE_DEFLATE,
+            predictor=PREDICTOR.HORIZONTAL if integers else None,
             rowsperstrip=max(1, STRIP_BYTES // (pixels[0].nbytes or 1)),
             software="napari-wsigpu",
             iccprofile=picture.icc,

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from napari_wsigpu.conversion.checksum import checksum
 from napari_wsigpu.conversion.journal import Journal
-from napari_wsigpu.conversion.place import (
+from napari_wsigpu.conversion.paths import (
     DATA,
     JOURNAL,
     OLD,
-    check_place,
+    check_path,
     put_in_place,
     refused,
     remove,
@@ -66,7 +66,7 @@ class Work:
     def finish(self) -> str:
         """Give the whole result its name, and return its checksum."""
         digest = checksum(self.data)
-        check_place(self._target, overwrite=self._overwrite)
+        check_path(self._target, overwrite=self._overwrite)
         put_in_place(self.data, self._target)
         remove(self._folder / OLD)  # the journal last, which says whose folder it is
         self.journal.close()

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from napari_wsigpu.conversion.checksum import crc32
+from napari_wsigpu.conversion.paths import HEAD, remove
 from napari_wsigpu.conversion.pixels import Segment
-from napari_wsigpu.conversion.place import HEAD, remove
 from napari_wsigpu.errors import MissingPackageError
 from napari_wsigpu.storage.zarr_write import put_chunk
 

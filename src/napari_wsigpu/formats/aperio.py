@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from napari_wsigpu.formats import tiff
 from napari_wsigpu.formats.fields import positive_number
+from napari_wsigpu.tags import FILETYPE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.layout import LevelLayout, SlideFile, SlideLayout
 
-NAMES_BY_SUBFILE_TYPE = {1: "label", 9: "macro"}
+NAMES_BY_SUBFILE_TYPE: dict[int, str] = {
+    FILETYPE.REDUCEDIMAGE: "label",
+    FILETYPE.MACRO | FILETYPE.REDUCEDIMAGE: "macro",
+}
 REDUCED_FROM = " -> "
 DATES = ("%m/%d/%y", "%m/%d/%Y")
 TIME = re.compile(r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d")

@@ -8,7 +8,7 @@ import stat
 import struct
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Protocol, cast
+from typing import IO, TYPE_CHECKING, cast
 
 import tifffile
 
@@ -20,75 +20,20 @@ from napari_wsigpu.errors import (
     UnsupportedSlideError,
     file_error,
 )
-from napari_wsigpu.formats import (
-    aperio,
-    argos,
-    dicom,
-    foreign,
-    hamamatsu,
-    huron,
-    leica,
-    ome,
-    ome_zarr,
-    perkinelmer,
-    philips,
-    tiff,
-    trestle,
-    ventana,
-    wsigpu,
-)
+from napari_wsigpu.formats import dicom, foreign
 from napari_wsigpu.formats.fields import iso_date
+from napari_wsigpu.formats.registry import PATH_FORMATS, TIFF_FORMATS
 from napari_wsigpu.layout import RemoteFile, SlideFile
 from napari_wsigpu.storage.readahead import ReadAheadFile
 from napari_wsigpu.storage.remote import RemoteSource
 from napari_wsigpu.storage.url import file_name, is_url, public_url
 
 if TYPE_CHECKING:
-    from tifffile import TiffFile
-
     from napari_wsigpu.layout import SlideLayout
 
 # What is wrong with a file is said by our errors; those who set up logging still get more.
 logging.getLogger("tifffile").addHandler(logging.NullHandler())
 
-
-class Vendor(Protocol):
-    """A module that describes one vendor's files."""
-
-    def probe(self, file: TiffFile) -> bool:
-        """Whether the file is one of them, by its content."""
-
-    def parse(self, file: TiffFile, source: SlideFile) -> SlideLayout:
-        """Describe the slide.
-
-        Parameters
-        ----------
-        file : TiffFile
-            The open file.
-        source : SlideFile
-            Which file that is.
-
-        Raises
-        ------
-        CorruptSlideError, NotASlideError, UnsupportedSlideError
-            If the structure is damaged, or can't be shown as a slide.
-        """
-
-
-# What none of them claims is described by `tiff`.
-VENDORS: tuple[Vendor, ...] = (
-    aperio,
-    philips,
-    leica,
-    trestle,
-    ventana,
-    argos,
-    hamamatsu,
-    huron,
-    perkinelmer,
-    wsigpu,
-    ome,
-)
 SMALLEST_MPP, LARGEST_MPP = 1e-4, 1e5
 TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 
@@ -118,8 +63,8 @@ def describe(path: str | os.PathLike[str]) -> SlideLayout:
     layout = _describe_url(name) if is_url(name) else _describe(str(Path(name).absolute()))
     # Folders are private, and would hide the whole sentence.
     problems = list(layout.problems)
-    for place in (*(file.path for file in layout.files[:1]), layout.path):
-        folder = place.removesuffix(Path(place).name)
+    for path in (*(file.path for file in layout.files[:1]), layout.path):
+        folder = path.removesuffix(Path(path).name)
         problems = [text.replace(f"'{folder}", "'") for text in problems]
     mpp = layout.mpp
     if mpp is not None and not SMALLEST_MPP <= min(mpp) <= max(mpp) <= LARGEST_MPP:
@@ -136,10 +81,9 @@ def _describe(name: str) -> SlideLayout:
         status = Path(name).stat()
         if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
             raise NotASlideError(f"'{name}' is no regular file; choose a slide's file.")
-        if ome_zarr.probe(Path(name)):
-            return ome_zarr.parse(Path(name))
-        if dicom.probe(Path(name)):
-            return dicom.parse(Path(name))
+        for item in PATH_FORMATS:
+            if item.module.probe(Path(name)):
+                return item.module.parse(Path(name))
         with Path(name).open("rb") as file:
             head = file.read(foreign.HEAD)
     except SlideError:
@@ -196,8 +140,8 @@ def _describe_tiff(name: str, stream: str | IO[bytes], size: int, modified_ns: i
                     f"'{name}' is cut off: its list of images lies beyond the end of the file; "
                     "get a fresh copy of it."
                 )
-            parse = next((vendor.parse for vendor in VENDORS if vendor.probe(file)), tiff.parse)
-            return parse(file, SlideFile(name, size, modified_ns))
+            vendor = next(item.module for item in TIFF_FORMATS if item.module.probe(file))
+            return vendor.parse(file, SlideFile(name, size, modified_ns))
     except SlideError:
         raise
     except OSError as error:

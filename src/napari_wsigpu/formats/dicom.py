@@ -260,11 +260,11 @@ def _level(
                 f"'{each.path.name}' is cut off: {int(lost.sum())} of its frames lie beyond its "
                 "end; get a fresh copy of it."
             )
-        places = np.where(lost, past, frames.offsets + starts[each.uid])
+        positions = np.where(lost, past, frames.offsets + starts[each.uid])
         for plane, name in enumerate(shown):
             chosen = (frames.paths == name) & (frames.z == lowest)
             where = (plane, frames.rows[chosen], frames.columns[chosen])
-            offsets[where] = places[chosen]
+            offsets[where] = positions[chosen]
             byte_counts[where] = frames.byte_counts[chosen]
     missing = int((byte_counts == 0).sum())
     if missing and first.metadata.get("DimensionOrganizationType") == "TILED_FULL":

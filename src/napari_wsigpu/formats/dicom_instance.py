@@ -39,8 +39,9 @@ from napari_wsigpu.errors import (
     UnsupportedSlideError,
     file_error,
 )
-from napari_wsigpu.formats.tiff import LARGEST_SIDE, LARGEST_TILE, RGB
+from napari_wsigpu.formats.tiff import LARGEST_SIDE, LARGEST_TILE
 from napari_wsigpu.layout import Encoding, JpegColor
+from napari_wsigpu.tags import COMPRESSION, FILLORDER, PHOTOMETRIC, PREDICTOR
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,28 +54,26 @@ if TYPE_CHECKING:
 
     Positions = tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]
 
-RAW, JPEG, JPEG_2000, JPEG_2000_YCBCR = 1, 7, 34712, 33003
 COMPRESSIONS = {
-    ImplicitVRLittleEndian: RAW,
-    ExplicitVRLittleEndian: RAW,
-    JPEGBaseline8Bit: JPEG,
-    JPEGExtended12Bit: JPEG,
-    JPEG2000Lossless: JPEG_2000,
-    JPEG2000: JPEG_2000,
+    ImplicitVRLittleEndian: COMPRESSION.NONE,
+    ExplicitVRLittleEndian: COMPRESSION.NONE,
+    JPEGBaseline8Bit: COMPRESSION.JPEG,
+    JPEGExtended12Bit: COMPRESSION.JPEG,
+    JPEG2000Lossless: COMPRESSION.JPEG2000,
+    JPEG2000: COMPRESSION.JPEG2000,
 }
 # By compression and photometric interpretation: what the codecs call it.
 COLORS: dict[tuple[int, str], tuple[int, JpegColor]] = {
-    (RAW, "RGB"): (RAW, "auto"),
-    (JPEG, "RGB"): (JPEG, "stored"),
-    (JPEG, "YBR_FULL"): (JPEG, "ycbcr"),
-    (JPEG, "YBR_FULL_422"): (JPEG, "ycbcr"),
-    (JPEG_2000, "RGB"): (JPEG_2000, "auto"),
-    (JPEG_2000, "YBR_ICT"): (JPEG_2000, "auto"),
-    (JPEG_2000, "YBR_RCT"): (JPEG_2000, "auto"),
-    (JPEG_2000, "YBR_FULL"): (JPEG_2000_YCBCR, "auto"),
-    (JPEG_2000, "YBR_FULL_422"): (JPEG_2000_YCBCR, "auto"),
+    (COMPRESSION.NONE, "RGB"): (COMPRESSION.NONE, "auto"),
+    (COMPRESSION.JPEG, "RGB"): (COMPRESSION.JPEG, "stored"),
+    (COMPRESSION.JPEG, "YBR_FULL"): (COMPRESSION.JPEG, "ycbcr"),
+    (COMPRESSION.JPEG, "YBR_FULL_422"): (COMPRESSION.JPEG, "ycbcr"),
+    (COMPRESSION.JPEG2000, "RGB"): (COMPRESSION.JPEG2000, "auto"),
+    (COMPRESSION.JPEG2000, "YBR_ICT"): (COMPRESSION.JPEG2000, "auto"),
+    (COMPRESSION.JPEG2000, "YBR_RCT"): (COMPRESSION.JPEG2000, "auto"),
+    (COMPRESSION.JPEG2000, "YBR_FULL"): (COMPRESSION.APERIO_JP2000_YCBC, "auto"),
+    (COMPRESSION.JPEG2000, "YBR_FULL_422"): (COMPRESSION.APERIO_JP2000_YCBC, "auto"),
 }
-MIN_IS_BLACK = 1
 PER_FRAME_GROUPS = 0x52009230
 MOST_FRAMES = 1 << 22
 ITEM, ITEM_HEADER = 0xE000FFFE, 8
@@ -174,7 +173,7 @@ def read(path: Path, series: str | None = None) -> Instance | None:
     except SlideError:
         raise
     except OSError as error:
-        if error.errno == errno.EINVAL:  # a place before the file's begin
+        if error.errno == errno.EINVAL:  # an offset before the file's begin
             raise _damaged(path, error) from error
         raise file_error(str(path), error) from error
     except WsiDicomNotSupportedError as error:
@@ -209,7 +208,7 @@ def _read(path: Path, stream: BinaryIO, series: str | None) -> Instance | None:
             f"'{path}' can't be decoded: its transfer syntax, {syntax.name or 'none'}, is not "
             "supported; convert it to JPEG or JPEG 2000."
         )
-    icc = _icc_place(header, stream)
+    icc = _icc_range(header, stream)
     problems: list[str] = []
     metadata = _plain(header.file_meta, problems) | _plain(header, problems)
     reader = WsiDicomReader(WsiDicomReadIO(stream, UPath(path)))
@@ -257,13 +256,13 @@ def _encoding(path: Path, reader: WsiDicomReader, header: Dataset) -> Encoding:
     compression = COMPRESSIONS.get(reader.transfer_syntax)
     color: tuple[int, JpegColor] | None = None
     if compression is not None and samples == 1:
-        color = (compression, "gray" if compression == JPEG else "auto")
+        color = (compression, "gray" if compression == COMPRESSION.JPEG else "auto")
     elif compression is not None and samples == 3:
         color = COLORS.get((compression, photometric))
     possible = {
-        RAW: bits == allocated and bits in (8, 16),
-        JPEG: bits == 8,
-        JPEG_2000: 8 <= bits <= 16,
+        COMPRESSION.NONE: bits == allocated and bits in (8, 16),
+        COMPRESSION.JPEG: bits == 8,
+        COMPRESSION.JPEG2000: 8 <= bits <= 16,
     }
     if color is None or compression is None or not possible[compression]:
         raise UnsupportedSlideError(
@@ -273,9 +272,9 @@ def _encoding(path: Path, reader: WsiDicomReader, header: Dataset) -> Encoding:
         )
     return Encoding(
         compression=color[0],
-        photometric=MIN_IS_BLACK if samples == 1 else RGB,
-        predictor=1,
-        fill_order=1,
+        photometric=PHOTOMETRIC.MINISBLACK if samples == 1 else PHOTOMETRIC.RGB,
+        predictor=PREDICTOR.NONE,
+        fill_order=FILLORDER.MSB2LSB,
         byte_order="<",
         dtype="uint8" if bits == 8 else "uint16",
         samples=samples,
@@ -385,7 +384,7 @@ def _check_fragments(path: Path, stream: BinaryIO, reader: WsiDicomReader, frame
         )
 
 
-def _icc_place(header: Dataset, stream: BinaryIO) -> tuple[int, int] | None:
+def _icc_range(header: Dataset, stream: BinaryIO) -> tuple[int, int] | None:
     """Return where the first optical path's profile lies, if its bytes are found."""
     first = next(iter(header.get("OpticalPathSequence") or []), None)
     profile = None if first is None else first.get("ICCProfile")

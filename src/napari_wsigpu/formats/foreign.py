@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+# How the names of their files end; that of a set of Hamamatsu's is one of a list.
+ENDINGS = (".mrxs", ".ndpis", ".svslide", ".vms", ".vmu")
 HEAD = 1 << 16
 JPEG, SQLITE = b"\xff\xd8", b"SQLite format 3\0"
 OPENSLIDE = (

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tifffile import DATATYPE
 from tifffile.tifffile import jpeg_shape
 
 from napari_wsigpu.errors import CorruptSlideError
@@ -20,6 +19,7 @@ from napari_wsigpu.layout import (
     TileGrid,
     computed_level,
 )
+from napari_wsigpu.tags import COMPRESSION, DATATYPE, Tag
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -125,14 +125,14 @@ def _forget_intervals(page: TiffPage) -> None:
     """Have the page be the one strip that its tags say."""
     page.jpegheader = None
     page.tilewidth = page.tilelength = 0
-    page.dataoffsets = page.tags.valueof(273)
-    page.databytecounts = page.tags.valueof(279)
+    page.dataoffsets = page.tags.valueof(Tag.STRIP_OFFSETS)
+    page.databytecounts = page.tags.valueof(Tag.STRIP_BYTE_COUNTS)
 
 
 def _plain_level(page: TiffPage, path: str) -> LevelLayout:
     """Describe a page that is one JPEG, whose own size counts: small levels' tags may be wrong."""
     level = tiff.page_level(page, path)
-    if page.compression != tiff.TIFF_JPEG or level.grid.offsets.size != 1:
+    if page.compression != COMPRESSION.JPEG or level.grid.offsets.size != 1:
         return level
     file = page.parent.filehandle
     file.seek(int(level.grid.offsets[0, 0, 0]))

@@ -5,19 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from napari_wsigpu.formats import aperio
+from napari_wsigpu.tags import Tag
 
 if TYPE_CHECKING:
     from tifffile import TiffFile
 
     from napari_wsigpu.layout import SlideFile, SlideLayout
 
-MAKE = 271
-
 
 def probe(file: TiffFile) -> bool:
     """Whether Huron's software wrote the file, by its first page's make."""
     first = file.pages.first
-    return first.is_tiled and str(first.tags.valueof(MAKE)).startswith("Huron")
+    return first.is_tiled and str(first.tags.valueof(Tag.MAKE)).startswith("Huron")
 
 
 def parse(file: TiffFile, source: SlideFile) -> SlideLayout:

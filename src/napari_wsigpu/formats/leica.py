@@ -1,4 +1,4 @@
-"""Leica SCN: scanned regions that lie on the canvas of one collection."""
+"""Leica SCN: scanned regions that make up the mosaic of one collection."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from napari_wsigpu.layout import (
     SlideFile,
     SlideLayout,
 )
+from napari_wsigpu.tags import Tag
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
@@ -69,7 +70,7 @@ class _Image(NamedTuple):
         return self.width / self.dimensions[level].width
 
     def fits(self, first: _Image) -> bool:
-        """Whether it can lie on one canvas with another."""
+        """Whether it can lie in one mosaic with another."""
         return (
             self.fields.get("objective") == first.fields.get("objective")
             and len(self.dimensions) == len(first.dimensions)
@@ -98,15 +99,15 @@ class _Collection(NamedTuple):
 def probe(file: TiffFile) -> bool:
     """Whether Leica's software wrote the file, by the namespace in its description."""
     first = file.pages.first
-    text = tiff.text_tag(first, tiff.DESCRIPTION)
+    text = tiff.text_tag(first, Tag.DESCRIPTION)
     return first.is_tiled and any(name in text for name in NAMESPACES)
 
 
 def parse(file: TiffFile, source: SlideFile) -> SlideLayout:
-    """Describe a Leica slide: all regions of one kind on one canvas."""
+    """Describe a Leica slide: all regions of one kind in one mosaic."""
     path, pages = source.path, tiff.pages(file)
     problems: list[str] = []
-    collection = _collection(tiff.text_tag(pages[0], tiff.DESCRIPTION), len(pages), problems)
+    collection = _collection(tiff.text_tag(pages[0], Tag.DESCRIPTION), len(pages), problems)
     macros = [image for image in collection.images if collection.is_macro(image)]
     scans = [image for image in collection.images if not collection.is_macro(image)]
     if collection.images and not scans:
@@ -253,7 +254,7 @@ def _path(way: str) -> str:
 
 
 def _alike(scans: list[_Image], problems: list[str]) -> list[_Image]:
-    """Choose the brightfield regions, else those of the first kind, that fit on one canvas."""
+    """Choose the brightfield regions, else those of the first kind, that fit in one mosaic."""
     if not scans:
         return []
     kinds = [image.illumination for image in scans]
@@ -278,7 +279,7 @@ def _levels(
     path: str,
     problems: list[str],
 ) -> tuple[list[LevelLayout], list[_Image]]:
-    """Lay the regions on a canvas for each level."""
+    """Make a mosaic of the regions for each level."""
 
     @cache
     def picture(numbers: tuple[int, ...]) -> LevelLayout:
@@ -316,7 +317,7 @@ def _levels(
             Part.at(int(region.left / spacing), int(region.top / spacing), images[index])
             for region, images in zip(used, pictures, strict=True)
         ]
-        levels.append(LevelLayout.canvas(width, height, parts))
+        levels.append(LevelLayout.mosaic(width, height, parts))
     return levels, used
 
 

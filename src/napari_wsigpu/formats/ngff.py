@@ -18,7 +18,7 @@ MICROMETRES = {
 }  # fmt: skip
 OLDEST_AXES = "tczyx"
 BY_TYPE = {"time": "t", "channel": "c"}
-SHOWN, OTHER = "yxc", "?"
+OTHER = "?"
 LONGEST_NAME = 100
 SMALLEST, LARGEST = 2.0**-53, 2.0**53
 MOST_COLORS = 1 << 16

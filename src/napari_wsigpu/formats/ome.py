@@ -205,8 +205,8 @@ def _index_of(main: TiffPageSeries, file: TiffFile, root: Element) -> int:
             int(pixels.attrib["SizeY"]),
         ):
             indices.append(index)
-    place = alike.index(main)
-    return indices[place] if place < len(indices) else 0
+    index = alike.index(main)
+    return indices[index] if index < len(indices) else 0
 
 
 def _other_images(
@@ -227,7 +227,7 @@ def _other_images(
             continue
         try:
             level = tiff.series_level(series, path)
-            associated[name] = AssociatedLayout(name, level, icc=tiff.icc_place(series.keyframe))
+            associated[name] = AssociatedLayout(name, level, icc=tiff.icc_range(series.keyframe))
         except SlideError as error:
             problems.append(f"The {name} image is left out: {error}")
     if unshown:

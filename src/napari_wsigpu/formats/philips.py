@@ -22,6 +22,7 @@ from napari_wsigpu.layout import (
     SlideLayout,
     TileGrid,
 )
+from napari_wsigpu.tags import COMPRESSION, FILLORDER, PHOTOMETRIC, PREDICTOR
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -219,17 +220,17 @@ def _jpeg_image(data: bytes) -> LevelLayout:
     if bits != 8 or samples not in (1, 3) or not 0 < height * width <= tiff.LARGEST_TILE // samples:
         raise ValueError(f"{width} x {height} pixels, {samples} samples of {bits} bit")
     encoding = Encoding(
-        compression=tiff.TIFF_JPEG,
-        photometric=tiff.RGB if samples == 3 else 1,
-        predictor=1,
-        fill_order=1,
+        compression=COMPRESSION.JPEG,
+        photometric=PHOTOMETRIC.RGB if samples == 3 else PHOTOMETRIC.MINISBLACK,
+        predictor=PREDICTOR.NONE,
+        fill_order=FILLORDER.MSB2LSB,
         byte_order="<",
         dtype="uint8",
         samples=samples,
         jpeg_color="auto" if samples == 3 else "gray",
     )
-    place, length = np.zeros((1, 1, 1), np.int64), np.full((1, 1, 1), len(data), np.int64)
-    return LevelLayout(width, height, samples, encoding, TileGrid(height, width, place, length))
+    offset, length = np.zeros((1, 1, 1), np.int64), np.full((1, 1, 1), len(data), np.int64)
+    return LevelLayout(width, height, samples, encoding, TileGrid(height, width, offset, length))
 
 
 def _icc_of_xml(slide: Mapping[str, Any]) -> bytes | None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
+from napari_wsigpu.codecs.table import is_of_images
 from napari_wsigpu.errors import (
     CorruptSlideError,
     NotASlideError,
@@ -29,6 +30,14 @@ from napari_wsigpu.layout import (
     SlideLayout,
     TileGrid,
 )
+from napari_wsigpu.tags import (
+    COMPRESSION,
+    FILETYPE,
+    PHOTOMETRIC,
+    PLANARCONFIG,
+    RESUNIT,
+    Tag,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -41,28 +50,36 @@ MOST_CHANNELS = 64
 RAW_BLOCK = 4 << 20
 UNNAMED_CHANNELS = 5
 TEXT_TAGS = {
-    "Make": 271,
-    "Model": 272,
-    "Software": 305,
-    "DateTime": 306,
-    "Artist": 315,
-    "HostComputer": 316,
-    "Copyright": 33432,
-    "DocumentName": 269,
+    "Make": Tag.MAKE,
+    "Model": Tag.MODEL,
+    "Software": Tag.SOFTWARE,
+    "DateTime": Tag.DATE_TIME,
+    "Artist": Tag.ARTIST,
+    "HostComputer": Tag.HOST_COMPUTER,
+    "Copyright": Tag.COPYRIGHT,
+    "DocumentName": Tag.DOCUMENT_NAME,
 }
-RATIONAL_TAGS = {"XResolution": 282, "YResolution": 283, "XPosition": 286, "YPosition": 287}
-RESOLUTION_UNITS = {1: "none", 2: "inch", 3: "centimeter"}
+RATIONAL_TAGS = {
+    "XResolution": Tag.X_RESOLUTION,
+    "YResolution": Tag.Y_RESOLUTION,
+    "XPosition": Tag.X_POSITION,
+    "YPosition": Tag.Y_POSITION,
+}
+RESOLUTION_UNITS = {
+    RESUNIT.NONE: "none",
+    RESUNIT.INCH: "inch",
+    RESUNIT.CENTIMETER: "centimeter",
+}
+MICROMETRES = {RESUNIT.INCH: 25400.0, RESUNIT.CENTIMETER: 10000.0}
 
-TIFF_JPEG = 7
-MASK, YCBCR, RGB, PALETTE = 4, 6, 2, 3
 UNAPPLIED = "Its colours are those of a palette, which is not applied: pixels show their numbers."
-DESCRIPTION, XML_PACKET = 270, 700
-LERC_PARAMETERS = 50674
-ICC_PROFILE, SHORTEST_PROFILE = 34675, 128
+SHORTEST_PROFILE = 128
 BESIDE, LONGEST_TITLE = re.compile(r"\b(label|macro|overview)\b", re.IGNORECASE), 256
-IMAGE_CODECS = frozenset(
-    {7, 22610, 33003, 33004, 33005, 34712, 34887, 34934, 50001, 34927, 50002, 52546}
-)
+
+
+def probe(file: TiffFile) -> bool:
+    """Whether no vendor's module claims the file, which is asked last."""
+    return True
 
 
 def parse(file: TiffFile, source: SlideFile) -> SlideLayout:
@@ -135,8 +152,8 @@ def slide_layout(
         metadata=metadata,
         scanner=_make_and_model(tags),
         scan_date=tags.get("DateTime"),
-        icc=icc_place(page),
-        problems=(*problems, *([UNAPPLIED] if page.photometric == PALETTE else [])),
+        icc=icc_range(page),
+        problems=(*problems, *([UNAPPLIED] if page.photometric == PHOTOMETRIC.PALETTE else [])),
     )
 
 
@@ -152,7 +169,8 @@ def keyframe(series: TiffPageSeries) -> TiffPage:
 
 def is_rgb(level: LevelLayout) -> bool:
     """Whether decoded samples are red, green, blue (and alpha)."""
-    return level.encoding.photometric in (RGB, YCBCR) and level.channels in (3, 4)
+    colors = PHOTOMETRIC.RGB, PHOTOMETRIC.YCBCR
+    return level.encoding.photometric in colors and level.channels in (3, 4)
 
 
 def background(level: LevelLayout) -> int:
@@ -162,10 +180,10 @@ def background(level: LevelLayout) -> int:
 
 def resolution_mpp(page: TiffPage) -> tuple[float, float] | None:
     """Return micrometres a pixel (x, y) by the resolution tags, or None."""
-    micrometres = {2: 25400.0, 3: 10000.0}.get(page.tags.valueof(296, 2))
+    micrometres = MICROMETRES.get(page.tags.valueof(Tag.RESOLUTION_UNIT, RESUNIT.INCH))
     if micrometres is None:
         return None
-    x, y = (number_tag(page, code) or 0 for code in (282, 283))
+    x, y = (number_tag(page, code) or 0 for code in (Tag.X_RESOLUTION, Tag.Y_RESOLUTION))
     if min(x, y) <= 0:
         return None
     mpp = micrometres / x, micrometres / y
@@ -191,7 +209,8 @@ def tiff_metadata(page: TiffPage) -> dict[str, Any]:
         number = number_tag(page, code)
         if number is not None:
             metadata[name] = number
-    metadata["ResolutionUnit"] = RESOLUTION_UNITS.get(page.tags.valueof(296, 2), "unknown")
+    unit = page.tags.valueof(Tag.RESOLUTION_UNIT, RESUNIT.INCH)
+    metadata["ResolutionUnit"] = RESOLUTION_UNITS.get(unit, "unknown")
     return metadata
 
 
@@ -208,9 +227,9 @@ def text_tag(page: TiffPage, code: int) -> str:
     return text.rstrip("\0") if isinstance(text, str) else ""
 
 
-def icc_place(page: TiffPage) -> tuple[int, int] | None:
+def icc_range(page: TiffPage) -> tuple[int, int] | None:
     """Return offset and length of a page's ICC profile in the file."""
-    tag = page.tags.get(ICC_PROFILE)
+    tag = page.tags.get(Tag.ICC_PROFILE)
     if tag is None or tag.count < SHORTEST_PROFILE:
         return None
     return int(tag.valueoffset), int(tag.count)
@@ -235,7 +254,7 @@ def associated_images(
     for name, page in named:
         if name and name not in found:
             try:
-                found[name] = AssociatedLayout(name, page_level(page, path), icc=icc_place(page))
+                found[name] = AssociatedLayout(name, page_level(page, path), icc=icc_range(page))
             except SlideError as error:
                 problems.append(f"The {name} image is left out: {error}")
     return list(found.values())
@@ -328,7 +347,7 @@ def _is_beside(series: TiffPageSeries) -> bool:
 
 
 def _is_mask(page: TiffPage) -> bool:
-    return bool(page.subfiletype & 4) or page.photometric == MASK
+    return bool(page.subfiletype & FILETYPE.MASK) or page.photometric == PHOTOMETRIC.MASK
 
 
 def _area(series: TiffPageSeries) -> int:
@@ -411,7 +430,7 @@ def _build_level(
     *,
     missing: Literal["background", "finer"] = "background",
 ) -> LevelLayout:
-    separate = page.planarconfig == 2 and page.samplesperpixel > 1
+    separate = page.planarconfig == PLANARCONFIG.SEPARATE and page.samplesperpixel > 1
     samples = 1 if separate else page.samplesperpixel
     channels = page.samplesperpixel * len(pages)
     _check_size(page, width, height, channels, path)
@@ -427,14 +446,14 @@ def _build_level(
     offsets = [_segments(p.dataoffsets, planes, rows, columns, path) for p in pages]
     byte_counts = [_segments(p.databytecounts, planes, rows, columns, path) for p in pages]
     needed_rows, needed_columns = math.ceil(height / tile_height), math.ceil(width / tile_width)
-    places = np.concatenate(offsets)[:, :needed_rows, :needed_columns]
+    starts = np.concatenate(offsets)[:, :needed_rows, :needed_columns]
     lengths = np.concatenate(byte_counts)[:, :needed_rows, :needed_columns]
-    lengths[places == 0] = 0
-    grid = TileGrid(tile_height, tile_width, places, lengths)
-    if page.compression == 1 and not tiled:
+    lengths[starts == 0] = 0
+    grid = TileGrid(tile_height, tile_width, starts, lengths)
+    if page.compression == COMPRESSION.NONE and not tiled:
         grid = _split_raw_strips(grid, height, width * samples * dtype.itemsize)
     tables = [getattr(p, "jpegtables", None) for p in pages for _ in range(planes)]
-    lerc = page.tags.valueof(LERC_PARAMETERS)
+    lerc = page.tags.valueof(Tag.LERC_PARAMETERS)
     encoding = Encoding(
         compression=int(page.compression),
         photometric=int(page.photometric),
@@ -443,7 +462,7 @@ def _build_level(
         byte_order=page.parent.byteorder,
         dtype=dtype.name,
         samples=samples,
-        jpeg_color=_jpeg_color(page, separate) if page.compression == TIFF_JPEG else "auto",
+        jpeg_color=_jpeg_color(page, separate) if page.compression == COMPRESSION.JPEG else "auto",
         jpeg_tables=tuple(tables),
         jpeg_header=page.jpegheader,
         lerc_wrapping=int(lerc[1]) if lerc is not None and len(lerc) > 1 else 0,
@@ -471,7 +490,7 @@ def _check_size(page: TiffPage, width: int, height: int, channels: int, path: st
     if (
         dtype is None
         or dtype.kind not in "iuf"
-        or (bits != 8 * dtype.itemsize and page.compression not in IMAGE_CODECS)
+        or (bits != 8 * dtype.itemsize and not is_of_images(page.compression))
     ):
         raise NotASlideError(
             f"'{path}' has samples of {bits} bit (sample format {int(page.sampleformat)}), "
@@ -519,9 +538,9 @@ def _jpeg_color(page: TiffPage, separate: bool) -> JpegColor:
         return "gray"
     if page.extrasamples:
         return "auto"
-    if page.photometric == YCBCR:
+    if page.photometric == PHOTOMETRIC.YCBCR:
         return "ycbcr"
-    if page.photometric == RGB:
+    if page.photometric == PHOTOMETRIC.RGB:
         return "auto" if page.is_jfif else "stored"
     return "cmyk" if page.samplesperpixel == 4 else "auto"
 

@@ -11,6 +11,7 @@ import numpy as np
 from napari_wsigpu.formats import tiff
 from napari_wsigpu.formats.fields import LONGEST_TEXT, positive_number
 from napari_wsigpu.layout import LevelLayout, Part, Pieces, SlideFile, SlideLayout
+from napari_wsigpu.tags import Tag
 
 if TYPE_CHECKING:
     from tifffile import TiffFile, TiffPage
@@ -21,7 +22,7 @@ def probe(file: TiffFile) -> bool:
     first = file.pages.first
     return (
         first.software.startswith("MedScan")
-        and bool(tiff.text_tag(first, tiff.DESCRIPTION))
+        and bool(tiff.text_tag(first, Tag.DESCRIPTION))
         and all(page.aspage().is_tiled for page in file.pages)
     )
 
@@ -30,7 +31,7 @@ def parse(file: TiffFile, source: SlideFile) -> SlideLayout:
     """Describe a Trestle slide."""
     pages = tiff.pages(file)
     first = pages[0]
-    fields = parse_description(tiff.text_tag(first, tiff.DESCRIPTION))
+    fields = parse_description(tiff.text_tag(first, Tag.DESCRIPTION))
     problems: list[str] = []
     overlaps = _overlaps(fields.get("OverlapsXY", ""), problems)
     overlaps += [(0, 0)] * (len(pages) - len(overlaps))
@@ -82,7 +83,7 @@ def _level(stored: LevelLayout, overlap: tuple[int, int], problems: list[str]) -
         return stored
     columns = _pieces(stored.width, grid.tile_width, overlap[0])
     rows = _pieces(stored.height, grid.tile_height, overlap[1])
-    return LevelLayout.canvas(columns.end, rows.end, [Part(stored, rows, columns)])
+    return LevelLayout.mosaic(columns.end, rows.end, [Part(stored, rows, columns)])
 
 
 def _pieces(length: int, tile: int, overlap: int) -> Pieces:
@@ -92,7 +93,7 @@ def _pieces(length: int, tile: int, overlap: int) -> Pieces:
 
 def _mpp(page: TiffPage) -> tuple[float, float] | None:
     """Read the resolution tags, which hold micrometres a pixel here."""
-    x, y = (tiff.number_tag(page, code) or 0 for code in (282, 283))
+    x, y = (tiff.number_tag(page, code) or 0 for code in (Tag.X_RESOLUTION, Tag.Y_RESOLUTION))
     return (x, y) if min(x, y) > 0 else None
 
 

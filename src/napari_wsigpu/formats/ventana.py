@@ -12,6 +12,7 @@ from napari_wsigpu.errors import NotASlideError
 from napari_wsigpu.formats import markup, tiff
 from napari_wsigpu.formats.fields import number, positive_number, texts, whole_number
 from napari_wsigpu.layout import LevelLayout, Part, Pieces, SlideFile, SlideLayout
+from napari_wsigpu.tags import Tag
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,21 +54,21 @@ class _Stitching(NamedTuple):
 
 def probe(file: TiffFile) -> bool:
     """Whether Ventana's software wrote the file, by the XML of its first page."""
-    return "<iScan" in tiff.text_tag(file.pages.first, tiff.XML_PACKET)
+    return "<iScan" in tiff.text_tag(file.pages.first, Tag.XML_PACKET)
 
 
 def parse(file: TiffFile, source: SlideFile) -> SlideLayout:
     """Describe a Ventana slide."""
     pages = tiff.pages(file)
     problems: list[str] = []
-    fields = _fields(tiff.text_tag(pages[0], tiff.XML_PACKET), problems)
+    fields = _fields(tiff.text_tag(pages[0], Tag.XML_PACKET), problems)
     found = _pyramid(pages, source.path, problems)
     page = found[0][1]
     stored = [
         replace(tiff.page_level(page, source.path), reduction=found[0][0] / magnification)
         for magnification, page in found
     ]
-    levels = _placed(stored, tiff.text_tag(page, tiff.XML_PACKET), fields, problems)
+    levels = _placed(stored, tiff.text_tag(page, Tag.XML_PACKET), fields, problems)
     named = ((NAMES.get(page.description), page) for page in pages)
     layout = tiff.slide_layout(
         source,
@@ -283,7 +284,7 @@ def _by_average(
     if not parts:
         return level
     width, height = max(ends[0]), max(ends[1])
-    return LevelLayout.canvas(width, height, parts, level.reduction)
+    return LevelLayout.mosaic(width, height, parts, level.reduction)
 
 
 def _by_pairs(base: LevelLayout, stitching: _Stitching) -> LevelLayout:
@@ -304,7 +305,7 @@ def _by_pairs(base: LevelLayout, stitching: _Stitching) -> LevelLayout:
         pieces.append(found)
     columns, rows = pieces
     part = Part(base, rows, columns)
-    return LevelLayout.canvas(columns.end, rows.end, [part], base.reduction)
+    return LevelLayout.mosaic(columns.end, rows.end, [part], base.reduction)
 
 
 def _mean(joints: Sequence[_Joint]) -> float:

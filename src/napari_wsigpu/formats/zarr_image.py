@@ -18,8 +18,9 @@ from napari_wsigpu.errors import (
     file_error,
 )
 from napari_wsigpu.formats import ngff, tiff
-from napari_wsigpu.layout import Encoding, LevelLayout, SlideFile, TileGrid, ZarrArray
+from napari_wsigpu.layout import SHOWN, Encoding, LevelLayout, SlideFile, TileGrid, ZarrArray
 from napari_wsigpu.storage.zarr_array import open_array, read_node
+from napari_wsigpu.tags import COMPRESSION, FILLORDER, PHOTOMETRIC, PREDICTOR
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +35,6 @@ MOST_TILES = 1 << 23
 SMALLEST_TILE = 256
 LARGEST_GROWN = 4 << 20
 LONGEST_PATH = 1024
-RGB, GRAY, WHITE_IS_ZERO = 2, 1, 0
 WHITE = "#ffffff"
 
 
@@ -113,11 +113,11 @@ def read_image(
     omero = node.ome.get("omero")
     count = dict(zip(axes.letters, shape, strict=True)).get("c", 1)
     channels = ngff.channels(omero, count)
-    photometric = GRAY
+    photometric = PHOTOMETRIC.MINISBLACK
     if count == 3 and ngff.are_rgb(channels, arrays[0][2].dtype.name):
-        photometric = RGB
+        photometric = PHOTOMETRIC.RGB
     elif [channel.color or WHITE for channel in channels] == [WHITE] and ngff.is_inverted(omero):
-        photometric = WHITE_IS_ZERO
+        photometric = PHOTOMETRIC.MINISWHITE
         channels = (replace(channels[0], color=None),)
     position = [
         ngff.default_position(omero, letter, length)
@@ -142,9 +142,7 @@ def read_image(
     if _is_scaled(found[0][1], axes) and None in map(axes.unit, "xy"):
         problems.append("The size of a pixel has no unit of length, so that none is given.")
     hidden = math.prod(
-        length
-        for letter, length in zip(axes.letters, shape, strict=True)
-        if letter not in ngff.SHOWN
+        length for letter, length in zip(axes.letters, shape, strict=True) if letter not in SHOWN
     )
     return ZarrImage(
         axes=axes,
@@ -316,18 +314,16 @@ def _level(
         )
     size = pixel * tile_height * tile_width
     offsets = np.arange(rows * columns, dtype=np.int64).reshape(1, rows, columns) * size
-    shown = [
-        0 if letter in ngff.SHOWN else at for letter, at in zip(letters, position, strict=True)
-    ]
+    shown = [0 if letter in SHOWN else at for letter, at in zip(letters, position, strict=True)]
     level = LevelLayout(
         width,
         height,
         count,
         Encoding(
-            compression=1,
+            compression=COMPRESSION.NONE,
             photometric=photometric,
-            predictor=1,
-            fill_order=1,
+            predictor=PREDICTOR.NONE,
+            fill_order=FILLORDER.MSB2LSB,
             byte_order="<",
             dtype="uint8" if dtype.kind == "b" else dtype.name,
             samples=count,
@@ -429,5 +425,6 @@ def bare_image(node: Node) -> ZarrImage:
         )
     axes = ngff.Axes.of("yxc"[: len(array.shape)])
     rgb = channels > 2 and array.dtype.name in ("uint8", "uint16")
-    level = _level(node.folder, array, axes.letters, (0,) * len(array.shape), RGB if rgb else GRAY)
+    photometric = PHOTOMETRIC.RGB if rgb else PHOTOMETRIC.MINISBLACK
+    level = _level(node.folder, array, axes.letters, (0,) * len(array.shape), photometric)
     return ZarrImage(axes, None, (level,), (), (), 0, _background(array))

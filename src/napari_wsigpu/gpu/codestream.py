@@ -5,11 +5,10 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from napari_wsigpu.codecs.cpu import APERIO_YCBCR
 from napari_wsigpu.codecs.jpeg import LONGEST_HEADER
-from napari_wsigpu.codecs.raw import UNCOMPRESSED
-from napari_wsigpu.compression import storage_name
+from napari_wsigpu.codecs.table import storage_name
 from napari_wsigpu.gpu.library import ImageFormat
+from napari_wsigpu.tags import COMPRESSION, JPEG_2000
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from napari_wsigpu.gpu.workspace import Workspace
     from napari_wsigpu.layout import LevelLayout
 
-JPEG = 7
-JPEG2000 = (33003, 33004, 33005, 34712)
 FORGOTTEN = (b"\xff\xdd", b"\xff\xee")
 SIZE_HEADER, MOST_COMPONENTS = 42, 3
 
@@ -57,9 +54,9 @@ def recipe(level: LevelLayout) -> Recipe | str:
     """Return how nvImageCodec decodes tiles of a level, or why it can't."""
     encoding = level.encoding
     name = storage_name(level)
-    if level.array is None and encoding.compression == UNCOMPRESSED:
+    if level.array is None and encoding.compression == COMPRESSION.NONE:
         return "its tiles are uncompressed"
-    if encoding.compression != JPEG and encoding.compression not in JPEG2000:
+    if encoding.compression not in (COMPRESSION.JPEG, *JPEG_2000):
         return f"{name} is decoded on the CPU only"
     if encoding.jpeg_header is not None:
         return "its tiles are parts of one large JPEG"
@@ -67,7 +64,7 @@ def recipe(level: LevelLayout) -> Recipe | str:
         return "its planes are stored separately"
     if level.channels not in (1, 3):
         return f"{name} of {level.channels} channels is decoded on the CPU only"
-    if encoding.compression == JPEG:
+    if encoding.compression == COMPRESSION.JPEG:
         if encoding.dtype != "uint8":
             return f"JPEG of {encoding.dtype} is decoded on the CPU only"
         if encoding.jpeg_color not in JPEG_RECIPES:
@@ -83,7 +80,7 @@ def recipe(level: LevelLayout) -> Recipe | str:
         return found
     if encoding.dtype not in ("uint8", "uint16"):
         return f"JPEG 2000 of {encoding.dtype} is decoded on the CPU only"
-    ycbcr = encoding.compression == APERIO_YCBCR and level.channels == 3
+    ycbcr = encoding.compression == COMPRESSION.APERIO_JP2000_YCBC and level.channels == 3
     if ycbcr and encoding.dtype != "uint8":
         return "YCbCr in JPEG 2000 of more than 8 bits is decoded on the CPU only"
     colors = ("I_Y", "GRAY") if level.channels == 1 else ("I_RGB", "SRGB")

@@ -13,21 +13,20 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from napari_wsigpu.errors import SlideChangedError, SlideError
+from napari_wsigpu.storage.batch import PAGE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Sequence
+    from collections.abc import Callable, Generator, Iterable
     from concurrent.futures import Future
-    from contextlib import AbstractContextManager
 
     from napari_wsigpu.gpu.device import Device, Stream
-    from napari_wsigpu.storage.file import Run
+    from napari_wsigpu.storage.batch import Batch, Readable
 
-PAGE = 4096
 # Rooms of more than this in all would not stay in the processor's cache.
 SMALLEST_PIECE, LARGEST_PIECE = 1 << 20, 4 << 20
 # Our threads wait for each other's turn in the interpreter; those of kvikio don't.
@@ -37,23 +36,6 @@ THREADS, COMPATIBILITY = "KVIKIO_NTHREADS", "KVIKIO_COMPAT_MODE"
 UDEV = "/run/udev"
 
 logger = logging.getLogger(__name__)
-
-
-class Readable(Protocol):
-    """A local file that is read by position, from any thread."""
-
-    def checked_path(self) -> str:
-        """Return the path, once it is sure that the file there is the right one."""
-
-    def reading(self) -> AbstractContextManager[Callable[[memoryview, int], None]]:
-        """Give out what fills a view with the bytes from a position on."""
-
-
-class Batch(NamedTuple):
-    """What is read into one buffer: its size in bytes, and the runs of each file."""
-
-    size: int
-    reads: Sequence[tuple[Readable, Sequence[Run]]]
 
 
 class GdsState(NamedTuple):

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from napari_wsigpu.codecs.raw import NOWHERE, segments_of
-from napari_wsigpu.gpu.gds import PAGE, Batch, Transfer
+from napari_wsigpu.gpu.gds import Transfer
 from napari_wsigpu.gpu.tables import SEGMENT
+from napari_wsigpu.storage.batch import PAGE, Batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from napari_wsigpu.codecs.cpu import decode_tile
+from napari_wsigpu.codecs.tile import decode_tile
 from napari_wsigpu.errors import DeviceError
 from napari_wsigpu.gpu.gds import Loader
 from napari_wsigpu.gpu.workspace import Workspace

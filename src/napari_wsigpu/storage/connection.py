@@ -65,7 +65,7 @@ class Connection:
     def __init__(self, url: str) -> None:
         self._url = url
         self._name = public_url(url)
-        self._place: str | None = None
+        self._address: str | None = None
         self._lock = threading.Lock()
         self._closed = False
         self._running: tuple[asyncio.AbstractEventLoop, threading.Thread] | None = None
@@ -87,14 +87,14 @@ class Connection:
         SlideError
             If the URL is none that can be read from.
         """
-        if self._place is None:
-            self._place = self._find()
+        if self._address is None:
+            self._address = self._find()
         with self._lock:
             if self._closed:
                 raise closed_error(self._name)
             _check_process(self._name)
             if self._running is None:
-                self._store = _open_store(self._url, self._place, self._name)
+                self._store = _open_store(self._url, self._address, self._name)
                 self._slots = asyncio.Semaphore(MOST_AT_ONCE)
                 loop = asyncio.new_event_loop()
                 thread = threading.Thread(
@@ -137,11 +137,11 @@ class Connection:
                 try:
                     answer = await self._ask(store, offset, length)
                 except SlidePermissionError:
-                    if self._place == self._url:
+                    if self._address == self._url:
                         raise
                     # What a server sends on to may hold for some minutes only.
-                    self._place = await asyncio.to_thread(self._find)
-                    store = self._store = _open_store(self._url, self._place, self._name)
+                    self._address = await asyncio.to_thread(self._find)
+                    store = self._store = _open_store(self._url, self._address, self._name)
                     answer = await self._ask(store, offset, length)
                 if answer is not None:
                     return answer
@@ -205,7 +205,7 @@ def _no_object(name: str) -> SlideNotFoundError:
     return SlideNotFoundError(f"'{name}' is no URL of an object; check it.")
 
 
-def _open_store(url: str, place: str, name: str) -> Any:
+def _open_store(url: str, address: str, name: str) -> Any:
     """Open where a URL leads to; its user and password are for its own server."""
     try:
         from obstore.exceptions import BaseError
@@ -217,13 +217,15 @@ def _open_store(url: str, place: str, name: str) -> Any:
         ) from None
     try:
         return from_url(
-            place,
+            address,
             client_options={
                 "allow_http": not url.lower().startswith("https:"),
                 "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
                 "read_timeout": timedelta(seconds=SILENT_SECONDS),
                 "timeout": timedelta(seconds=REQUEST_SECONDS),
-                "default_headers": _login(url) if place == url or same_server(url, place) else {},
+                "default_headers": _login(url)
+                if address == url or same_server(url, address)
+                else {},
             },
             retry_config={
                 "max_retries": RETRIES,

@@ -97,7 +97,7 @@ class ReadAheadFile(io.RawIOBase):
         else:
             self._step = FIRST_STEP
             leaps = not self._leapt
-        # Behind a long list, as of tiles' places, there mostly lies another one.
+        # Behind a long list, as of tiles' offsets, there mostly lies another one.
         ahead = [(begin, max(2 * length, self._step))]
         if leaps:
             self._leapt = True

@@ -1,4 +1,4 @@
-"""Where a server sends a request on to, asked without telling that place the URL it came from.
+"""Where a server sends a request on to, asked without telling that server the URL it came from.
 
 obstore follows redirects by itself, but names the URL that it comes from, query and all, to the
 next server (`Referer`), and has no option against it.
@@ -35,24 +35,24 @@ def final_url(url: str, login: Mapping[str, str], seconds: float) -> str:
     if not (urlsplit(url).scheme.lower() in ("http", "https") and urlsplit(url).query):
         return url
     opener = build_opener(_Stay)
-    place = url
+    address = url
     for _ in range(MOST_REDIRECTS):
         try:
-            headers = {"Range": "bytes=0-0", **(login if same_server(url, place) else {})}
-            with opener.open(Request(_plain(place), headers=headers), timeout=seconds):
-                return place
+            headers = {"Range": "bytes=0-0", **(login if same_server(url, address) else {})}
+            with opener.open(Request(_plain(address), headers=headers), timeout=seconds):
+                return address
         except HTTPError as answer:
             with answer:
                 target = answer.headers.get("Location")
             if answer.code not in REDIRECTS or not target:
-                return place
+                return address
         except (OSError, HTTPException, ValueError):  # obstore meets it again, and says it
-            return place
-        target = urljoin(place, target)
+            return address
+        target = urljoin(address, target)
         if urlsplit(target).scheme not in ("http", "https"):
-            return place
-        place = target
-    return place
+            return address
+        address = target
+    return address
 
 
 def same_server(one: str, other: str) -> bool:

@@ -1,4 +1,4 @@
-"""The face of every place that encoded bytes can come from."""
+"""The interface of every source of encoded bytes."""
 
 from __future__ import annotations
 

@@ -37,10 +37,10 @@ def public_url(url: str) -> str:
         return url
     scheme, rest = found.groups()
     host, slash, path = re.split(r"[?#]", rest, maxsplit=1)[0].partition("/")
-    user, at, place = host.rpartition("@")
+    user, at, address = host.rpartition("@")
     if scheme.lower() in WITH_USER or ":" in user:
-        host, at = place, ""
-    if not HOST.fullmatch(host if not at else place):
+        host, at = address, ""
+    if not HOST.fullmatch(host if not at else address):
         return f"{scheme}://…"
     return f"{scheme}://{host}{slash}{path}"
 

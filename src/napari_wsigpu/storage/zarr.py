@@ -19,7 +19,7 @@ from napari_wsigpu.errors import (
     UnsupportedArrayError,
     file_error,
 )
-from napari_wsigpu.formats.ngff import SHOWN
+from napari_wsigpu.layout import SHOWN
 from napari_wsigpu.memory import TileMemory
 from napari_wsigpu.storage.source import Unreadable, join_views
 from napari_wsigpu.storage.zarr_array import brief, open_array
@@ -172,7 +172,7 @@ class ZarrSource:
             raise SlideClosedError(f"'{self._path}' was closed; open the slide again.")
 
     def _tile_at(self, offset: int) -> _Tile | None:
-        """Return the tile in which a place lies."""
+        """Return the tile in which an offset lies."""
         number = int(np.searchsorted(self._begins, offset, "right")) - 1
         if number < 0:
             return None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from napari_wsigpu.errors import RegionError, UnsupportedArrayError
-from napari_wsigpu.gpu.gds import PAGE, Batch
+from napari_wsigpu.storage.batch import PAGE, Batch
 from napari_wsigpu.storage.file import Run, join_ranges
 
 if TYPE_CHECKING:
@@ -268,18 +268,18 @@ def find_chunks(array: Any, stored: Encoded, axes: Sequence[Axis]) -> tuple[list
     chunks: list[Chunk] = []
     complete = True
     pieces = [_pieces(axis, size) for axis, size in zip(axes, stored.chunk, strict=True)]
-    indices: dict[tuple[int, ...], Places | None] = {}
+    indices: dict[tuple[int, ...], ChunkIndex | None] = {}
     for parts in product(*pieces):
-        place = tuple(part[0] for part in parts)
+        position = tuple(part[0] for part in parts)
         file = tuple(
             number * inner // size
-            for number, inner, size in zip(place, stored.chunk, outer, strict=True)
+            for number, inner, size in zip(position, stored.chunk, outer, strict=True)
         )
         if file not in indices:
             path = f"{root}/{array.metadata.encode_chunk_key(file)}"
-            indices[file] = _places(path, stored)
+            indices[file] = _index_of(path, stored)
         index = indices[file]
-        found = None if index is None else index.place(place)
+        found = None if index is None else index.find(position)
         if index is None or found is None:
             complete = False
             continue
@@ -305,7 +305,7 @@ def _pieces(axis: Axis, size: int) -> list[tuple[int, slice, slice]]:
     return pieces
 
 
-class Places(NamedTuple):
+class ChunkIndex(NamedTuple):
     """Where chunks lie in one file.
 
     Attributes
@@ -315,14 +315,14 @@ class Places(NamedTuple):
     size : int
         Its size, which is that of the only chunk, if there is no table.
     table : ndarray of uint64, or None
-        Offset and size of the chunks of a shard, by their place in it.
+        Offset and size of the chunks of a shard, by their position in it.
     """
 
     path: str
     size: int
     table: np.ndarray[Any, Any] | None = None
 
-    def place(self, chunk: tuple[int, ...]) -> tuple[int, int] | None:
+    def find(self, chunk: tuple[int, ...]) -> tuple[int, int] | None:
         """Return offset and size of a chunk, None if it is missing."""
         if self.table is None:
             return 0, self.size
@@ -332,7 +332,7 @@ class Places(NamedTuple):
         return None if offset == size == MISSING else (offset, size)
 
 
-def _places(path: str, stored: Encoded) -> Places | None:
+def _index_of(path: str, stored: Encoded) -> ChunkIndex | None:
     """Return what a file holds, None if there is no file."""
     try:
         length = os.stat(path).st_size  # noqa: PTH116 - there may be many
@@ -349,7 +349,7 @@ def _places(path: str, stored: Encoded) -> Places | None:
         for offset, size in used
     ):
         raise UnsupportedArrayError(f"'{path}' is not as long as its chunks are")
-    return Places(path, length, table)
+    return ChunkIndex(path, length, table)
 
 
 def _read_index(
@@ -374,24 +374,24 @@ def plan(chunks: Sequence[Chunk]) -> tuple[Batch, list[int]]:
         files.setdefault(chunk.path, []).append(number)
     reads: list[tuple[ChunkFile, list[Run]]] = []
     starts = [0] * len(chunks)
-    place = 0
+    end = 0
     for path, members in files.items():
         source = ChunkFile(path)
         if len(members) == 1:
             offset, size = chunks[members[0]][1:3]
-            reads.append((source, [Run(offset, place, size)]))
-            starts[members[0]] = place
-            place += -(-size // PAGE) * PAGE
+            reads.append((source, [Run(offset, end, size)]))
+            starts[members[0]] = end
+            end += -(-size // PAGE) * PAGE
             continue
         offsets = np.array([chunks[number].offset for number in members], np.int64)
         sizes = np.array([chunks[number].size for number in members], np.int64)
         joined = join_ranges(offsets, sizes, int((offsets + sizes).max()), PAGE)
-        runs = [Run(offset, place + inside, size) for offset, inside, size in joined.runs]
+        runs = [Run(offset, end + inside, size) for offset, inside, size in joined.runs]
         reads.append((source, runs))
         for number, start in zip(members, joined.starts.tolist(), strict=True):
-            starts[number] = place + start
-        place += -(-joined.size // PAGE) * PAGE
-    return Batch(place, reads), starts
+            starts[number] = end + start
+        end += -(-joined.size // PAGE) * PAGE
+    return Batch(end, reads), starts
 
 
 def batches_of(chunks: Sequence[Chunk], most: int) -> Iterator[Sequence[Chunk]]:

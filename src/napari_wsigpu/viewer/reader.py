@@ -11,13 +11,13 @@ from cachetools import TTLCache
 from napari.utils.notifications import show_info, show_warning
 
 from napari_wsigpu.errors import NotASlideError, SlideError
-from napari_wsigpu.formats import dicom, ome_zarr
 from napari_wsigpu.formats.describe import describe
+from napari_wsigpu.formats.registry import PATH_FORMATS, SLIDE_ENDINGS
 from napari_wsigpu.slide import Slide
 from napari_wsigpu.storage.url import file_name, is_url
 from napari_wsigpu.viewer.dock import open_inspector_with_a_slide
 from napari_wsigpu.viewer.layers import slide_layers
-from napari_wsigpu.viewer.settings import SLIDE_ENDINGS, settings
+from napari_wsigpu.viewer.settings import settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -115,7 +115,7 @@ def _is_ours(path: str) -> bool:
         if (
             place is not None
             and place.is_dir()
-            and not any(form.probe(place) for form in (ome_zarr, dicom))
+            and not any(item.module.probe(place) for item in PATH_FORMATS)
         ):
             return False
         layout = describe(path)

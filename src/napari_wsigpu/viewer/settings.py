@@ -8,11 +8,9 @@ from typing import Any
 from napari.plugins.utils import get_filename_patterns_for_reader
 from napari.settings import get_plugin_settings, get_settings
 
+from napari_wsigpu.formats.registry import SLIDE_ENDINGS
+
 PLUGIN = "napari-wsigpu"
-# Only of slides: a TIFF may as well be a flat picture, which others read.
-SLIDE_ENDINGS = frozenset({
-    ".bif", ".mrxs", ".ndpi", ".ndpis", ".qptiff", ".scn", ".svs", ".svslide", ".vms", ".vmu",
-})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from napari_wsigpu.compression import storage_name
+from napari_wsigpu.codecs.table import storage_name
 from napari_wsigpu.formats.wsigpu import region_of
 from napari_wsigpu.privacy import masked
 from napari_wsigpu.storage.url import file_name

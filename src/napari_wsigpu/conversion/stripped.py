@@ -10,15 +10,13 @@ import re
 from typing import TYPE_CHECKING
 
 from napari_wsigpu.codecs.jpeg import ADOBE, START_OF_SCAN
-from napari_wsigpu.gpu.codestream import JPEG, JPEG2000
+from napari_wsigpu.tags import COMPRESSION, JPEG_2000, JPEG_XL, WEBP
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     # Where some bytes begin, and what comes in their place.
     Edit = tuple[int, bytes]
-
-WEBP, JPEG_XL = (34927, 50001), (50002, 52546)
 
 # Within a scan 0xFF is followed by 0, or by the number of a restart.
 JPEG_MARKER = re.compile(rb"\xff[\xc0-\xcf\xd8-\xfe]")
@@ -34,7 +32,7 @@ HEADER_BOXES = {b"ihdr", b"bpcc", b"colr", b"pclr", b"cmap", b"cdef", b"res "}
 CHUNKS = {b"VP8 ", b"VP8L", b"VP8X", b"ALPH", b"ANIM", b"ANMF", b"ICCP"}
 
 
-def bare(data: memoryview, compression: int) -> memoryview:
+def stripped(data: memoryview, compression: int) -> memoryview:
     """Return an encoded tile, or the tables of JPEG, without text.
 
     Parameters
@@ -63,20 +61,20 @@ def bare(data: memoryview, compression: int) -> memoryview:
 
 def _jpeg(data: memoryview) -> Iterator[Edit]:
     """Find what is in comments, segments of applications, between segments and behind the end."""
-    place, in_scan = 0, False
-    while found := JPEG_MARKER.search(data, place):
+    offset, in_scan = 0, False
+    while found := JPEG_MARKER.search(data, offset):
         marker, start = data[found.end() - 1], found.end()
-        if not in_scan and bytes(data[place : found.start()]).strip(b"\xff"):
-            yield _blank(place, found.start())
+        if not in_scan and bytes(data[offset : found.start()]).strip(b"\xff"):
+            yield _blank(offset, found.start())
         in_scan = marker == START_OF_SCAN
         if marker == END:
             yield _blank(start, len(data))
             return
         if marker == BEGIN:
-            place = start
+            offset = start
             continue
         end = min(len(data), start + max(2, int.from_bytes(data[start : start + 2], "big")))
-        place, start = end, min(start + 2, end)
+        offset, start = end, min(start + 2, end)
         if marker == COMMENT:
             yield _blank(start, end)
         elif marker in APPLICATIONS:
@@ -94,23 +92,23 @@ def _jpeg2000(data: memoryview) -> Iterator[Edit]:
 
 def _codestream(data: memoryview, begin: int, end: int) -> Iterator[Edit]:
     """Find the comments in the headers of a JPEG 2000 code stream and of its parts."""
-    place, part_end = begin + len(CODESTREAM), end
-    while place + 4 <= end:
-        marker, length = _number(data, place, 2), _number(data, place + 2, 2)
+    offset, part_end = begin + len(CODESTREAM), end
+    while offset + 4 <= end:
+        marker, length = _number(data, offset, 2), _number(data, offset + 2, 2)
         if marker == TILE_DATA:
-            place, part_end = max(part_end, place + 2), end
+            offset, part_end = max(part_end, offset + 2), end
             continue
         if marker == END_2000:
-            yield _blank(place + 2, end)
+            yield _blank(offset + 2, end)
             return
         if marker >> 8 != 0xFF or length < 2:  # damage
             return
         if marker == TILE_PART:
             # Without a length it is the last one.
-            part_end = place + _number(data, place + 6, 4) or end
+            part_end = offset + _number(data, offset + 6, 4) or end
         elif marker == COMMENT_2000:
-            yield _blank(place + 6, min(place + 2 + length, end))
-        place += 2 + length
+            yield _blank(offset + 6, min(offset + 2 + length, end))
+        offset += 2 + length
 
 
 def _container(data: memoryview) -> Iterator[Edit]:
@@ -119,45 +117,45 @@ def _container(data: memoryview) -> Iterator[Edit]:
         yield from _boxes(data, 0, len(data), BOXES)
 
 
-def _boxes(data: memoryview, place: int, end: int, needed: set[bytes]) -> Iterator[Edit]:
-    while place + 8 <= end:
-        size, kind, head = _number(data, place, 4), bytes(data[place + 4 : place + 8]), 8
+def _boxes(data: memoryview, offset: int, end: int, needed: set[bytes]) -> Iterator[Edit]:
+    while offset + 8 <= end:
+        size, kind, head = _number(data, offset, 4), bytes(data[offset + 4 : offset + 8]), 8
         if size == 1:
-            size, head = _number(data, place + 8, 8), 16
-        box_end = min(end, place + size) if size else end
+            size, head = _number(data, offset + 8, 8), 16
+        box_end = min(end, offset + size) if size else end
         if size and size < head:  # damage
             return
         if kind not in needed:
-            yield place + 4, b"free"
-            yield _blank(place + head, box_end)
+            yield offset + 4, b"free"
+            yield _blank(offset + head, box_end)
         elif kind == b"jp2h":
-            yield from _boxes(data, place + head, box_end, HEADER_BOXES)
+            yield from _boxes(data, offset + head, box_end, HEADER_BOXES)
         elif kind == b"jp2c":
-            yield from _codestream(data, place + head, box_end)
-        place = box_end
+            yield from _codestream(data, offset + head, box_end)
+        offset = box_end
 
 
 def _webp(data: memoryview) -> Iterator[Edit]:
     """Find what is in chunks of EXIF, XMP and unknown kinds."""
-    place = 12
-    while bytes(data[:4]) == b"RIFF" and place + 8 <= len(data):
-        size = int.from_bytes(data[place + 4 : place + 8], "little")
-        start, place = place + 8, min(len(data), place + 8 + size + size % 2)
+    offset = 12
+    while bytes(data[:4]) == b"RIFF" and offset + 8 <= len(data):
+        size = int.from_bytes(data[offset + 4 : offset + 8], "little")
+        start, offset = offset + 8, min(len(data), offset + 8 + size + size % 2)
         if bytes(data[start - 8 : start - 4]) not in CHUNKS:
-            yield _blank(start, place)
+            yield _blank(start, offset)
 
 
 def _blank(start: int, end: int) -> Edit:
     return start, bytes(max(0, end - start))
 
 
-def _number(data: memoryview, place: int, size: int) -> int:
-    return int.from_bytes(data[place : place + size], "big")
+def _number(data: memoryview, offset: int, size: int) -> int:
+    return int.from_bytes(data[offset : offset + size], "big")
 
 
 WALKS: dict[int, Callable[[memoryview], Iterator[Edit]]] = {
-    JPEG: _jpeg,
-    **dict.fromkeys(JPEG2000, _jpeg2000),
+    COMPRESSION.JPEG: _jpeg,
+    **dict.fromkeys(JPEG_2000, _jpeg2000),
     **dict.fromkeys(WEBP, _webp),
     **dict.fromkeys(JPEG_XL, _container),
 }

@@ -1,4 +1,4 @@
-"""The place of a conversion's result: what is in the way, its room, and how it gets its name."""
+"""The path of a conversion's result: what is in its way, free space, and how it gets its name."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 JOURNAL, DATA, HEAD, OLD = "journal", "data", "head", "old"
 # What lies beside the levels of an OME-Zarr, and what an array's folder holds.
 ASSOCIATED, PROFILE, ARRAY = "associated", "icc_profile", ("zarr.json", "c")
-# How much less room encoded pixels take, at least as far as slides go.
+# How much less space encoded pixels take, at least as far as slides go.
 EXPECTED_RATIO = {"raw": 1, "deflate": 4, "zstd": 4, "lz4": 2, "jpeg": 30}
 SPARE_BYTES = 16 << 20
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 def check_target(slide: Slide, path: Path, *, overwrite: bool) -> None:
-    """Refuse a place that can't be written, or that holds what shall be kept.
+    """Refuse a path that can't be written, or that holds what shall be kept.
 
     Raises
     ------
@@ -58,11 +58,11 @@ def check_target(slide: Slide, path: Path, *, overwrite: bool) -> None:
                 raise ConversionError(f"'{path}' holds the slide itself; choose another target.")
         if not path.parent.is_dir():
             raise TargetWriteError(f"There is no folder '{path.parent}'; make it first.")
-    check_place(path, overwrite=overwrite)
+    check_path(path, overwrite=overwrite)
 
 
-def check_place(path: Path, *, overwrite: bool) -> None:
-    """Refuse a place that holds what shall be kept; also asked when the result is whole.
+def check_path(path: Path, *, overwrite: bool) -> None:
+    """Refuse a path that holds what shall be kept; also asked when the result is whole.
 
     Raises
     ------
@@ -163,8 +163,8 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def check_room(folder: Path, plan: Plan, options: Options, written: int) -> None:
-    """Refuse a conversion for which the disk has clearly no room.
+def check_space(folder: Path, plan: Plan, options: Options, written: int) -> None:
+    """Refuse a conversion for which the disk has clearly no space.
 
     Parameters
     ----------
@@ -180,7 +180,7 @@ def check_room(folder: Path, plan: Plan, options: Options, written: int) -> None
     Raises
     ------
     TargetWriteError
-        If there is less room than it needs at least.
+        If there is less space than it needs at least.
     """
     default = "zstd" if options.kind == "ome-zarr" else "deflate"
     needed = 0

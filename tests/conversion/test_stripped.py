@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from napari_wsigpu import convert, open_slide
-from napari_wsigpu.conversion.bare import bare
+from napari_wsigpu.conversion.stripped import stripped
 from tests import oracles, slides
 
 TEXT = b"PATIENT JOHN DOE 1960-01-01"
@@ -176,14 +176,14 @@ def test_text_in_shared_tables_and_associated_images_stays_behind(tmp_path):
 )
 def test_a_tile_without_text_is_not_copied(compression, data):
     view = memoryview(bytes(data))
-    assert bare(view, compression) is view
+    assert stripped(view, compression) is view
 
 
 def test_what_lies_between_the_segments_of_a_jpeg():
     data = slides.jpeg_ycbcr(TILE)
     table = data.index(b"\xff\xdb")
     odd = data[:table] + TEXT + b"\xff\xff" + segment(0xFE, TEXT) + b"\xff\xff" + data[table:]
-    found = bytes(bare(memoryview(odd), 7))
+    found = bytes(stripped(memoryview(odd), 7))
     assert not [word for word in WORDS if word in found]
     np.testing.assert_array_equal(imagecodecs.jpeg8_decode(found), imagecodecs.jpeg8_decode(data))
 
@@ -202,4 +202,4 @@ def test_damage_ends_the_search_not_the_conversion(tile, changes, length):
     for place, new in changes:
         damaged[place : place + len(new)] = new
     for view in (memoryview(damaged), memoryview(damaged)[:length]):
-        assert len(bare(view, compression)) == len(view)
+        assert len(stripped(view, compression)) == len(view)

@@ -1,0 +1,67 @@
+"""JPEG 2000 tiles, whose code streams are checked before they are decoded."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any
+
+import imagecodecs
+import numpy as np
+
+from napari_wsigpu.tags import COMPRESSION
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from napari_wsigpu.layout import Encoding
+
+CODESTREAM_HEAD = 4096
+
+
+def decode_jpeg2000(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) -> None:
+    """Decode a JPEG 2000 code stream; see `codecs.table.Decode`."""
+    subsampled = _check_codestream(data, out.shape)
+    imagecodecs.jpeg2k_decode(data, out=out)
+    ycbcr = encoding.compression == COMPRESSION.APERIO_JP2000_YCBC and out.shape[2] == 3
+    if ycbcr and not subsampled:
+        ycbcr_to_rgb(out)
+
+
+def _check_codestream(data: memoryview, shape: tuple[int, ...]) -> bool:
+    """Compare a JPEG 2000 code stream's own sizes with those wanted, before it is decoded.
+
+    OpenJPEG would decode the whole of a stream that claims to be huge.
+
+    Returns
+    -------
+    bool
+        Whether the second component is subsampled; OpenJPEG then makes RGB of YCbCr itself.
+
+    Raises
+    ------
+    ValueError
+        If the stream is damaged or of another size.
+    """
+    head = bytes(data[:CODESTREAM_HEAD])
+    start = head.find(b"\xff\x4f\xff\x51")
+    if start < 0 or len(head) < start + 48:
+        raise ValueError("it is no JPEG 2000 code stream")
+    right, lower, left, upper = struct.unpack_from(">4I", head, start + 8)
+    (components,) = struct.unpack_from(">H", head, start + 40)
+    found = (lower - upper, right - left, components)
+    if found != shape:
+        raise ValueError(f"its code stream says {found} pixels instead of {shape}")
+    return components > 1 and head[start + 46 : start + 48] != b"\x01\x01"
+
+
+def ycbcr_to_rgb(pixels: NDArray[Any]) -> None:
+    """Convert full-range BT.601 YCbCr to RGB in place, rounded as libjpeg does."""
+    y = pixels[..., 0].astype(np.int32)
+    cb = pixels[..., 1].astype(np.int32) - 128
+    cr = pixels[..., 2].astype(np.int32) - 128
+    half = 1 << 15
+    red = y + ((91881 * cr + half) >> 16)
+    green = y + ((-22554 * cb - 46802 * cr + half) >> 16)
+    blue = y + ((116130 * cb + half) >> 16)
+    for channel, values in enumerate((red, green, blue)):
+        pixels[..., channel] = np.clip(values, 0, 255)

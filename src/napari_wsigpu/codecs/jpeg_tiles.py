@@ -1,0 +1,80 @@
+"""JPEG tiles, and those made up of restart intervals of one large JPEG."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+import imagecodecs
+import numpy as np
+
+from napari_wsigpu.codecs.intervals import join_intervals
+from napari_wsigpu.codecs.jpeg import END_OF_IMAGE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from napari_wsigpu.layout import Encoding
+
+COLORS: dict[str, dict[str, Any]] = {
+    "gray": {"outcolorspace": "GRAYSCALE"},
+    "stored": {"colorspace": "RGB", "outcolorspace": "RGB"},
+    "ycbcr": {"outcolorspace": "RGB"},
+    "auto": {},
+    "cmyk": {"outcolorspace": "CMYK"},
+}
+
+
+def decode_jpeg(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) -> None:
+    """Decode a JPEG; see `codecs.table.Decode`."""
+    if bytes(data[-2:]) != END_OF_IMAGE and not bytes(data).rstrip(b"\0").endswith(END_OF_IMAGE):
+        # libjpeg would fill what is missing with gray and say nothing.
+        raise ValueError("its JPEG data end early")
+    imagecodecs.jpeg_decode(
+        data, tables=encoding.jpeg_tables[plane], out=out, **COLORS[encoding.jpeg_color]
+    )
+
+
+def decode_intervals(
+    header: bytes, intervals: Sequence[memoryview], encoding: Encoding, out: NDArray[Any]
+) -> None:
+    """Decode restart intervals that lie one below the other.
+
+    Parameters
+    ----------
+    header : bytes
+        Header of a JPEG that one interval alone would be.
+    intervals : sequence of memoryview
+        Each one's scan with the marker behind it.
+    encoding : Encoding
+        How they are encoded, and how much smaller they are to be decoded.
+    out : ndarray, shape (height, width, samples)
+        What they are decoded into.
+
+    Raises
+    ------
+    RuntimeError, ValueError
+        If they are damaged.
+    """
+    data = join_intervals(header, intervals)
+    if encoding.jpeg_scale > 1:
+        _decode_smaller(data, encoding.jpeg_scale, out)
+    else:
+        imagecodecs.jpeg_decode(data, out=out, **COLORS[encoding.jpeg_color])
+
+
+def _decode_smaller(data: bytes, scale: int, pixels: NDArray[Any]) -> None:
+    """Have libjpeg decode fewer pixels, which imagecodecs can't."""
+    from PIL import Image  # for few slides
+
+    try:
+        with Image.open(BytesIO(data), formats=("JPEG",)) as image:
+            image.draft(None, (image.width // scale, image.height // scale))
+            smaller = np.asarray(image)
+    except (OSError, SyntaxError) as error:
+        raise ValueError(f"it can't be decoded at 1/{scale} ({error})") from error
+    if smaller.size != pixels.size:
+        raise ValueError(f"at 1/{scale} it has {smaller.shape} samples")
+    pixels[...] = smaller.reshape(pixels.shape)

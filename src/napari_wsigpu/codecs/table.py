@@ -1,0 +1,91 @@
+"""The compressions of TIFF: their codes, what people call them, and what decodes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from napari_wsigpu.codecs.images import decode_jpegxl, decode_jpegxr, decode_webp
+from napari_wsigpu.codecs.jpeg2000 import decode_jpeg2000
+from napari_wsigpu.codecs.jpeg_tiles import decode_jpeg
+from napari_wsigpu.codecs.lerc import decode_lerc
+from napari_wsigpu.codecs.lzw import lzw_decode
+from napari_wsigpu.codecs.packed import (
+    unpack_deflate,
+    unpack_lzma,
+    unpack_none,
+    unpack_packbits,
+    unpack_zstd,
+)
+from napari_wsigpu.tags import COMPRESSION, DEFLATE, JPEG_XL, JPEG_XR, WEBP, ZSTD
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from napari_wsigpu.codecs.packed import Bytes
+    from napari_wsigpu.layout import Encoding, LevelLayout
+
+# Decodes a picture: its data, its encoding, which plane of the tile it is, and an array, shape
+# (height, width, samples), to decode into. It raises RuntimeError or ValueError, before it
+# allocates anything, if the data say another size.
+Decode = Callable[[Any, "Encoding", int, "NDArray[Any]"], None]
+# Decodes bytes to as many as one of some sizes, the largest of which comes first.
+Unpack = Callable[["Bytes", Sequence[int]], "Bytes"]
+
+
+class ImageCompression(NamedTuple):
+    """A compression of pictures: its name for people, its codes, and what makes pixels of it."""
+
+    name: str
+    codes: tuple[int, ...]
+    decode: Decode
+
+
+class ByteCompression(NamedTuple):
+    """A compression of the bytes of samples; `unpack` gives them back."""
+
+    name: str
+    codes: tuple[int, ...]
+    unpack: Unpack
+
+
+COMPRESSIONS: tuple[ImageCompression | ByteCompression, ...] = (
+    ByteCompression("none", (COMPRESSION.NONE,), unpack_none),
+    ImageCompression("JPEG", (COMPRESSION.JPEG,), decode_jpeg),
+    ImageCompression("JPEG 2000", (COMPRESSION.JPEG2000,), decode_jpeg2000),
+    ImageCompression("JPEG 2000 (YCbCr)", (COMPRESSION.APERIO_JP2000_YCBC,), decode_jpeg2000),
+    ImageCompression("JPEG 2000 (lossless)", (COMPRESSION.JPEG_2000_LOSSY,), decode_jpeg2000),
+    ImageCompression("JPEG 2000 (RGB)", (COMPRESSION.APERIO_JP2000_RGB,), decode_jpeg2000),
+    ByteCompression("LZW", (COMPRESSION.LZW,), lzw_decode),
+    ByteCompression("deflate", DEFLATE, unpack_deflate),
+    ByteCompression("zstd", ZSTD, unpack_zstd),
+    ByteCompression("PackBits", (COMPRESSION.PACKBITS,), unpack_packbits),
+    ByteCompression("LZMA", (COMPRESSION.LZMA,), unpack_lzma),
+    ImageCompression("WebP", WEBP, decode_webp),
+    ImageCompression("JPEG XL", JPEG_XL, decode_jpegxl),
+    ImageCompression("JPEG XR", JPEG_XR, decode_jpegxr),
+    ImageCompression("LERC", (COMPRESSION.LERC,), decode_lerc),
+)
+BY_CODE = {code: entry for entry in COMPRESSIONS for code in entry.codes}
+
+
+def is_of_images(code: int) -> bool:
+    """Whether a compression is one of pictures that is known; these say how many bits they have."""
+    return isinstance(BY_CODE.get(code), ImageCompression)
+
+
+def storage_name(level: LevelLayout) -> str:
+    """Return a name for how a level's tiles are stored."""
+    if level.array is not None:
+        return "Zarr"
+    return compression_name(level.encoding.compression)
+
+
+def compression_name(code: int) -> str:
+    """Return a name for the value of the Compression tag."""
+    if code in BY_CODE:
+        return BY_CODE[code].name
+    try:
+        return COMPRESSION(code).name
+    except ValueError:
+        return f"unknown ({code})"

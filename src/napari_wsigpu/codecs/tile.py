@@ -1,0 +1,168 @@
+"""How a tile is decoded on the CPU, and which ones can't be."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import imagecodecs
+import numpy as np
+
+from napari_wsigpu.codecs.jpeg_tiles import decode_intervals
+from napari_wsigpu.codecs.lerc import WRAPPINGS
+from napari_wsigpu.codecs.table import BY_CODE, ByteCompression, compression_name
+from napari_wsigpu.storage.source import Unreadable
+from napari_wsigpu.tags import FILLORDER, PREDICTOR
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from napari_wsigpu.codecs.decoder import EncodedTile
+    from napari_wsigpu.codecs.table import Unpack
+    from napari_wsigpu.layout import Encoding, LevelLayout
+
+PREDICTORS = PREDICTOR.NONE, PREDICTOR.HORIZONTAL, PREDICTOR.FLOATINGPOINT
+
+
+def refusal(encoding: Encoding) -> str | None:
+    """Say why tiles of an encoding can't be decoded; None if they can."""
+    if encoding.lerc_wrapping and encoding.lerc_wrapping not in WRAPPINGS:
+        return f"the compression around its LERC, {encoding.lerc_wrapping}, is not supported"
+    found = BY_CODE.get(encoding.compression)
+    if found is None:
+        return f"its compression, {compression_name(encoding.compression)}, is not supported"
+    if isinstance(found, ByteCompression) and encoding.predictor not in PREDICTORS:
+        return f"its predictor, {encoding.predictor}, is not supported"
+    return None
+
+
+def decode_tile(tile: EncodedTile, memory: NDArray[np.uint8]) -> NDArray[Any]:
+    """Decode one tile.
+
+    Parameters
+    ----------
+    tile : EncodedTile
+        Its encoded bytes.
+    memory : ndarray of uint8
+        As many bytes as the full tile has, to decode into.
+
+    Returns
+    -------
+    ndarray, shape (height, width, channels)
+        In native byte order, in `memory`. Tiles at the lower and right edge may be cut to
+        their level.
+
+    Raises
+    ------
+    RuntimeError, ValueError
+        If the bytes are damaged; the codec says how.
+    SlideError
+        If the source they are read from right into memory can't be read.
+    """
+    level = tile.level
+    if tile.fill is not None:
+        views = list(_possible_views(level, tile.row, tile.column, memory))
+        return _view_of(tile.fill(memory.data), views)
+    if level.encoding.jpeg_header is not None:
+        return _decode_intervals(level.encoding.jpeg_header, tile, memory)
+    if len(tile.segments) == 1 and tile.segments[0] is not None:
+        return _decode_segment(tile.segments[0], tile, 0, memory)
+    samples = level.encoding.samples
+    grid = level.grid
+    pixels = memory.view(level.dtype).reshape(grid.tile_height, grid.tile_width, level.channels)
+    pixels[...] = tile.background
+    plane_memory = np.empty(memory.size // len(tile.segments), np.uint8)
+    height, width = 1, 1
+    for plane, segment in enumerate(tile.segments):
+        if segment is not None:
+            part = _decode_segment(segment, tile, plane, plane_memory)
+            height, width = max(height, part.shape[0]), max(width, part.shape[1])
+            target = pixels[: part.shape[0], : part.shape[1]]
+            target[..., plane * samples : (plane + 1) * samples] = part
+    return pixels[:height, :width]
+
+
+def _decode_intervals(header: bytes, tile: EncodedTile, memory: NDArray[np.uint8]) -> NDArray[Any]:
+    """Decode a tile that is made up of restart intervals of a large JPEG."""
+    grid, encoding = tile.level.grid, tile.level.encoding
+    intervals = [interval for interval in tile.segments if interval is not None]
+    if None in tile.segments[: len(intervals)]:
+        raise ValueError("a part of it is missing")
+    shape = (
+        len(intervals) * grid.tile_height // grid.planes,
+        grid.tile_width,
+        encoding.samples,
+    )
+    pixels = memory.view(tile.level.dtype)[: math.prod(shape)].reshape(shape)
+    decode_intervals(header, intervals, encoding, pixels)
+    return pixels
+
+
+def _decode_segment(
+    data: memoryview, tile: EncodedTile, plane: int, memory: NDArray[np.uint8]
+) -> NDArray[Any]:
+    """Decode one plane's bytes to the one of the possible shapes that they have."""
+    if isinstance(data.obj, Unreadable):
+        raise ValueError(data.obj.reason)
+    encoding = tile.level.encoding
+    views = _possible_views(tile.level, tile.row, tile.column, memory)
+    compression = BY_CODE[encoding.compression]
+    if isinstance(compression, ByteCompression):
+        return _decode_bytes(compression.unpack, data, encoding, list(views))
+    # A codec checks its own header against `pixels` before it allocates anything, so a tile
+    # that claims to be huge costs nothing.
+    first_error: Exception | None = None
+    for pixels in views:
+        try:
+            compression.decode(data, encoding, plane, pixels)
+        except (RuntimeError, ValueError) as error:
+            first_error = first_error or error
+        else:
+            return pixels
+    assert first_error is not None
+    raise first_error
+
+
+def _possible_views(
+    level: LevelLayout, row: int, column: int, memory: NDArray[np.uint8]
+) -> Iterator[NDArray[Any]]:
+    """Yield memory in the shapes that a tile's pixels may have, full size first.
+
+    Some writers cut the tiles at the right and lower edge to the level's extent.
+    """
+    grid, samples, dtype = level.grid, level.encoding.samples, level.dtype
+    height = min(grid.tile_height, level.height - row * grid.tile_height)
+    width = min(grid.tile_width, level.width - column * grid.tile_width)
+    sizes = (grid.tile_height, grid.tile_width), (height, grid.tile_width), (height, width)
+    for high, wide in dict.fromkeys(sizes):
+        size = high * wide * samples * dtype.itemsize
+        yield memory[:size].view(dtype).reshape(high, wide, samples)
+
+
+def _decode_bytes(
+    unpack: Unpack, data: Any, encoding: Encoding, views: Sequence[NDArray[Any]]
+) -> NDArray[Any]:
+    if encoding.fill_order == FILLORDER.LSB2MSB:
+        data = imagecodecs.bitorder_decode(bytes(data))
+    raw = memoryview(unpack(data, [view.nbytes for view in views]))
+    pixels = _view_of(len(raw), views)
+    if encoding.predictor == PREDICTOR.FLOATINGPOINT:
+        # This predictor works on the stored order of bytes and restores the native one.
+        values = np.frombuffer(raw, pixels.dtype).reshape(pixels.shape)
+        pixels[...] = imagecodecs.floatpred_decode(values, axis=-2)
+        return pixels
+    stored = pixels.dtype.newbyteorder(encoding.byte_order)
+    pixels[...] = np.frombuffer(raw, stored).reshape(pixels.shape)
+    if encoding.predictor == PREDICTOR.HORIZONTAL:
+        imagecodecs.delta_decode(pixels, axis=-2, out=pixels)
+    return pixels
+
+
+def _view_of(size: int, views: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Return the one of possible views that has so many bytes."""
+    for pixels in views:
+        if pixels.nbytes == size:
+            return pixels
+    raise ValueError(f"it holds {size} bytes of {views[0].nbytes}")

@@ -1,0 +1,81 @@
+"""Codes of TIFF: tifffile's enums of tags' values, those that mean the same, and the tags' own."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from tifffile import (
+    COMPRESSION,
+    DATATYPE,
+    FILETYPE,
+    FILLORDER,
+    PHOTOMETRIC,
+    PLANARCONFIG,
+    PREDICTOR,
+    RESUNIT,
+)
+
+__all__ = [
+    "COMPRESSION",
+    "DATATYPE",
+    "DEFLATE",
+    "FILETYPE",
+    "FILLORDER",
+    "JPEG_2000",
+    "JPEG_XL",
+    "JPEG_XR",
+    "PHOTOMETRIC",
+    "PLANARCONFIG",
+    "PREDICTOR",
+    "RESUNIT",
+    "WEBP",
+    "ZSTD",
+    "Tag",
+]
+
+# The code to write comes first.
+DEFLATE = COMPRESSION.ADOBE_DEFLATE, COMPRESSION.DEFLATE
+JPEG_2000 = (
+    COMPRESSION.JPEG2000,
+    COMPRESSION.APERIO_JP2000_YCBC,
+    COMPRESSION.JPEG_2000_LOSSY,
+    COMPRESSION.APERIO_JP2000_RGB,
+)
+JPEG_XL = COMPRESSION.JPEGXL, COMPRESSION.JPEGXL_DNG
+JPEG_XR = COMPRESSION.JPEGXR, COMPRESSION.JPEGXR_NDPI
+WEBP = COMPRESSION.WEBP, COMPRESSION.WEBP_DEPRECATED
+ZSTD = COMPRESSION.ZSTD, COMPRESSION.ZSTD_DEPRECATED
+
+
+class Tag(IntEnum):
+    """Codes of tags, of which tifffile has no enum; a vendor's own are its module's."""
+
+    IMAGE_WIDTH = 256
+    IMAGE_LENGTH = 257
+    BITS_PER_SAMPLE = 258
+    COMPRESSION = 259
+    PHOTOMETRIC = 262
+    DOCUMENT_NAME = 269
+    DESCRIPTION = 270
+    MAKE = 271
+    MODEL = 272
+    STRIP_OFFSETS = 273
+    SAMPLES_PER_PIXEL = 277
+    ROWS_PER_STRIP = 278
+    STRIP_BYTE_COUNTS = 279
+    X_RESOLUTION = 282
+    Y_RESOLUTION = 283
+    X_POSITION = 286
+    Y_POSITION = 287
+    RESOLUTION_UNIT = 296
+    SOFTWARE = 305
+    DATE_TIME = 306
+    ARTIST = 315
+    HOST_COMPUTER = 316
+    TILE_OFFSETS = 324
+    TILE_BYTE_COUNTS = 325
+    XML_PACKET = 700
+    COPYRIGHT = 33432
+    ICC_PROFILE = 34675
+    NO_DATA = 42113
+    LERC_PARAMETERS = 50674
