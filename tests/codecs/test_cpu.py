@@ -1,6 +1,8 @@
 """Every compression in every layout, compared with what was written or with other readers."""
 
 import contextlib
+import time
+import weakref
 import zlib
 
 import imagecodecs
@@ -11,8 +13,8 @@ from hypothesis import strategies as st
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.codecs import raw
-from napari_wsigpu.codecs.cpu import CpuDecoder
-from napari_wsigpu.codecs.decoder import EncodedTile
+from napari_wsigpu.codecs.cpu import CpuDecoder, HostSlots
+from napari_wsigpu.codecs.decoder import EncodedBatch
 from napari_wsigpu.errors import SlideReadError, TileError
 from napari_wsigpu.formats.describe import describe
 from tests import oracles, slides, tiffbytes
@@ -464,96 +466,145 @@ class TestDamage:
             read(path)
 
 
+class Delivered(list):
+    """The indices of tiles that were delivered, and what each tile was then."""
+
+    def __init__(self, batch, *, keep=False):
+        size = batch.level.tile_bytes
+        rooms = [np.empty(size, np.uint8) if keep else None for _ in batch]
+        self.slots = HostSlots(rooms)
+        self.pixels, self.addresses = {}, set()
+
+    def __call__(self, indices):
+        for index in indices:
+            tile = self.slots.pixels[index]
+            self.append(index)
+            self.addresses.add(tile.ctypes.data)
+            self.pixels[index] = tile.copy()
+
+
 class TestPool:
     @pytest.fixture
-    def batch(self, tmp_path):
+    def level(self, tmp_path):
         self.pixels = slides.picture(160, 240)
-        path = write(tmp_path, self.pixels, bytes)
-        level = describe(path).levels[0]
-        data = memoryview(path.read_bytes())
-        places = [(row, column) for row in range(5) for column in range(5)]
-        offsets = [int(level.grid.offsets[0, row, column]) for row, column in places]
-        return [
-            EncodedTile(level, *place, (data[offset : offset + 32 * 48 * 3],), 0)
-            for place, offset in zip(places, offsets, strict=True)
-        ]
+        self.path = write(tmp_path, self.pixels, bytes)
+        return describe(self.path).levels[0]
 
-    def test_every_tile_is_delivered_once(self, batch):
-        decoder = CpuDecoder(workers=3)
-        delivered = []
-        pending = decoder.schedule(batch, lambda index, pixels: delivered.append((index, pixels)))
-        assert pending.wait() == {}
-        decoder.release()
-        assert sorted(index for index, _ in delivered) == list(range(25))
-        for index, tile in delivered:
+    @pytest.fixture
+    def batch(self, level):
+        return self.batch_of(level, np.arange(25))
+
+    def batch_of(self, level, numbers, lengths=32 * 48 * 3):
+        tiles = np.stack(np.divmod(numbers, 5), 1)
+        starts = level.grid.offsets[:, tiles[:, 0], tiles[:, 1]]
+        lengths = np.broadcast_to(lengths, starts.shape)
+        data = self.path.read_bytes()
+        return EncodedBatch(level, tiles, data, starts, lengths, lengths >= 0, 0)
+
+    @pytest.fixture
+    def schedule(self):
+        """Have tiles decoded; what does it is let go of at the end."""
+        decoders = []
+
+        def schedule(batch, workers, delivered):
+            decoders.append(CpuDecoder(workers))
+            return decoders[-1].schedule(batch, delivered.slots, delivered)
+
+        yield schedule
+        for decoder in decoders:
+            decoder.release()
+
+    @pytest.mark.parametrize("keep", [False, True])
+    @pytest.mark.parametrize("workers", [0, 3])
+    def test_every_tile_is_delivered_once(self, batch, schedule, workers, keep):
+        delivered = Delivered(batch, keep=keep)
+        assert schedule(batch, workers, delivered).wait() == {}
+        assert sorted(delivered) == list(range(25))
+        for index, tile in delivered.pixels.items():
             y, x = index // 5 * 32, index % 5 * 48
             assert_same(tile, self.pixels[y : y + 32, x : x + 48])
+        if keep:
+            assert delivered.addresses == {room.ctypes.data for room in delivered.slots.memory}
+            for index, room in enumerate(delivered.slots.memory):
+                assert_same(room, delivered.pixels[index].ravel())
 
-    def test_failures_do_not_take_others_along(self, batch):
-        batch[3] = batch[3]._replace(segments=(memoryview(b"short"),))
-        decoder = CpuDecoder(workers=2)
-        delivered = []
-        failures = decoder.schedule(batch, lambda index, _: delivered.append(index)).wait()
-        decoder.release()
+    def test_failures_do_not_take_others_along(self, level, schedule):
+        batch = self.batch_of(level, np.arange(25), np.where(np.arange(25) == 3, 5, 32 * 48 * 3))
+        delivered = Delivered(batch)
+        failures = schedule(batch, 2, delivered).wait()
         assert list(failures) == [3]
         assert "5 bytes" in failures[3]
         assert sorted(delivered) == [i for i in range(25) if i != 3]
 
     @pytest.mark.parametrize("workers", [0, 2])
-    def test_a_source_that_cannot_be_read_ends_the_batch(self, batch, workers):
-        def fill(view):
-            raise SlideReadError("no disk")
+    def test_a_source_that_cannot_be_read_ends_the_batch(self, level, schedule, workers):
+        tiles = np.stack(np.divmod(np.arange(25), 5), 1)
 
-        batch[3] = batch[3]._replace(fill=fill)
-        decoder = CpuDecoder(workers)
-        delivered = []
-        pending = decoder.schedule(batch, lambda index, _: delivered.append(index))
+        def fill(view):
+            if begun.append(0) or len(begun) == 4:
+                raise SlideReadError("no disk")
+            return len(view)
+
+        begun = []
+        batch = EncodedBatch.filled(level, tiles, [fill] * 25, 0)
+        delivered = Delivered(batch)
+        pending = schedule(batch, workers, delivered)
         with pytest.raises(SlideReadError, match="no disk"):
             pending.wait()
-        decoder.release()
-        assert 3 not in delivered
+        assert len(delivered) < 25
         assert workers or delivered == [0, 1, 2]
 
     def test_release_joins_threads_and_the_next_batch_starts_new_ones(self, batch):
         decoder = CpuDecoder(workers=2)
         for _ in range(2):
-            assert decoder.schedule(batch, lambda *_: None).wait() == {}
+            delivered = Delivered(batch)
+            assert decoder.schedule(batch, delivered.slots, delivered).wait() == {}
             decoder.release()
             assert decoding_threads() == []
 
-    def test_nothing_is_delivered_after_cancel(self, batch):
-        decoder = CpuDecoder(workers=2)
-        delivered = []
-        pending = decoder.schedule(batch * 20, lambda index, _: delivered.append(index))
-        pending.cancel()
+    def test_nothing_is_delivered_after_cancel(self, level, schedule):
+        batch = self.batch_of(level, np.arange(500) % 25)
+
+        class Slow(Delivered):
+            def __call__(self, indices):
+                super().__call__(indices)
+                time.sleep(0.002)
+
+        delivered = Slow(batch)
+        schedule(batch, 2, delivered).cancel()
         count = len(delivered)
-        decoder.release()
-        assert len(delivered) == count
+        time.sleep(0.05)
+        assert len(delivered) == count < 500
 
-    def test_an_error_of_the_receiver_is_not_swallowed(self, batch):
-        decoder = CpuDecoder(workers=2)
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_an_error_of_the_receiver_is_not_swallowed(self, batch, workers):
+        decoder = CpuDecoder(workers)
 
-        def deliver(index, pixels):
+        def deliver(indices):
             raise KeyError("no room")
 
-        pending = decoder.schedule(batch, deliver)
+        pending = decoder.schedule(batch, HostSlots([None] * 25), deliver)
         with pytest.raises(KeyError):
             pending.wait()
         decoder.release()
 
-    def test_alone_it_uses_memory_again_that_nobody_keeps(self, batch):
-        decoder = CpuDecoder(workers=0)
-        places = set()
-        decoder.schedule(batch, lambda _, tile: places.add(tile.ctypes.data)).wait()
-        assert len(places) <= 2
-        kept = []
-        decoder.schedule(batch, lambda _, tile: kept.append(tile)).wait()
-        assert len({tile.ctypes.data for tile in kept}) == 25
+    def test_a_tile_that_nobody_keeps_shares_its_memory_with_the_next(self, batch, schedule):
+        delivered = Delivered(batch)
+        schedule(batch, 0, delivered).wait()
+        assert len(delivered.addresses) == 1
 
-    def test_who_waits_decodes_alone(self, batch):
-        decoder = CpuDecoder(workers=0)
-        delivered = []
-        pending = decoder.schedule(batch, lambda index, _: delivered.append(index))
+    def test_a_batch_that_ended_keeps_nothing_alive(self, batch, schedule):
+        delivered = Delivered(batch, keep=True)
+        gone = weakref.ref(delivered.slots.memory[0])
+        pending = schedule(batch, 2, delivered)
+        assert pending.wait() == {}
+        del delivered
+        assert gone() is None
+        assert pending is not None
+
+    def test_who_waits_decodes_alone(self, batch, schedule):
+        delivered = Delivered(batch)
+        pending = schedule(batch, 0, delivered)
         assert delivered == decoding_threads() == []
         assert pending.wait() == {}
         assert delivered == list(range(25))

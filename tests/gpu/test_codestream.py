@@ -3,6 +3,7 @@
 import ctypes
 from itertools import cycle
 from operator import add
+from types import SimpleNamespace
 
 import imagecodecs
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from napari_wsigpu.codecs.decoder import EncodedTile
 from napari_wsigpu.codecs.tile import decode_tile
 from napari_wsigpu.gpu.codestream import Jpeg2000Streams, Recipe, recipe
+from napari_wsigpu.gpu.device import Slots, TileFormat
 from napari_wsigpu.gpu.stack import JpegStreams
 from napari_wsigpu.gpu.workspace import Workspace
 from tests import slides
@@ -400,12 +402,23 @@ class TestJpeg2000:
         assert prepared.groups == [[0], [2]]
         assert work.streams.found == [J2K] * 3
 
-    def test_they_are_decoded_to_their_places(self):
-        level = level_of(compression=34712)
-        prepared = maker_of(level).prepare(batch_of(level, [J2K] * 4), 4, workspace())
-        places = np.arange(100, 104)
-        rows = prepared.rows([True, False, False, True], places, np.arange(8).reshape(4, 2))
-        assert rows.tolist() == [[100, 0, 1], [103, 6, 7]]
+    @pytest.mark.parametrize(
+        ("compression", "converted"), [(34712, []), (33005, []), (33003, [[100, 103]])]
+    )
+    def test_they_are_decoded_to_their_places(self, compression, converted):
+        level, work, described, found = level_of(compression=compression), workspace(), [], []
+        work.images = SimpleNamespace(add=lambda *given: described.append(given))
+        device = SimpleNamespace(
+            ycbcr_to_rgb=lambda addresses, *_: found.append(addresses.tolist())
+        )
+        prepared = maker_of(level).prepare(batch_of(level, [J2K] * 4), 4, work)
+        slots = Slots(TileFormat(HEIGHT, WIDTH, 3, "uint8"), np.arange(100, 104))
+        prepared.describe(slots.addresses.tolist(), SimpleNamespace(ptr=7))
+        assert [(address, stream) for address, _, stream in described] == [
+            (address, 7) for address in range(100, 104)
+        ]
+        prepared.finish([True, False, False, True], slots, device, None)
+        assert found == converted
         assert prepared.doubtful([0, 3]) == []
 
     @pytest.mark.parametrize("dtype", ["uint8", "uint16"])

@@ -14,7 +14,6 @@ from napari_wsigpu.gpu import gds
 from napari_wsigpu.gpu.gds import Loader, Transfer
 from napari_wsigpu.storage.batch import PAGE, Batch
 from napari_wsigpu.storage.file import FileSource, Run, join_ranges
-from napari_wsigpu.storage.source import MARGIN
 from tests.host_device import HostDevice
 
 CONTENT = np.random.default_rng(0).bytes(100_000)
@@ -165,22 +164,24 @@ def test_ranges_are_joined_on_pages(ranges, page):
 
 @given(RANGES, st.data())
 def test_ranges_that_are_to_lie_apart(ranges, data):
+    """Of ranges that begin together, the first one's gap counts."""
     offsets, lengths = np.array(ranges, np.int64).reshape(-1, 2).T
-    apart = data.draw(st.lists(st.booleans(), min_size=len(ranges), max_size=len(ranges)))
-    joined = join_ranges(offsets, lengths, END, apart=np.array(apart, np.bool_))
+    free = st.sampled_from([0, 0, 1, 700])
+    gaps = data.draw(st.lists(free, min_size=len(ranges), max_size=len(ranges)))
+    joined = join_ranges(offsets, lengths, END, gaps=np.array(gaps, np.int64))
     buffer = bytearray(joined.size)
-    end, margins = 0, {}
+    end, before = 0, {}
     for offset, place, size in joined.runs:
-        margins[place] = place - end
+        before[place] = place - end
         buffer[place : place + size] = CONTENT[offset : offset + size]
         end = place + size
-    assert set(margins.values()) <= {0, MARGIN}
-    assert joined.size == (end + MARGIN if joined.runs else 0)
-    for (offset, _), start, found, alone in zip(
-        ranges, joined.starts, joined.lengths, apart, strict=True
+    assert set(before.values()) <= {0, *gaps}
+    assert joined.size == (end + max(gaps) if joined.runs else 0)
+    for (offset, _), start, found, gap in zip(
+        ranges, joined.starts, joined.lengths, gaps, strict=True
     ):
         assert bytes(buffer[start : start + found]) == CONTENT[offset : offset + max(0, found)]
-        assert margins.get(start) == MARGIN or not alone or not found
+        assert not found or not gap or before[start] == gap
 
 
 class TestTransfer:

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from napari_wsigpu.codecs.decoder import EncodedBatch
 from napari_wsigpu.gpu.joining import MOST_FILL, cut
+from napari_wsigpu.gpu.stack import MARGIN
 from napari_wsigpu.storage.file import FileSource
-from napari_wsigpu.storage.source import MARGIN
 from tests import slides
 from tests.gpu.test_codestream import Streams, maker_of, workspace
-from tests.gpu.test_stack import AT_ONCE, TILES, indices_of, stack_of
+from tests.gpu.test_stack import AT_ONCE, TILES, finished, indices_of, stack_of
 from tests.host_device import level_of
 
 SHARED = slides.split_tables(TILES[0])[0]
@@ -21,7 +21,7 @@ SHORT = [slides.split_tables(tile)[1] for tile in TILES]
 BACKGROUND = 255
 
 
-def read(path, tiles, gaps, order=None, shared=True, room=bytearray):
+def read(path, tiles, gaps, order=None, shared=True, new_buffer=bytearray):
     """Write tiles to a file, with other bytes before each, and read them as a batch."""
     offsets = np.zeros(len(tiles), np.int64)
     data = b""
@@ -35,15 +35,20 @@ def read(path, tiles, gaps, order=None, shared=True, room=bytearray):
     level = level_of(jpeg_tables=(SHARED,))
     maker = maker_of(level)
     lengths = np.array([len(tile) for tile in tiles])
-    buffer, starts, found = source.read_joined(
-        offsets, lengths.copy(), room, maker.apart(len(tiles), AT_ONCE)
-    )
+    found = source.read_joined(offsets, lengths.copy(), new_buffer, maker.gaps(len(tiles), AT_ONCE))
     source.close()
-    np.testing.assert_array_equal(found, lengths)
+    np.testing.assert_array_equal(found.lengths, lengths)
     places = np.stack([np.arange(len(tiles)), np.zeros(len(tiles), np.int64)], 1)
     present = np.ones((1, len(tiles)), bool)
     batch = EncodedBatch(
-        level, places, buffer, starts[None], found[None], present, BACKGROUND, shared=shared
+        level,
+        places,
+        found.buffer,
+        found.starts[None],
+        found.lengths[None],
+        present,
+        BACKGROUND,
+        shared=shared,
     )
     maker.prepare(batch_of_one(level), 1, workspace())  # the header is known from now on
     return maker, batch
@@ -112,11 +117,9 @@ class TestInPlace:
         maker, batch = read(path, SHORT, [0] * 60)
         work = workspace(Streams())
         prepared = maker.prepare(batch, 60, work)
-        places = np.stack([np.arange(60), np.zeros(60, np.int64)], 1)
-        rows = prepared.rows([True] * len(prepared.groups), np.arange(60), places)
-        for row in rows:
-            begin, length = int(row[7]) - batch.address, int(row[8])
-            scan = SHORT[row[0]]
+        for row in finished(prepared, [True] * len(prepared.groups), np.arange(60)):
+            begin, length = int(row["scan"]) - batch.address, int(row["length"])
+            scan = SHORT[row["target"]]
             assert scan.endswith(bytes(batch.view[begin : begin + length]) + b"\xff\xd9")
             assert length > 20
 
@@ -153,11 +156,11 @@ class TestInPlace:
     def test_a_buffer_of_no_more_than_was_asked_for(self, path):
         sizes = []
 
-        def room(size):
+        def new_buffer(size):
             sizes.append(size)
             return memoryview(bytearray(size))
 
-        maker, batch = read(path, SHORT, [0] * 60, room=room)
+        maker, batch = read(path, SHORT, [0] * 60, new_buffer=new_buffer)
         maker.prepare(batch, 60, workspace(Streams()))
         assert len(batch.view) == sizes[0]
         assert sizes[0] < sum(map(len, SHORT)) + (len(cut(60, 5)) + 1) * MARGIN

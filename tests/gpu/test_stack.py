@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from napari_wsigpu.codecs.jpeg import END_OF_IMAGE, Stacking, header_length, read_header
+from napari_wsigpu.gpu.device import Slots, TileFormat
 from napari_wsigpu.gpu.stack import NOWHERE, Shape, plan_of
+from napari_wsigpu.gpu.tables import JPEG_TILE
 from tests import slides
 from tests.gpu.test_codestream import (
     Streams,
@@ -261,54 +263,78 @@ class TestGroups:
 
 
 ADDRESSES = 10_000 * np.arange(1, 61)
-PLACES = np.stack([np.arange(60) // 6, np.arange(60) % 6], -1)
 
 
-class TestRows:
+class Merges:
+    """A device that notes what tiles it is to make of planes."""
+
+    def merge_planes(self, tiles, tile, sampling, doubts, stream, *, to_rgb):
+        self.tiles, self.sampling, self.to_rgb, self.doubts = tiles, sampling, to_rgb, doubts
+
+
+def finished(prepared, worked, addresses=ADDRESSES, device=None):
+    """Return the table of tiles that are made of planes."""
+    device = device or Merges()
+    prepared.finish(worked, Slots(TileFormat(HEIGHT, WIDTH, 3, "uint8"), addresses), device, None)
+    return device.tiles
+
+
+class TestFinish:
     def test_each_tile_with_its_planes(self):
         prepared, work = prepared_of(TILES[:30])
-        rows = prepared.rows([True] * 10, ADDRESSES, PLACES)
-        assert rows.shape == (30, 16)
-        assert rows[:, 0].tolist() == ADDRESSES[:30].tolist()
-        np.testing.assert_array_equal(rows[:, 1:3], PLACES[:30])
+        rows = finished(prepared, [True] * 10)
+        assert (rows.dtype, rows.shape) == (JPEG_TILE, (30,))
+        assert rows["target"].tolist() == ADDRESSES[:30].tolist()
         luma, chroma = HEIGHT * WIDTH, HEIGHT * WIDTH // 4
         strip = 16 * WIDTH
         size = (3 * luma + strip) * 3 // 2
-        for index, row in enumerate(rows.tolist()):
+        for index, row in enumerate(rows):
             stack, number = divmod(index, 3)
             begin = work.planes + stack * size
             first_chroma = begin + 3 * luma + strip
-            assert row[3:6] == [
+            assert row["planes"].tolist() == [
                 begin + number * luma,
                 first_chroma + number * chroma,
                 first_chroma + 3 * chroma + strip // 4 + number * chroma,
             ]
-            assert row[6] == (begin + 3 * luma if number == 2 else 0)
-            assert (
-                ctypes.string_at(row[7], row[8]) == TILES[index][header_length(TILES[index]) : -2]
-            )
+            assert row["strip"] == (begin + 3 * luma if number == 2 else 0)
+            scan = ctypes.string_at(int(row["scan"]), int(row["length"]))
+            assert scan == TILES[index][header_length(TILES[index]) : -2]
         head = TILES[0][: header_length(TILES[0])]
-        assert set(map(tuple, rows[:, 9:].tolist())) == {Stacking(head, read_header(head)).marks}
+        marks = np.array(Stacking(head, read_header(head)).marks)
+        found = np.column_stack([rows[name] for name in ("shades", "quantum", "codes")])
+        assert (found == marks).all()
+
+    @pytest.mark.parametrize(("subsampling", "sampling"), SAMPLINGS.items())
+    @pytest.mark.parametrize("colors", ["ycbcr", "stored"])
+    def test_how_planes_become_pixels(self, subsampling, sampling, colors):
+        device = Merges()
+        tiles = [tile(number, subsampling) for number in range(20)]
+        prepared, work = prepared_of(tiles, level_of(jpeg_color=colors))
+        finished(prepared, [True] * len(prepared.groups), device=device)
+        assert device.sampling == sampling
+        assert device.to_rgb == (colors == "ycbcr")
+        assert device.doubts is work.doubts
 
     def test_tiles_alone_have_no_strip(self):
         prepared, _ = prepared_of(TILES[:5])
-        rows = prepared.rows([True] * 5, ADDRESSES, PLACES)
-        assert not rows[:, 6].any()
-        assert not rows[:, 8:].any()
+        rows = finished(prepared, [True] * 5)
+        for name in ("strip", "length", "shades", "quantum", "codes"):
+            assert not rows[name].any()
 
     def test_gray_tiles(self):
         level = level_of(1, jpeg_color="gray")
         prepared, work = prepared_of([gray(number) for number in range(28)], level)
-        rows = prepared.rows([True] * 14, ADDRESSES, PLACES)
+        rows = finished(prepared, [True] * 14)
         size = (2 * HEIGHT + 8) * WIDTH
         starts = [work.planes + i // 2 * size + i % 2 * HEIGHT * WIDTH for i in range(28)]
-        assert rows[:, 3].tolist() == starts
+        assert rows["planes"][:, 0].tolist() == starts
 
     def test_only_of_what_was_decoded(self):
         prepared, _ = prepared_of(TILES[:30])
-        every = prepared.rows([True] * 10, ADDRESSES, PLACES)
+        every = finished(prepared, [True] * 10)
         worked = [number not in (0, 4) for number in range(10)]
-        rows = prepared.rows(worked, ADDRESSES, PLACES)
+        rows = finished(prepared, worked)
         kept = [index for index in range(30) if index // 3 not in (0, 4)]
         np.testing.assert_array_equal(rows, every[kept])
 
@@ -318,21 +344,20 @@ class TestRows:
         kept = [index for index in range(30) if index // 3 not in (2, 9)]
         assert indices_of(prepared) == kept
         worked = [number != 3 for number in range(8)]  # tiles 12 to 14, as stack 2 is left out
-        rows = prepared.rows(worked, ADDRESSES, PLACES)
-        every = prepared_of(TILES[:30])[0].rows([True] * 10, ADDRESSES, PLACES)
+        rows = finished(prepared, worked)
+        every = finished(prepared_of(TILES[:30])[0], [True] * 10)
         expected = [index for index in kept if index // 3 != 4]
-        assert rows[:, 0].tolist() == ADDRESSES[expected].tolist()
-        steps = np.diff(every[expected, 3])
-        np.testing.assert_array_equal(np.diff(rows[:, 3]), steps)
+        assert rows["target"].tolist() == ADDRESSES[expected].tolist()
+        steps = np.diff(every["planes"][expected, 0])
+        np.testing.assert_array_equal(np.diff(rows["planes"][:, 0]), steps)
 
     def test_in_the_order_of_groups(self):
         tiles = [tile(number, level=60 + number % 2) for number in range(28)]
         prepared, _ = prepared_of(tiles)
         order = indices_of(prepared)
         assert order != sorted(order)
-        rows = prepared.rows([True] * len(prepared.groups), ADDRESSES, PLACES)
-        assert rows[:, 0].tolist() == ADDRESSES[order].tolist()
-        np.testing.assert_array_equal(rows[:, 1:3], PLACES[order])
+        rows = finished(prepared, [True] * len(prepared.groups))
+        assert rows["target"].tolist() == ADDRESSES[order].tolist()
 
     def test_images_are_described_as_planned(self):
         found = []
@@ -341,8 +366,8 @@ class TestRows:
         work.images = SimpleNamespace(add=lambda *given: found.append(given))
         stream = HostDevice().new_stream()
         prepared.describe(ADDRESSES.tolist(), stream)
-        rows = prepared.rows([True] * 9, ADDRESSES, PLACES)
-        assert [address for address, _, _ in found] == rows[::3, 3].tolist()
+        rows = finished(prepared, [True] * 9)
+        assert [address for address, _, _ in found] == rows["planes"][::3, 0].tolist()
         assert {image.planes[0] for _, image, _ in found} == {(3 * HEIGHT + 16, WIDTH, 1)}
         assert {handle for _, _, handle in found} == {stream.ptr}
 

@@ -16,7 +16,6 @@ TILE = TileFormat(4, 8, 1, "uint8")
 WIDE = TileFormat(4, 8, 3, "uint16")
 SIZE = {TILE: 32, WIDE: 192}
 GRID = (4, 5)
-WHOLE = slice(0, GRID[0]), slice(0, GRID[1])
 
 
 def reserve(cache, count, tile=TILE):
@@ -25,6 +24,9 @@ def reserve(cache, count, tile=TILE):
 
 def places_of(numbers):
     return np.array([divmod(number, GRID[1]) for number in numbers], np.int64).reshape(-1, 2)
+
+
+WHOLE = places_of(range(20))
 
 
 def keep(cache, reserved, numbers, slide=1, level=0):
@@ -46,7 +48,7 @@ def put(cache, *numbers, slide=1, level=0, tile=TILE):
 
 def held(cache, slide=1, level=0):
     """Which tiles are here; each is looked at, which does not change their order."""
-    reserved, here = cache.find(slide, level, *WHOLE)
+    reserved, here = cache.find(slide, level, WHOLE)
     numbers = np.flatnonzero(here).tolist()
     if reserved is None:
         assert numbers == []
@@ -58,8 +60,7 @@ def held(cache, slide=1, level=0):
 
 
 def touch(cache, number, slide=1):
-    row, column = divmod(number, GRID[1])
-    reserved, here = cache.find(slide, 0, slice(row, row + 1), slice(column, column + 1))
+    reserved, here = cache.find(slide, 0, places_of([number]))
     assert here.all()
     cache.unpin(reserved)
 
@@ -85,13 +86,15 @@ class TestOrder:
         put(cache, 2, 3)
         assert held(cache) == [0, 1, 2, 3]
 
-    def test_what_is_found_in_order_of_rows(self, device):
+    @pytest.mark.parametrize("order", [range(20), range(19, -1, -1), [6, 3, 11, 9, 0, 2]])
+    def test_what_is_found_in_the_order_that_is_asked_for(self, device, order):
         cache = DeviceTiles(device, 8 * 32)
         put(cache, 11, 2, 6, 0)
-        reserved, here = cache.find(1, 0, slice(0, 3), slice(0, 3))
-        assert np.argwhere(here).tolist() == [[0, 0], [0, 2], [1, 1], [2, 1]]
+        reserved, here = cache.find(1, 0, places_of(order))
+        expected = [number for number in order if number in (11, 2, 6, 0)]
+        assert np.array(order)[here].tolist() == expected
         values = [at(address, (1,), "uint8")[0] for address in reserved.slots.addresses.tolist()]
-        assert values == [100, 102, 106, 111]
+        assert values == [100 + number for number in expected]
         cache.unpin(reserved)
 
     def test_places_say_what_they_hold(self, device):
@@ -106,12 +109,13 @@ class TestOrder:
 
     def test_nothing_is_found_where_nothing_was_kept(self, device):
         cache = DeviceTiles(device, 8 * 32)
-        reserved, here = cache.find(1, 0, slice(1, 3), slice(2, 5))
-        assert reserved is None
-        assert here.shape == (2, 3)
-        assert not here.any()
-        put(cache, 0)
-        assert cache.find(1, 0, slice(1, 3), slice(2, 5))[0] is None
+        asked = places_of([7, 8, 12, 13])
+        for _ in ("no level", "other tiles"):
+            reserved, here = cache.find(1, 0, asked)
+            assert reserved is None
+            assert here.tolist() == [False] * 4
+            put(cache, 0)
+        assert cache.find(1, 0, places_of([]))[0] is None
         assert held(cache, level=1) == held(cache, slide=2) == []
 
 
@@ -121,7 +125,7 @@ class TestPins:
         cache = DeviceTiles(device, 3 * 32)
         put(cache, 0, 1, 2)
         if how == "found":
-            pinned, _ = cache.find(1, 0, slice(0, 1), slice(0, 2))
+            pinned, _ = cache.find(1, 0, places_of([0, 1]))
         else:
             pinned = reserve(cache, 2)
         more = reserve(cache, 3)
@@ -134,8 +138,8 @@ class TestPins:
     def test_it_is_pinned_until_the_last_lets_go(self, device):
         cache = DeviceTiles(device, 32)
         put(cache, 0)
-        first, _ = cache.find(1, 0, *WHOLE)
-        second, _ = cache.find(1, 0, *WHOLE)
+        first, _ = cache.find(1, 0, WHOLE)
+        second, _ = cache.find(1, 0, WHOLE)
         cache.unpin(first)
         with pytest.raises(MemoryError):
             reserve(cache, 1)
@@ -152,7 +156,7 @@ class TestPins:
     def test_what_is_dropped_while_it_is_used_stays_whole(self, device, drop):
         cache = DeviceTiles(device, 2 * 32)
         put(cache, 0, 1)
-        reserved, _ = cache.find(1, 0, *WHOLE)
+        reserved, _ = cache.find(1, 0, WHOLE)
         before = [at(a, (32,), "uint8").copy() for a in reserved.slots.addresses.tolist()]
         if drop == "forget":
             cache.forget(1)
@@ -211,7 +215,7 @@ class TestBudget:
     def test_a_pinned_format_keeps_its_memory(self, device):
         cache = DeviceTiles(device, 2 * 192)
         put(cache, 0, 1, tile=WIDE, slide=2)
-        pinned, _ = cache.find(2, 0, *WHOLE)
+        pinned, _ = cache.find(2, 0, WHOLE)
         put(cache, 0, slide=1)  # one place is always granted, or nothing could be read
         assert held(cache, slide=1) == [0]
         assert held(cache, slide=2) == [0, 1]
@@ -306,7 +310,7 @@ class TestKeep:
         for reserved in (first, second):
             at(reserved.slots.addresses.tolist()[0], (32,), "uint8")[:] = 103
         keep(cache, first, [3])
-        reader, _ = cache.find(1, 0, slice(0, 1), WHOLE[1])
+        reader, _ = cache.find(1, 0, places_of(range(5)))
         keep(cache, second, [3])
         cache.unpin(first)
         cache.unpin(second)
@@ -481,15 +485,12 @@ class Cache(RuleBasedStateMachine):
     @rule(
         slide=st.integers(1, 2),
         level=st.integers(0, 1),
-        block=st.tuples(*[st.integers(0, 5)] * 4),
+        asked=st.lists(st.integers(0, 19), unique=True),
         hold=st.booleans(),
     )
-    def find(self, slide, level, block, hold):
-        top, bottom = sorted(min(edge, GRID[0]) for edge in block[:2])
-        left, right = sorted(block[2:])
-        reserved, here = self.cache.find(slide, level, slice(top, bottom), slice(left, right))
-        assert here.shape == (bottom - top, right - left)
-        numbers = [(top + y) * GRID[1] + left + x for y, x in np.argwhere(here).tolist()]
+    def find(self, slide, level, asked, hold):
+        reserved, here = self.cache.find(slide, level, places_of(asked))
+        numbers = [number for number, found in zip(asked, here.tolist(), strict=True) if found]
         if reserved is None:
             assert numbers == []
             return

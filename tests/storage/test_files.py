@@ -50,11 +50,10 @@ def test_read(source, ranges):
 @given(RANGES)
 def test_read_joined(source, ranges):
     offsets, lengths = np.array(ranges, np.int64).reshape(-1, 2).T
-    buffer, starts, found = source.read_joined(
-        offsets.copy(), lengths.copy(), lambda size: bytearray(size + 7)
-    )
-    parts = zip(starts.tolist(), found.tolist(), strict=True)
-    assert [bytes(buffer[start : start + length]) for start, length in parts] == [
+    joined = source.read_joined(offsets.copy(), lengths.copy(), lambda size: bytearray(size + 7))
+    assert not joined.reasons
+    parts = zip(joined.starts.tolist(), joined.lengths.tolist(), strict=True)
+    assert [bytes(joined.buffer[start : start + length]) for start, length in parts] == [
         expected(*each) for each in ranges
     ]
 

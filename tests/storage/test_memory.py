@@ -26,9 +26,9 @@ def test_what_is_read_is_what_a_file_gives(file_source, ranges):
     offsets, lengths = np.array(ranges, np.int64).reshape(-1, 2).T
     joined = []
     for each in (source, file_source):
-        buffer, starts, found = each.read_joined(offsets, lengths.copy())
-        places = zip(starts.tolist(), found.tolist(), strict=True)
-        joined.append([bytes(buffer[start : start + length]) for start, length in places])
+        found = each.read_joined(offsets, lengths.copy())
+        places = zip(found.starts.tolist(), found.lengths.tolist(), strict=True)
+        joined.append([bytes(found.buffer[start : start + length]) for start, length in places])
     assert joined[0] == joined[1]
 
 

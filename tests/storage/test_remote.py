@@ -126,10 +126,11 @@ def test_joins_ranges(source):
     offsets = rng.integers(0, len(CONTENT) + 1000, 60)
     lengths = rng.integers(0, 2 * BLOCK, 60)
     room = bytearray(8 << 20)
-    buffer, starts, found = source.read_joined(offsets, lengths, lambda size: room)
-    assert buffer is room
-    for offset, length, start, count in zip(offsets, lengths, starts, found, strict=True):
-        assert buffer[start : start + count] == CONTENT[offset : offset + length]
+    joined = source.read_joined(offsets, lengths, lambda size: room)
+    assert joined.buffer is room
+    places = zip(offsets, lengths, joined.starts, joined.lengths, strict=True)
+    for offset, length, start, count in places:
+        assert room[start : start + count] == CONTENT[offset : offset + length]
 
 
 def test_asks_once_for_neighbours(source, server):

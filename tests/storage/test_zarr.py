@@ -82,16 +82,16 @@ def test_parts_of_tiles_and_places_outside(source, layout, pixels):
 
 def test_nothing_is_asked_for(source):
     assert source.read([]) == []
-    buffer, starts, lengths = source.read_joined(np.zeros(0, np.int64), np.zeros(0, np.int64))
-    assert (bytes(buffer), len(starts), len(lengths)) == (b"", 0, 0)
+    joined = source.read_joined(np.zeros(0, np.int64), np.zeros(0, np.int64))
+    assert (bytes(joined.buffer), len(joined.starts), len(joined.lengths)) == (b"", 0, 0)
 
 
 def test_joined_ranges_are_those_of_read(source, layout):
     ranges = [*places(layout.levels[1]), (-5, 9), *places(layout.levels[0])[::-2]]
     offsets, lengths = np.array(ranges, np.int64).T
-    buffer, starts, found = source.read_joined(offsets, lengths)
-    for view, start, length in zip(source.read(ranges), starts, found, strict=True):
-        assert bytes(buffer[start : start + length]) == bytes(view)
+    joined = source.read_joined(offsets, lengths)
+    for view, start, length in zip(source.read(ranges), joined.starts, joined.lengths, strict=True):
+        assert bytes(joined.buffer[start : start + length]) == bytes(view)
 
 
 def test_tiles_that_are_read_later(source, layout):

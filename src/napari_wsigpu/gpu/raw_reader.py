@@ -87,9 +87,10 @@ class RawReader:
         most = max(1, BATCH_BYTES // image.tile_bytes)
         done = 0
         while True:
+            begun = done
             try:
-                for found in self._read(image, tiles[done:], most, background, stream):
-                    yield found._replace(first=found.first + done)
+                for found in self._read(image, tiles[begun:], most, background, stream):
+                    yield found._replace(first=begun + found.first)
                     done += len(found.addresses)
             except MemoryError:
                 if most == 1:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import sys
 import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -163,6 +165,7 @@ class RegionReader:
             If the file can't be read.
         """
         wish = self._meant(wish)
+        _check_size(regions)
         plans = plan_regions(number, self._images, regions)
         pixels = self._by_gpu(number, plans, regions, wish)
         shape = len(regions), *regions.shapes[0], *self._samples(number, wish)
@@ -287,12 +290,13 @@ class RegionReader:
         ------
         DeviceError
             If the device can't be used.
-        SlideError
+        RegionError, SlideError
             As in `read`.
         """
         executor = self._executor(self.worker(device))
         wish = self._meant(wish)
         wanted, own = self._choice
+        _check_size(regions)
         plans = plan_regions(number, self._images, regions)
         image = self._images[number].stored[0]
         way = "gpu" if own is not None else "cpu"
@@ -409,6 +413,12 @@ def _views(pixels: NDArray[Any], regions: Regions) -> list[NDArray[Any]]:
         pixels[begin:end].reshape(*shape, *pixels.shape[1:])
         for begin, end, shape in zip(offsets[:-1], offsets[1:], regions.shapes, strict=True)
     ]
+
+
+def _check_size(regions: Regions) -> None:
+    """Raise an error if there are more pixels than a number of 64 bits can count."""
+    if len(regions) * math.prod(regions.shapes[0]) > sys.maxsize:
+        raise _too_large(regions)
 
 
 def _too_large(regions: Regions) -> RegionError:

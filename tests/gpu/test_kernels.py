@@ -1,0 +1,457 @@
+"""What kernels do to memory: compiled for the host, and on a GPU where there is one."""
+
+import gc
+import shutil
+import struct
+
+import imagecodecs
+import numpy as np
+import pytest
+
+from napari_wsigpu.codecs.color import ColorProfile
+from napari_wsigpu.codecs.jpeg import Stacking, header_length, read_header
+from napari_wsigpu.errors import DeviceError
+from napari_wsigpu.gpu import choose
+from napari_wsigpu.gpu.device import AVERAGED_TYPES, TileFormat
+from napari_wsigpu.gpu.tables import JPEG_TILE, PASTE, SEGMENT
+from napari_wsigpu.reading.average import resample_area
+from tests.host_cuda import host_cuda_device
+from tests.host_device import HostDevice, level_of
+from tests.icc import PROFILES
+
+UNTOUCHED = 77
+TYPES = ["uint8", "uint16", "float32"]
+
+
+@pytest.fixture(scope="module", params=["host", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request, tmp_path_factory):
+    if request.param == "cuda":
+        try:
+            found = choose.gpu_worker(0).device
+        except DeviceError as error:
+            pytest.skip(str(error))
+        yield found
+        return
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("g++ is not installed")
+    with pytest.MonkeyPatch.context() as patch:
+        yield host_cuda_device(patch, tmp_path_factory.mktemp("kernels"), compiler)
+
+
+@pytest.fixture
+def stream(device):
+    return device.new_stream()
+
+
+class Memory:
+    """Copies of arrays in a device's memory, one after another, and their addresses."""
+
+    def __init__(self, device, stream, arrays):
+        arrays = [np.ascontiguousarray(array) for array in arrays]
+        sizes = [-(-array.nbytes // 16) * 16 for array in arrays]
+        start, self._memory = device.allocate(max(1, sum(sizes)))
+        self.addresses = start + np.cumsum([0, *sizes])[:-1]
+        self._device, self._stream = device, stream
+        for address, array in zip(self.addresses.tolist(), arrays, strict=True):
+            device.upload(address, array, stream)
+        stream.synchronize()
+
+    def get(self, index, shape, dtype):
+        tile = TileFormat(*shape, dtype)
+        found = self._device.download_tile(int(self.addresses[index]), tile, self._stream)
+        self._stream.synchronize()
+        return found
+
+
+def samples_of(rng, shape, dtype):
+    if np.dtype(dtype).kind == "f":
+        return rng.normal(0, 1000, shape).astype(dtype)
+    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    return rng.integers(low, high, shape, endpoint=True).astype(dtype)
+
+
+def blank_pixels(device, stream, shape, dtype, skipped=0):
+    """An array of the device that nobody has written to, `skipped` samples into its memory."""
+    size = int(np.prod(shape))
+    pixels = device.empty((skipped + size,), dtype)
+    device.fill(pixels, UNTOUCHED, stream)
+    return pixels[skipped:].reshape(shape)
+
+
+def on_host(device, stream, pixels):
+    found = device.download(pixels, stream)
+    stream.synchronize()
+    return found
+
+
+# Paste
+
+
+def cut(rng, length):
+    """Cut a length at some places."""
+    edges = np.unique([0, length, *rng.integers(0, length + 1, 2)])
+    return list(zip(edges[:-1].tolist(), np.diff(edges).tolist(), strict=True))
+
+
+class Pasted:
+    """Regions of random sizes that are put together of random parts of tiles."""
+
+    def __init__(self, rng, tiles, step):
+        count, height, width = tiles.shape[:3]
+        most = [(size - 1) // by + 1 for size, by in zip((height, width), step, strict=True)]
+        self.parts, self.size = [], 0
+        for _ in range(6):
+            high, wide = (int(rng.integers(1, 2 * size)) for size in most)
+            for y, down in cut(rng, high):
+                for x, across in cut(rng, wide):
+                    if down > most[0] or across > most[1] or rng.random() < 0.1:
+                        continue
+                    ends = (down - 1) * step[0] + 1, (across - 1) * step[1] + 1
+                    top, left = rng.integers(0, (height - ends[0] + 1, width - ends[1] + 1))
+                    tile = int(rng.integers(count))
+                    target = self.size + y * wide + x
+                    self.parts.append((tile, int(top), int(left), target, wide, down, across))
+            self.size += high * wide
+        self.tiles, self.step = tiles, step
+
+    def table(self, addresses):
+        rows = np.zeros(len(self.parts), PASTE)
+        for row, (tile, top, left, *rest) in zip(rows, self.parts, strict=True):
+            within = np.ravel_multi_index((top, left), self.tiles.shape[1:3])
+            source = addresses[tile] + within * self.tiles[0, 0, 0].nbytes
+            for name, value in zip(PASTE.names, (source, *rest), strict=True):
+                row[name] = value
+        return rows
+
+    def expected(self, change=lambda pixels: pixels):
+        """The pixels of all regions, one after another."""
+        pixels = np.full((self.size, self.tiles.shape[3]), UNTOUCHED, self.tiles.dtype)
+        for tile, top, left, target, pitch, height, width in self.parts:
+            part = self.tiles[tile, top :: self.step[0], left :: self.step[1]][:height, :width]
+            for y, row in enumerate(change(part.copy())):
+                pixels[target + y * pitch :][:width] = row
+        return pixels
+
+
+@pytest.mark.parametrize("step", [(1, 1), (2, 3), (5, 1), (1, 4)])
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+def test_parts_of_tiles_come_to_their_places(device, stream, channels, dtype, step):
+    """At every kind of offset, into memory that begins anywhere, all channels or one."""
+    rng = np.random.default_rng(channels)
+    twin = HostDevice()
+    for number in range(12):
+        tiles = samples_of(rng, (4, *rng.integers(1, 40, 2), channels), dtype)
+        tile = TileFormat(*tiles.shape[1:], dtype)
+        pasted = Pasted(rng, tiles, step)
+        memory = Memory(device, stream, tiles)
+        here = np.array([part.ctypes.data for part in tiles])
+        channel = [None, *range(channels)][number % (channels + 1)]
+        expected = pasted.expected()
+        if channel is not None:
+            expected = expected[:, channel]
+        pixels = blank_pixels(device, stream, expected.shape, dtype, number % 5)
+        table = pasted.table(memory.addresses)
+        device.paste(table, tile, pixels, stream, channel=channel, step=step)
+        np.testing.assert_array_equal(on_host(device, stream, pixels), expected)
+        by_twin = np.full(expected.shape, UNTOUCHED, dtype)
+        twin.paste(pasted.table(here), tile, by_twin, None, channel=channel, step=step)
+        np.testing.assert_array_equal(by_twin, expected)
+
+
+def test_a_tile_may_have_more_rows_than_a_grid(device, stream):
+    height, width = 600_000, 3
+    pixels = samples_of(np.random.default_rng(0), (height, width, 1), "uint8")
+    memory = Memory(device, stream, [pixels])
+    table = np.array([(memory.addresses[0], 0, width, height, width)], PASTE)
+    found = blank_pixels(device, stream, pixels.shape, "uint8")
+    device.paste(table, TileFormat(*pixels.shape, "uint8"), found, stream)
+    np.testing.assert_array_equal(on_host(device, stream, found), pixels)
+
+
+def test_parts_may_lie_beyond_what_32_bits_count(device, stream):
+    """Of places in regions; the memory before and between them is not there."""
+    far = 1 << 33
+    pixels = samples_of(np.random.default_rng(0), (5, 7, 4), "uint8")
+    memory = Memory(device, stream, [pixels])
+    found = blank_pixels(device, stream, pixels.shape, "uint8")
+    table = np.array([(memory.addresses[0], far, 7, 5, 7)], PASTE)
+    sizes = 7, 4, 0, 4, 1, 1
+    before = np.uint64(device.address(found) - 4 * far)
+    arguments = (device.table(table, stream), *map(np.int32, sizes), before)
+    device._launch("paste", (1, 5, 1), arguments, stream)
+    np.testing.assert_array_equal(on_host(device, stream, found), pixels)
+
+
+def test_paste_of_nothing(device, stream):
+    pixels = blank_pixels(device, stream, (4, 5, 3), "uint8")
+    tile = TileFormat(6, 10, 3, "uint8")
+    device.paste(np.zeros(0, PASTE), tile, pixels, stream)
+    device.paste_colors(np.zeros(0, PASTE), tile, pixels, device.empty((1,), "uint32"), stream)
+    assert (on_host(device, stream, pixels) == UNTOUCHED).all()
+
+
+@pytest.fixture(scope="module")
+def table():
+    """What an ICC profile makes of each colour."""
+    return ColorProfile(PROFILES["table"], "slide").table()
+
+
+@pytest.mark.parametrize("step", [(1, 1), (3, 2)])
+@pytest.mark.parametrize("channels", [3, 4])
+def test_parts_of_tiles_come_in_other_colours(device, stream, table, channels, step):
+    rng = np.random.default_rng(channels)
+    colors = device.colors(table)
+    for number in range(8):
+        tiles = samples_of(rng, (4, *rng.integers(1, 40, 2), channels), "uint8")
+        tile = TileFormat(*tiles.shape[1:], "uint8")
+        pasted = Pasted(rng, tiles, step)
+        memory = Memory(device, stream, tiles)
+        expected = pasted.expected(table.recolored)
+        pixels = blank_pixels(device, stream, expected.shape, "uint8", number % 5)
+        rows = pasted.table(memory.addresses)
+        device.paste_colors(rows, tile, pixels, colors, stream, step=step)
+        np.testing.assert_array_equal(on_host(device, stream, pixels), expected)
+
+
+def test_every_colour_is_looked_up(device, stream, table):
+    pixels = np.arange(1 << 24, dtype="<u4").view(np.uint8).reshape(4096, 4096, 4)
+    memory = Memory(device, stream, [pixels])
+    found = blank_pixels(device, stream, pixels.shape, "uint8")
+    rows = np.array([(memory.addresses[0], 0, 4096, 4096, 4096)], PASTE)
+    tile = TileFormat(4096, 4096, 4, "uint8")
+    device.paste_colors(rows, tile, found, device.colors(table), stream)
+    np.testing.assert_array_equal(on_host(device, stream, found), table.recolored(pixels))
+
+
+def test_a_table_is_copied_once_and_not_kept(device):
+    table = ColorProfile(PROFILES["gamma"], "slide").table()
+    colors = device.colors(table)
+    assert device.colors(table) is colors
+    kept = len(device._colors)
+    del table
+    gc.collect()
+    assert len(device._colors) == kept - 1
+
+
+# Raw segments
+
+
+def raw_level(channels, planes, dtype, byte_order, tile):
+    given = {"compression": 1, "dtype": dtype, "jpeg_color": "auto"}
+    level = level_of(channels, planes=planes, tile=tile, **given)
+    object.__setattr__(level.encoding, "byte_order", byte_order)
+    return level
+
+
+@pytest.mark.parametrize("byte_order", ["<", ">"])
+@pytest.mark.parametrize("dtype", [*TYPES, "int16", "float64"])
+@pytest.mark.parametrize(("channels", "planes"), [(1, 1), (3, 1), (3, 3), (4, 2)])
+def test_raw_segments_become_tiles(device, stream, channels, planes, dtype, byte_order):
+    """Of any byte order, interleaved or a plane each, cut at the edges, or missing."""
+    rng = np.random.default_rng(planes)
+    samples, background = channels // planes, 55
+    for tile in ((5, 7), (30, 100)):
+        level = raw_level(channels, planes, dtype, byte_order, tile)
+        tiles = [(tile[0], tile[1]), (tile[0] - 2, tile[1] - 3), (tile[0] - 1, tile[1]), (1, 1)]
+        blank = np.full((*tile, channels), UNTOUCHED, dtype)
+        expected, parts, rows = [], [], []
+        for number, (high, wide) in enumerate(tiles):
+            pixels = blank.copy()
+            for plane in range(planes):
+                stored = samples_of(rng, (high, wide, samples), dtype)
+                missing = rng.random() < 0.3
+                parts.append(stored.astype(stored.dtype.newbyteorder(byte_order)))
+                rows.append((missing, number, high, wide, plane * samples))
+                channel = slice(plane * samples, (plane + 1) * samples)
+                pixels[:high, :wide, channel] = background if missing else stored
+            expected.append(pixels)
+        memory = Memory(device, stream, parts)
+        targets = Memory(device, stream, [blank] * len(tiles))
+        table = np.zeros(len(rows), SEGMENT)
+        for row, source, (missing, number, *rest) in zip(
+            table, memory.addresses, rows, strict=True
+        ):
+            values = 0 if missing else source, targets.addresses[number], *rest
+            for name, value in zip(SEGMENT.names, values, strict=True):
+                row[name] = value
+        device.lay_out(table, level, background, stream)
+        for number, pixels in enumerate(expected):
+            found = targets.get(number, pixels.shape, dtype)
+            np.testing.assert_array_equal(found, pixels)
+
+
+def test_no_segments_are_nothing(device, stream):
+    level = raw_level(3, 1, "uint8", "<", (5, 7))
+    device.lay_out(np.zeros(0, SEGMENT), level, 0, stream)
+
+
+# Averages
+
+SCALES = [(1.0, 1.0), (2.0, 2.0), (4.0, 4.0), (3.0, 2.0), (1.5, 2.25), (3.7, 1.0), (9.1, 13.3)]
+
+
+@pytest.mark.parametrize("scale", SCALES, ids=str)
+@pytest.mark.parametrize("dtype", AVERAGED_TYPES)
+def test_averages_are_those_of_the_host(device, stream, dtype, scale):
+    rng = np.random.default_rng(0)
+    for channels, height, width in ((1, 40, 52), (3, 57, 31), (4, 16, 16)):
+        finer = samples_of(rng, (2, height, width, channels), dtype)
+        size = tuple(
+            int(np.ceil(length / by - 1e-9))
+            for length, by in zip((height, width), scale, strict=True)
+        )
+        given = device.empty(finer.shape, dtype)
+        device.send(finer, given, stream)
+        pixels = blank_pixels(device, stream, (2, *size, channels), dtype)
+        device.average_area(given, pixels, scale, stream)
+        found = on_host(device, stream, pixels)
+        expected = resample_area(finer, size, scale)
+        if dtype == "float32":
+            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-2)
+        elif scale == (1.0, 1.0) or (scale[0] in (2.0, 4.0) and height % 4 == width % 4 == 0):
+            np.testing.assert_array_equal(found, expected)
+        else:
+            assert abs(found.astype(int) - expected).max() <= 1
+
+
+# Colours of JPEG
+
+
+def by_libjpeg(ycbcr):
+    """(RGB before it is clipped, as int) with libjpeg's rounding."""
+    y, cb, cr = np.moveaxis(ycbcr.astype(np.int64), -1, 0)
+    cb, cr, half = cb - 128, cr - 128, 1 << 15
+    red = (91881 * cr + half) >> 16
+    green = (-22554 * cb - 46802 * cr + half) >> 16
+    blue = (116130 * cb + half) >> 16
+    return np.stack([y + red, y + green, y + blue], -1)
+
+
+def test_ycbcr_to_rgb_of_every_chroma(device, stream):
+    """With some lumas; a tile each."""
+    lumas = [0, 1, 16, 77, 128, 200, 254, 255]
+    ycbcr = np.stack(np.meshgrid(lumas, np.arange(256), np.arange(256), indexing="ij"), -1)
+    expected = np.clip(by_libjpeg(ycbcr), 0, 255).astype(np.uint8)
+    ycbcr = ycbcr.astype(np.uint8)
+    tile = TileFormat(256, 256, 3, "uint8")
+    memory = Memory(device, stream, ycbcr)
+    device.ycbcr_to_rgb(memory.addresses, tile, stream)
+    for number, pixels in enumerate(expected):
+        np.testing.assert_array_equal(memory.get(number, tile[:3], "uint8"), pixels)
+    addresses = np.array([pixels.ctypes.data for pixels in ycbcr])
+    HostDevice().ycbcr_to_rgb(addresses, tile, None)
+    np.testing.assert_array_equal(ycbcr, expected)
+
+
+SAMPLINGS = {"4:4:4": (1, 1), "4:2:2": (2, 1), "4:2:0": (2, 2)}
+
+
+@pytest.mark.parametrize("to_rgb", [False, True])
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
+@pytest.mark.parametrize("size", [(64, 48), (16, 16), (37, 51), (2, 1)])
+def test_planes_become_pixels(device, stream, size, sampling, to_rgb):
+    height, width = size
+    across, down = sampling
+    small = -(-height // down), -(-width // across)
+    tile = TileFormat(height, width, 3, "uint8")
+    rng = np.random.default_rng(0)
+    shapes = [size, small, small] * 5
+    planes = [samples_of(rng, shape, "uint8") for shape in shapes]
+    found = []
+    for each in (device, HostDevice()):
+        places = Memory(each, stream, planes)
+        targets = Memory(each, stream, [np.zeros((height, width, 3), np.uint8)] * 5)
+        tiles = np.zeros(5, JPEG_TILE)
+        tiles["target"] = targets.addresses
+        tiles["planes"] = places.addresses.reshape(5, 3)
+        doubts = each.shared(5, np.int32)
+        if each is not device:
+            # The stand-in looks at a scan even if it is empty.
+            end = np.zeros(1, np.uint8)
+            tiles["scan"] = end.ctypes.data
+        each.merge_planes(tiles, tile, sampling, doubts, stream, to_rgb=to_rgb)
+        stream.synchronize()
+        assert not doubts.any()
+        found.append([targets.get(number, tile[:3], "uint8") for number in range(5)])
+    np.testing.assert_array_equal(*found)
+
+
+# Doubts about JPEGs
+
+
+def doubts_of(device, stream, plane, scan, length, marks):
+    """Whether a gray tile of 16 x 16 pixels is in doubt; else its pixels are the plane."""
+    tile = TileFormat(16, 16, 1, "uint8")
+    memory = Memory(device, stream, [plane, np.zeros_like(plane)])
+    rows = np.zeros(1, JPEG_TILE)
+    rows["planes"], rows["target"] = memory.addresses
+    rows["scan"], rows["length"] = scan.ctypes.data, length
+    rows["shades"], rows["quantum"], rows["codes"] = marks[:2], marks[2], marks[3:]
+    doubts = device.shared(1, np.int32)
+    device.merge_planes(rows, tile, (1, 1), doubts, stream, to_rgb=False)
+    stream.synchronize()
+    np.testing.assert_array_equal(memory.get(1, tile[:3], "uint8")[..., 0], plane)
+    return bool(doubts[0])
+
+
+@pytest.mark.parametrize("offset", [0, 1, 15, 16, 17])
+def test_markers_within_scans_are_looked_for(device, stream, offset):
+    rng = np.random.default_rng(offset)
+    length = 5000
+    plane = np.full((16, 16), 128, np.uint8)
+    marks = (0, 0, 8, *struct.unpack("<4q", bytes([2, *bytes(31)])))  # all codes stand for 0
+    for place in [None, 0, 1, 14, 15, 16, 17, 4094, length - 2, length - 1]:
+        room = device.shared(offset + length + 100, np.uint8)
+        room[:] = 255
+        scan = room[offset : offset + length]
+        scan[:] = rng.integers(0, 255, length)
+        scan[3], scan[4] = 255, 0
+        if place is not None:
+            scan[place], scan[place + 1 : place + 2] = 255, 7
+        assert doubts_of(device, stream, plane, scan, length, marks) == (place is not None), place
+
+
+@pytest.mark.parametrize("optimize", [False, True])
+@pytest.mark.parametrize("quality", [30, 85, 100])
+def test_the_first_block_is_compared_with_its_code(device, stream, quality, optimize):
+    rng = np.random.default_rng(quality)
+    found = {True: 0, False: 0}
+    for shade in range(1, 255, 3):
+        pixels = np.clip(rng.normal(shade, 6, (16, 16)), 0, 255).astype(np.uint8)
+        jpeg = imagecodecs.jpeg8_encode(pixels, level=quality, optimize=optimize)
+        start = header_length(jpeg)
+        marks = Stacking(jpeg[:start], read_header(jpeg[:start])).marks
+        scan = device.shared(len(jpeg) + 64, np.uint8)
+        length = len(jpeg) - start - 2
+        scan[: length + 2] = np.frombuffer(jpeg[start:], np.uint8)
+        plane = imagecodecs.jpeg8_decode(jpeg)
+        if not any(marks):
+            continue
+        assert not doubts_of(device, stream, plane, scan, length, marks)
+        for apart in (-9, 9):
+            other = plane.astype(int) + apart
+            clipped = not ((other[:8, :8] > 0) & (other[:8, :8] < 255)).all()
+            other = np.clip(other, 0, 255).astype(np.uint8)
+            assert doubts_of(device, stream, other, scan, length, marks) != clipped
+            found[clipped] += 1
+    assert found[False]
+
+
+def test_strips_are_looked_for(device, stream):
+    tile = TileFormat(16, 64, 1, "uint8")
+    shades = np.array([207, 128])[np.arange(64) // 8 % 2]
+    far = np.where(np.arange(64) == 63, 128 - 4, shades)
+    near = shades - 3
+    strips = np.stack([shades, far, near, np.full(64, 128)]).astype(np.uint8)
+    memory = Memory(device, stream, strips)
+    planes = Memory(device, stream, [np.zeros((16, 64), np.uint8)] * 10)
+    rows = np.zeros(5, JPEG_TILE)
+    rows["target"], rows["planes"] = planes.addresses[:5], planes.addresses[5:, None]
+    rows["strip"][:4] = memory.addresses
+    rows["shades"] = 207, 128
+    doubts = device.shared(5, np.int32)
+    device.merge_planes(rows, tile, (1, 1), doubts, stream, to_rgb=False)
+    stream.synchronize()
+    assert doubts.astype(bool).tolist() == [False, True, False, True, False]

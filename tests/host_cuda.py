@@ -1,0 +1,205 @@
+"""CUDA's kernels, compiled for the host, and as much of CuPy as a `CudaDevice` needs to start them.
+
+Threads run one after another, each block after the one before it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from contextlib import nullcontext
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from napari_wsigpu.gpu import cuda
+from napari_wsigpu.gpu.cuda import KERNELS, CudaDevice
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    import pytest
+
+# What CUDA's C++ has and the host's has not. Vectors tell of places that are not aligned to them,
+# which a GPU would refuse.
+SHIM = r"""
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <tuple>
+#include <utility>
+
+#define __global__
+#define __device__
+using std::max;
+using std::min;
+
+struct Place { unsigned x, y, z; };
+static thread_local Place blockIdx, threadIdx, gridDim, blockDim;
+static thread_local long long misaligned;
+
+struct uchar4 {
+    unsigned char x, y, z, w;
+    uchar4(unsigned char x, unsigned char y, unsigned char z, unsigned char w)
+        : x(x), y(y), z(z), w(w) {}
+    uchar4 &operator=(const uchar4 &other) {
+        misaligned += ((size_t)this & 3) > 0;
+        x = other.x, y = other.y, z = other.z, w = other.w;
+        return *this;
+    }
+};
+static uchar4 make_uchar4(unsigned char x, unsigned char y, unsigned char z, unsigned char w) {
+    return uchar4(x, y, z, w);
+}
+
+struct uint4 {
+    unsigned x, y, z, w;
+    uint4(const uint4 &other) : x(other.x), y(other.y), z(other.z), w(other.w) {
+        misaligned += ((size_t)&other & 15) > 0;
+    }
+};
+"""
+
+# Calls a kernel for each thread of each block, and returns how many places were not aligned.
+LAUNCHER = r"""
+template <typename... Arguments, size_t... Numbers>
+static void call(void (*kernel)(Arguments...), void **arguments, std::index_sequence<Numbers...>) {
+    kernel(*(typename std::decay<Arguments>::type *)arguments[Numbers]...);
+}
+
+template <typename... Arguments>
+static long long launch(void (*kernel)(Arguments...), const unsigned *sizes, void **arguments) {
+    misaligned = 0;
+    gridDim = {sizes[0], sizes[1], sizes[2]};
+    blockDim = {sizes[3], 1, 1};
+    for (blockIdx.z = 0; blockIdx.z < gridDim.z; ++blockIdx.z)
+        for (blockIdx.y = 0; blockIdx.y < gridDim.y; ++blockIdx.y)
+            for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x)
+                for (threadIdx.x = 0; threadIdx.x < blockDim.x; ++threadIdx.x)
+                    call(kernel, arguments, std::index_sequence_for<Arguments...>());
+    return misaligned;
+}
+"""
+
+LAUNCH = """
+extern "C" long long launch_{0}(const unsigned *sizes, void **arguments) {{
+    return launch({0}, sizes, arguments);
+}}
+"""
+FLAGS = ("-shared", "-fPIC", "-O1", "-std=c++17", "-w")
+
+
+class HostArray(np.ndarray):
+    """Host memory that shows its address as device memory does."""
+
+    @property
+    def data(self) -> Any:
+        return SimpleNamespace(ptr=self.ctypes.data)
+
+
+class Stream(nullcontext):
+    """A stream on which all work is done at once."""
+
+    ptr = 0
+
+    def __init__(self, non_blocking: bool = False) -> None:
+        super().__init__(self)
+
+    def synchronize(self) -> None:
+        pass
+
+
+class Memory:
+    """An allocation, whose bytes nobody has written yet."""
+
+    def __init__(self, size: int) -> None:
+        self._bytes = np.full(size, 201, np.uint8)
+        self.ptr = self._bytes.ctypes.data
+
+
+class Pool:
+    """What page-locked memory comes from; aligned to more than ordinary memory is."""
+
+    def malloc(self, size: int) -> Any:
+        room = np.full(size + 512, 201, np.uint8)
+        begin = -room.ctypes.data % 512
+        return room[begin : begin + size].data
+
+
+class Kernel:
+    """One kernel of a module."""
+
+    def __init__(self, library: ctypes.CDLL, name: str) -> None:
+        self._name = name
+        self._launch = getattr(library, f"launch_{name}")
+        self._launch.restype = ctypes.c_longlong
+        self.launched = 0
+
+    def __call__(self, grid: Sequence[int], block: Sequence[int], arguments: Sequence[Any]) -> None:
+        values = [
+            ctypes.c_void_p(value.ctypes.data)
+            if isinstance(value, np.ndarray)
+            else np.ctypeslib.as_ctypes_type(value.dtype)(value.item())
+            for value in arguments
+        ]
+        places = [ctypes.cast(ctypes.pointer(value), ctypes.c_void_p) for value in values]
+        sizes = [*grid, *[1] * (3 - len(grid)), *block]
+        misaligned = self._launch(
+            (ctypes.c_uint * 4)(*sizes), (ctypes.c_void_p * len(places))(*places)
+        )
+        assert not misaligned, f"{self._name} is not aligned at {misaligned} places"
+        self.launched += 1
+
+
+def compiled(folder: Path, compiler: str, code: str) -> ctypes.CDLL:
+    """Compile kernels, and load them."""
+    source, library = folder / "kernels.cpp", folder / "kernels.so"
+    launches = "".join(LAUNCH.format(name) for name in KERNELS)
+    source.write_text(SHIM + code + LAUNCHER + launches, "utf-8")
+    subprocess.run([compiler, *FLAGS, "-o", library, source], check=True)
+    return ctypes.CDLL(str(library))
+
+
+def copy_memory(target: int, source: int, size: int, kind: int, stream: int) -> None:
+    ctypes.memmove(target, source, size)
+
+
+def host_cuda_device(monkeypatch: pytest.MonkeyPatch, folder: Path, compiler: str) -> CudaDevice:
+    """Make a `CudaDevice` without nvImageCodec, whose memory and processor are the host's."""
+
+    class RawModule:
+        def __init__(self, code: str) -> None:
+            self._library = compiled(folder, compiler, code)
+
+        def get_function(self, name: str) -> Kernel:
+            return Kernel(self._library, name)
+
+    def empty(shape: Any, dtype: Any) -> Any:
+        pixels = np.empty(shape, dtype).view(HostArray)
+        pixels.view(np.uint8)[...] = 201
+        return pixels
+
+    cupy = ModuleType("cupy")
+    cupy.RawModule = RawModule
+    cupy.asarray = lambda array: np.array(array).view(HostArray)
+    cupy.empty = empty
+    cupy.ndarray = HostArray
+    cupy.cuda = SimpleNamespace(
+        Device=lambda index: nullcontext(),
+        Memory=Memory,
+        PinnedMemoryPool=Pool,
+        Stream=Stream,
+        memory=SimpleNamespace(OutOfMemoryError=MemoryError),
+        runtime=SimpleNamespace(
+            CUDARuntimeError=RuntimeError, getDeviceCount=lambda: 1, memcpyAsync=copy_memory
+        ),
+    )
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setattr(cuda, "driver_is_there", lambda: True)
+    monkeypatch.setattr(cuda, "Library", lambda: None)
+    return CudaDevice(0)
