@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 LARGEST_OVERVIEW = 1024
 REMOTE_BATCH = 64
-AHEAD = 2, 4  # regions at the same time to the host, and to a device
+AHEAD = 2, 3  # batches at the same time to the host, and to a device
 
 _slide_numbers = count()
 
@@ -371,7 +371,7 @@ class Slide:
             Where the pixels shall be, as in `read_region`.
         num_workers : int, optional
             How many regions or batches are read at the same time, at most 64; by default 2 to the
-            host, whose cores decode each of them together, and 4 to a device. With 0 each is read
+            host, whose cores decode each of them together, and 3 to a device. With 0 each is read
             when it is asked for.
         prefetch_factor : int
             How many regions or batches each worker reads ahead of the one that is handed out.

@@ -9,18 +9,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from napari_wsigpu.codecs.tile import decode_tile
+from napari_wsigpu.codecs.tile import decode_tile, decode_whole, refusal
 from napari_wsigpu.errors import SlideError
 from napari_wsigpu.memory import TileMemory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
 
-    from napari_wsigpu.codecs.decoder import Deliver, EncodedBatch, EncodedTile
+    from napari_wsigpu.codecs.decoder import Deliver, EncodedBatch
     from napari_wsigpu.layout import LevelLayout
 
 FEW_CORES = 4
@@ -106,11 +105,14 @@ class CpuBatch:
     def __init__(
         self, batch: EncodedBatch, slots: HostSlots, deliver: Deliver, memory: TileMemory
     ) -> None:
-        self._batch: Sequence[EncodedTile] = batch
+        self._batch: EncodedBatch | None = batch
         self._slots = slots
         self._deliver = deliver
         self._memory = memory
-        self._size = batch.level.tile_bytes
+        level = batch.level
+        self._size, self._dtype = level.tile_bytes, level.dtype
+        self._shape = level.grid.tile_height, level.grid.tile_width, level.channels
+        self._decode = decode_whole(level)
         self._queue = deque(range(len(batch)))
         self._failures: dict[int, str] = {}
         self._error: SlideError | None = None
@@ -118,9 +120,9 @@ class CpuBatch:
 
     def work(self) -> None:
         """Decode tiles until none is left."""
-        batch, slots, deliver = self._batch, self._slots, self._deliver
+        batch, slots, deliver, shape = self._batch, self._slots, self._deliver, self._shape
         own: NDArray[np.uint8] | None = None
-        while self._queue:
+        while self._queue and batch is not None:
             try:
                 index = self._queue.popleft()
             except IndexError:
@@ -129,8 +131,12 @@ class CpuBatch:
             if memory is None:
                 # Used again for the next tile, it stays in the core's cache.
                 memory = own = self._memory.take(self._size) if own is None else own
+            data = None if self._decode is None else batch.data(index)
             try:
-                slots.pixels[index] = decode_tile(batch[index], memory)
+                pixels = memory.view(self._dtype).reshape(shape)
+                if data is None or not self._decodes(data, pixels):
+                    pixels = decode_tile(batch[index], memory)
+                slots.pixels[index] = pixels
             except SlideError as error:
                 self._error = error
                 self._queue.clear()
@@ -139,6 +145,14 @@ class CpuBatch:
             else:
                 deliver((index,))
                 slots.pixels[index] = None
+
+    def _decodes(self, data: memoryview, pixels: NDArray[Any]) -> bool:
+        assert self._decode is not None
+        try:
+            self._decode(data, pixels)
+        except (RuntimeError, ValueError):
+            return False
+        return True
 
     def wait(self) -> dict[int, str]:
         """Help decoding, and return when every tile was delivered or failed."""
@@ -157,7 +171,7 @@ class CpuBatch:
             if not helper.cancel():
                 helper.result()
         # Who delivers may hold this batch: nothing is to live on for a circle's sake.
-        self.helpers, self._batch = [], ()
+        self.helpers, self._batch = [], None
         self._slots, self._deliver = HostSlots([]), _ignore
 
 

@@ -147,15 +147,18 @@ class EncodedBatch(Sequence["EncodedTile"]):
         part.lost = self.lost
         return part
 
+    def _locate(self) -> None:
+        """Make lists of the arrays: one look-up in an array takes as long as ten in a list."""
+        columns = (self.starts, self.starts + self.lengths, self._present)
+        places = [
+            zip(*(column[plane].tolist() for column in columns), strict=True)
+            for plane in range(len(self.starts))
+        ]
+        self._places = list(zip(self.tiles.tolist(), *places, strict=True))
+
     def __getitem__(self, index: Any) -> Any:
         if not self._places:
-            columns = (self.starts, self.starts + self.lengths, self._present)
-            planes = range(len(self.starts))
-            places = [
-                zip(*(column[plane].tolist() for column in columns), strict=True)
-                for plane in planes
-            ]
-            self._places = list(zip(self.tiles.tolist(), *places, strict=True))
+            self._locate()
         if self._fills:
             row, column = self._places[index][0]
             return EncodedTile(self.level, row, column, (), self._background, self._fills[index])
@@ -168,6 +171,15 @@ class EncodedBatch(Sequence["EncodedTile"]):
         else:
             segments = tuple([self._segment(*place) for place in places])
         return EncodedTile(self.level, row, column, segments, self._background)
+
+    def data(self, index: int) -> memoryview | None:
+        """Return the bytes of a tile that is one segment; None if it has to be taken as a tile."""
+        if self._reasons or self._fills or self.lost is not None:
+            return None
+        if not self._places:
+            self._locate()
+        _, (start, end, present) = self._places[index]
+        return self.view[start:end] if present else None
 
     def _unless_unreadable(
         self, segment: int, start: int, end: int, present: bool

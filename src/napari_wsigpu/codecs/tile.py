@@ -15,7 +15,7 @@ from napari_wsigpu.storage.source import Unreadable
 from napari_wsigpu.tags import FILLORDER, PREDICTOR
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -82,6 +82,21 @@ def decode_tile(tile: EncodedTile, memory: NDArray[np.uint8]) -> NDArray[Any]:
             target = pixels[: part.shape[0], : part.shape[1]]
             target[..., plane * samples : (plane + 1) * samples] = part
     return pixels[:height, :width]
+
+
+def decode_whole(level: LevelLayout) -> Callable[[memoryview, NDArray[Any]], None] | None:
+    """Return what decodes tiles of a level that are one picture of full size, or None.
+
+    It does nothing else: where thousands of tiles a second are decoded, threads wait for each
+    other in the interpreter. For a tile that it refuses there is `decode_tile`.
+    """
+    encoding = level.encoding
+    compression = BY_CODE[encoding.compression]
+    one = level.grid.planes == 1 and encoding.jpeg_header is None
+    if not one or isinstance(compression, ByteCompression):
+        return None
+    decode = compression.decode
+    return lambda data, out: decode(data, encoding, 0, out)
 
 
 def _decode_intervals(header: bytes, tile: EncodedTile, memory: NDArray[np.uint8]) -> NDArray[Any]:

@@ -477,10 +477,8 @@ class CudaDevice:
         self._launch("merge_planes", grid, arguments, stream)
 
     def shared(self, count: int, dtype: DTypeLike) -> NDArray[Any]:
-        """Return zeros in page-locked memory, which kernels can use."""
-        memory = self.pinned.take((count,), np.dtype(dtype), surely=True)
-        memory[:] = 0
-        return memory
+        """Return page-locked memory, which kernels can use."""
+        return self.pinned.take((count,), np.dtype(dtype), surely=True)
 
     @cached_property
     def _kernels(self) -> dict[str, Any]:

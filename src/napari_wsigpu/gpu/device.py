@@ -259,7 +259,7 @@ class Device(Protocol):
         """
 
     def shared(self, count: int, dtype: DTypeLike) -> NDArray[Any]:
-        """Return zeros in host memory that the device can read and set.
+        """Return host memory that the device can read and set.
 
         Raises
         ------

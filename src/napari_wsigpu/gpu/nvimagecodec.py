@@ -9,15 +9,13 @@ from napari_wsigpu.gpu.codestream import Jpeg2000Streams, recipe
 from napari_wsigpu.gpu.stack import JpegStreams
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from napari_wsigpu.codecs.cpu import CpuDecoder
     from napari_wsigpu.codecs.decoder import Deliver, EncodedBatch
     from napari_wsigpu.gpu.device import Slots, Stream
     from napari_wsigpu.gpu.verify import Verifier
     from napari_wsigpu.gpu.worker import DecodeWorker
     from napari_wsigpu.layout import LevelLayout
+    from napari_wsigpu.storage.source import Spacing
 
 
 class NvImageCodecDecoder:
@@ -85,12 +83,12 @@ class NvImageCodecDecoder:
         """Free memory that the worker keeps for the next batch."""
         self.worker.trim()
 
-    def gaps(self, level: LevelLayout, count: int) -> NDArray[np.int64] | None:
-        """Return how many bytes `schedule` would have free before each of so many tiles."""
+    def spacing(self, level: LevelLayout, count: int) -> Spacing | None:
+        """Return how `schedule` would have so many tiles lie in their buffer."""
         made, device = self.maker(level), self.worker.device
         if not isinstance(made, JpegStreams) or not device.jpegs_filled:
             return None
-        return made.gaps(count, device.jpegs_at_once)
+        return made.spacing(count, device.jpegs_at_once)
 
     def maker(self, level: LevelLayout) -> JpegStreams | Jpeg2000Streams | str:
         """Return what makes a level's code streams, or why the CPU decodes it."""

@@ -31,6 +31,7 @@ from napari_wsigpu.gpu.joining import (
 )
 from napari_wsigpu.gpu.library import ImageFormat
 from napari_wsigpu.gpu.tables import JPEG_TILE
+from napari_wsigpu.storage.source import Spacing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 SHORTEST, MOST_PADDING = 4, 64
 # Where tiles are put together as they lie, the header of a stack goes before its first one.
 MARGIN = 1024
+# So many bytes are left over between two tiles that are read at once, less than `joining` can fill.
+MOST_BETWEEN = 2048
 BITS = 8
 YCBCR_TRANSFORM = 1
 RGB_IDS = b"RGB"
@@ -149,12 +152,12 @@ class JpegStreams:
         own = header if alone and batch.shared and work.device.jpegs_filled else None
         return StackedTiles(stacks, scans, shape, batch, work, own, to_rgb=self._how.convert)
 
-    def gaps(self, count: int, at_once: int) -> NDArray[np.int64]:
-        """Return how many bytes to leave free before each of so many tiles, if all are alike."""
+    def spacing(self, count: int, at_once: int) -> Spacing:
+        """Return how so many tiles are to lie in a buffer, if all are alike."""
         most = min(-(-count // at_once), max(1, MOST_ROWS // self._size[0]))
         found = np.zeros(count, np.int64)
         found[cut(count, most)[:-1]] = MARGIN
-        return found
+        return Spacing(found, MOST_BETWEEN)
 
     def _alike(self, header: bytes, batch: EncodedBatch, count: int) -> Scans | None:
         """Return the tiles if all are whole and have this header."""

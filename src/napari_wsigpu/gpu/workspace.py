@@ -65,7 +65,7 @@ class Workspace:
             self._planes = size, memory
         if tiles > len(self.doubts):
             self.doubts = self.device.shared(2 * tiles, np.int32)
-        self.doubts[:] = 0
+        self.doubts[:tiles] = 0
 
     def clear(self) -> None:
         """Let go of the batch."""

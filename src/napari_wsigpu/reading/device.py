@@ -479,8 +479,10 @@ class DeviceExecutor:
 
     def _encoded(self, image: LevelLayout, tiles: Integers) -> EncodedBatch:
         offsets, wanted = image.grid.ranges(*tiles.T)
-        gaps = self._decoder.gaps(image, len(tiles))
-        joined = self._source.read_joined(offsets.ravel(), wanted.ravel(), self._new_buffer, gaps)
+        spacing = self._decoder.spacing(image, len(tiles))
+        joined = self._source.read_joined(
+            offsets.ravel(), wanted.ravel(), self._new_buffer, spacing
+        )
         self._log.count(bytes_read=int(joined.lengths.sum()))
         shape = offsets.shape
         # A segment that the file was to hold, but that lies beyond its end, is no missing one.

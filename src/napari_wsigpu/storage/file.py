@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.storage.source import Fill, NewBuffer
+    from napari_wsigpu.storage.source import Fill, NewBuffer, Spacing
 
 MERGE_GAP = 64 << 10
 MERGE_LIMIT = 16 << 20
@@ -92,7 +92,7 @@ def join_ranges(
     lengths: NDArray[np.int64],
     end: int,
     page: int = 1,
-    gaps: NDArray[np.int64] | None = None,
+    spacing: Spacing | None = None,
 ) -> Joined:
     """Plan to read many ranges into one buffer, those that lie near each other at once.
 
@@ -105,9 +105,8 @@ def join_ranges(
     page : int
         What offsets and sizes of runs, and their places, are to be multiples of, but for where
         the file ends.
-    gaps : ndarray of int64, shape (ranges,), optional
-        How many bytes are left free before each range; where some are, it begins a run. As many
-        as the most of them are left behind the last run.
+    spacing : Spacing, optional
+        How they are to lie there; a range with free bytes before it begins a run.
     """
     lengths = np.maximum(np.minimum(lengths, end - offsets), 0)
     lengths[offsets < 0] = 0
@@ -122,14 +121,15 @@ def join_ranges(
     if page > 1:
         begin, past = first // page * page, np.minimum(-(-past // page) * page, end)
     reached = np.maximum.accumulate(past)
-    begins = np.zeros(len(order), np.bool_) if gaps is None else gaps[order] > 0
+    begins = np.zeros(len(order), np.bool_) if spacing is None else spacing.gaps[order] > 0
     begins[0] = True
-    begins[1:] |= begin[1:] > reached[:-1] + MERGE_GAP
+    begins[1:] |= begin[1:] > reached[:-1] + (MERGE_GAP if spacing is None else spacing.most)
     edges = np.append(begins, True).nonzero()[0]
     heads, stops = edges[:-1], edges[1:]
     sizes = reached[stops - 1] - begin[heads]
-    behind = 0 if gaps is None else int(gaps.max())
-    places = (sizes if gaps is None else sizes + gaps[order[heads]]).cumsum() - sizes
+    behind = 0 if spacing is None else int(spacing.gaps.max())
+    before = 0 if spacing is None else spacing.gaps[order[heads]]
+    places = (sizes + before).cumsum() - sizes
     table = begin[heads], places, sizes
     runs = list(map(Run, *(column.tolist() for column in table)))
     starts = np.zeros(len(offsets), np.int64)
@@ -182,10 +182,10 @@ class FileSource:
         offsets: NDArray[np.int64],
         lengths: NDArray[np.int64],
         new_buffer: NewBuffer = bytearray,
-        gaps: NDArray[np.int64] | None = None,
+        spacing: Spacing | None = None,
     ) -> JoinedBytes:
         """Read many ranges into one buffer; see `ByteSource.read_joined`."""
-        joined = join_ranges(offsets, lengths, self._size, gaps=gaps)
+        joined = join_ranges(offsets, lengths, self._size, spacing=spacing)
         buffer = new_buffer(joined.size)
         view = memoryview(buffer)
         with self._handle() as file:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.layout import SlideFile
-    from napari_wsigpu.storage.source import Fill, NewBuffer
+    from napari_wsigpu.storage.source import Fill, NewBuffer, Spacing
 
 
 class FilesSource:
@@ -47,13 +47,13 @@ class FilesSource:
         offsets: NDArray[np.int64],
         lengths: NDArray[np.int64],
         new_buffer: NewBuffer = bytearray,
-        gaps: NDArray[np.int64] | None = None,
+        spacing: Spacing | None = None,
     ) -> JoinedBytes:
         """Read many ranges into one buffer; see `ByteSource.read_joined`."""
         parts = self._by_file(offsets)
         if len(parts) == 1:
             source, start, _ = parts[0]
-            return source.read_joined(offsets - start, lengths, new_buffer, gaps)
+            return source.read_joined(offsets - start, lengths, new_buffer, spacing)
         read = [
             (members, source.read_joined(offsets[members] - start, lengths[members]))
             for source, start, members in parts

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.storage.source import NewBuffer
+    from napari_wsigpu.storage.source import NewBuffer, Spacing
 
 
 class MemorySource:
@@ -31,7 +31,7 @@ class MemorySource:
         offsets: NDArray[np.int64],
         lengths: NDArray[np.int64],
         new_buffer: NewBuffer = bytearray,
-        gaps: NDArray[np.int64] | None = None,
+        spacing: Spacing | None = None,
     ) -> JoinedBytes:
         """Return all bytes, and where each range lies in them."""
         size = len(self._data)

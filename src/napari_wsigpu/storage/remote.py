@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.storage.connection import Answer
-    from napari_wsigpu.storage.source import JoinedBytes, NewBuffer
+    from napari_wsigpu.storage.source import JoinedBytes, NewBuffer, Spacing
 
 BLOCK = 64 << 10
 MERGED_GAP = 4  # blocks
@@ -121,7 +121,7 @@ class RemoteSource:
         offsets: NDArray[np.int64],
         lengths: NDArray[np.int64],
         new_buffer: NewBuffer = bytearray,
-        gaps: NDArray[np.int64] | None = None,
+        spacing: Spacing | None = None,
     ) -> JoinedBytes:
         """Read many ranges into one buffer; see `ByteSource.read_joined`."""
         ranges = list(zip(offsets.tolist(), lengths.tolist(), strict=True))

@@ -65,6 +65,21 @@ class JoinedBytes(NamedTuple):
     reasons: Mapping[int, str] = NO_REASONS
 
 
+class Spacing(NamedTuple):
+    """How ranges are to lie in one buffer.
+
+    Attributes
+    ----------
+    gaps : ndarray of int64, shape (ranges,)
+        How many bytes to leave free before each range, and the most of them behind the last.
+    most : int
+        How many other bytes may lie between two ranges.
+    """
+
+    gaps: NDArray[np.int64]
+    most: int
+
+
 class ByteSource(Protocol):
     """Encoded bytes by position, from any thread."""
 
@@ -82,7 +97,7 @@ class ByteSource(Protocol):
         offsets: NDArray[np.int64],
         lengths: NDArray[np.int64],
         new_buffer: NewBuffer = bytearray,
-        gaps: NDArray[np.int64] | None = None,
+        spacing: Spacing | None = None,
     ) -> JoinedBytes:
         """Read many ranges into one buffer.
 
@@ -92,9 +107,9 @@ class ByteSource(Protocol):
             In any order; they may overlap.
         new_buffer : callable
             Gives a buffer of at least so many bytes.
-        gaps : ndarray of int64, shape (ranges,), optional
-            How many bytes to leave free before each range, and the most of them behind the last;
-            a source that gains nothing by reading neighbours at once may leave none.
+        spacing : Spacing, optional
+            How they are to lie there; a source that gains nothing by reading neighbours at once
+            may do otherwise.
 
         Raises
         ------

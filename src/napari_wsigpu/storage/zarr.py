@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.layout import LevelLayout, SlideFile
-    from napari_wsigpu.storage.source import Fill, JoinedBytes, NewBuffer
+    from napari_wsigpu.storage.source import Fill, JoinedBytes, NewBuffer, Spacing
     from napari_wsigpu.storage.zarr_chunks import Chunk, Encoded
 
 DECODERS: dict[str, Callable[..., Sized]] = {
@@ -129,7 +129,7 @@ class ZarrSource:
         offsets: NDArray[np.int64],
         lengths: NDArray[np.int64],
         new_buffer: NewBuffer = bytearray,
-        gaps: NDArray[np.int64] | None = None,
+        spacing: Spacing | None = None,
     ) -> JoinedBytes:
         """Read many ranges into one buffer; see `ByteSource.read_joined`."""
         ranges = list(zip(offsets.tolist(), lengths.tolist(), strict=True))
