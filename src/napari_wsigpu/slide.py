@@ -47,7 +47,8 @@ if TYPE_CHECKING:
 
 LARGEST_OVERVIEW = 1024
 REMOTE_BATCH = 64
-AHEAD = 2, 3  # batches at the same time to the host, and to a device
+# Batches at the same time to the host and to a device, and single regions to a device.
+AHEAD_ON_HOST, AHEAD_ON_DEVICE, REGIONS_ON_DEVICE = 2, 3, 4
 
 _slide_numbers = count()
 
@@ -371,7 +372,8 @@ class Slide:
             Where the pixels shall be, as in `read_region`.
         num_workers : int, optional
             How many regions or batches are read at the same time, at most 64; by default 2 to the
-            host, whose cores decode each of them together, and 3 to a device. With 0 each is read
+            host, whose cores decode each of them together, and 3 (of single
+            regions 4) to a device. With 0 each is read
             when it is asked for.
         prefetch_factor : int
             How many regions or batches each worker reads ahead of the one that is handed out.
@@ -416,7 +418,7 @@ class Slide:
             read,
             locations,
             batch_size=batch_size,
-            num_workers=AHEAD[device != "cpu"] if num_workers is None else num_workers,
+            num_workers=_ahead(device, batch_size) if num_workers is None else num_workers,
             prefetch_factor=prefetch_factor,
             shuffle=shuffle,
             seed=seed,
@@ -773,6 +775,12 @@ def _integers(name: str, values: tuple[int, int]) -> tuple[int, int]:
     except (TypeError, ValueError):
         raise RegionError(f"The {name} {values!r} is not a pair of whole numbers.") from None
     return first, second
+
+
+def _ahead(device: str, batch_size: int | None) -> int:
+    if device == "cpu":
+        return AHEAD_ON_HOST
+    return REGIONS_ON_DEVICE if batch_size is None else AHEAD_ON_DEVICE
 
 
 def _rounded(x: float, y: float) -> tuple[int, int]:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from napari_wsigpu.codecs.tile import decode_tile, decode_whole, refusal
+from napari_wsigpu.codecs.tile import decode_tile, refusal, whole_tiles
 from napari_wsigpu.errors import SlideError
 from napari_wsigpu.memory import TileMemory
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -71,6 +70,7 @@ class CpuDecoder:
         self._workers = threads_at_work() - 1 if workers is None else workers
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
+        self._active = 0
         self._memory = TileMemory()
 
     def refusal(self, level: LevelLayout) -> str | None:
@@ -79,14 +79,18 @@ class CpuDecoder:
 
     def schedule(self, batch: EncodedBatch, slots: HostSlots, deliver: Deliver) -> CpuBatch:
         """Begin to decode a batch and return at once; see `Decoder.schedule`."""
-        pending = CpuBatch(batch, slots, deliver, self._memory)
+        pending = CpuBatch(batch, slots, deliver, self._memory, self._finished)
         if not self._workers:
             return pending
         with self._lock:
-            if self._pool is None:
+            # Batches share the threads: who waits for one works, too.
+            self._active += 1
+            helpers = min(-(-self._workers // self._active), len(batch) - 1)
+            if self._pool is None and helpers > 0:
                 self._pool = ThreadPoolExecutor(self._workers, "wsigpu-decode")
             with suppress(RuntimeError):  # the interpreter ends: who waits decodes alone
-                for _ in range(min(self._workers, len(batch))):
+                for _ in range(helpers):
+                    assert self._pool is not None
                     pending.helpers.append(self._pool.submit(pending.work))
         return pending
 
@@ -98,61 +102,79 @@ class CpuDecoder:
         if pool is not None:
             pool.shutdown(wait=True)
 
+    def _finished(self) -> None:
+        with self._lock:
+            self._active -= 1
+
 
 class CpuBatch:
-    """Tiles that any number of threads take from one queue."""
+    """Tiles that any number of threads take in turn."""
 
     def __init__(
-        self, batch: EncodedBatch, slots: HostSlots, deliver: Deliver, memory: TileMemory
+        self,
+        batch: EncodedBatch,
+        slots: HostSlots,
+        deliver: Deliver,
+        memory: TileMemory,
+        finished: Callable[[], None],
     ) -> None:
+        level = batch.level
         self._batch: EncodedBatch | None = batch
         self._slots = slots
         self._deliver = deliver
         self._memory = memory
-        level = batch.level
+        self._finished = finished
         self._size, self._dtype = level.tile_bytes, level.dtype
         self._shape = level.grid.tile_height, level.grid.tile_width, level.channels
-        self._decode = decode_whole(level)
-        self._queue = deque(range(len(batch)))
+        self._whole, self._data = whole_tiles(batch)
+        # One iterator for all threads: to take the next number needs no lock.
+        self._numbers = iter(range(len(batch)))
+        self._ended = False
         self._failures: dict[int, str] = {}
         self._error: SlideError | None = None
         self.helpers: list[Future[None]] = []
 
     def work(self) -> None:
         """Decode tiles until none is left."""
-        batch, slots, deliver, shape = self._batch, self._slots, self._deliver, self._shape
-        own: NDArray[np.uint8] | None = None
-        while self._queue and batch is not None:
-            try:
-                index = self._queue.popleft()
-            except IndexError:
+        # Thousands of times a second here threads wait for each other in the interpreter.
+        batch, deliver, whole, data = self._batch, self._deliver, self._whole, self._data
+        memories, pixels, shape, dtype = (
+            self._slots.memory,
+            self._slots.pixels,
+            self._shape,
+            self._dtype,
+        )
+        own: tuple[NDArray[np.uint8], NDArray[Any]] | None = None
+        for number in self._numbers:
+            if self._ended or batch is None:
                 return
-            memory = slots.memory[index]
-            if memory is None:
-                # Used again for the next tile, it stays in the core's cache.
-                memory = own = self._memory.take(self._size) if own is None else own
-            data = None if self._decode is None else batch.data(index)
+            memory = memories[number]
+            if memory is not None:
+                out = memory.view(dtype).reshape(shape)
+            else:
+                if own is None:
+                    # Used again for the next tile, it stays in the core's cache.
+                    memory = self._memory.take(self._size)
+                    own = memory, memory.view(dtype).reshape(shape)
+                memory, out = own
+            encoded = data[number] if data else None
             try:
-                pixels = memory.view(self._dtype).reshape(shape)
-                if data is None or not self._decodes(data, pixels):
-                    pixels = decode_tile(batch[index], memory)
-                slots.pixels[index] = pixels
+                if encoded is not None and whole is not None:
+                    try:
+                        whole(encoded, out)
+                    except (RuntimeError, ValueError):
+                        out = decode_tile(batch[number], memory)
+                else:
+                    out = decode_tile(batch[number], memory)
             except SlideError as error:
                 self._error = error
-                self._queue.clear()
+                self._ended = True
             except (RuntimeError, ValueError, TypeError, MemoryError) as error:
-                self._failures[index] = str(error) or type(error).__name__
+                self._failures[number] = str(error) or type(error).__name__
             else:
-                deliver((index,))
-                slots.pixels[index] = None
-
-    def _decodes(self, data: memoryview, pixels: NDArray[Any]) -> bool:
-        assert self._decode is not None
-        try:
-            self._decode(data, pixels)
-        except (RuntimeError, ValueError):
-            return False
-        return True
+                pixels[number] = out
+                deliver((number,))
+                pixels[number] = None
 
     def wait(self) -> dict[int, str]:
         """Help decoding, and return when every tile was delivered or failed."""
@@ -166,12 +188,14 @@ class CpuBatch:
 
     def cancel(self) -> None:
         """Drop tiles that are not begun and return when no more will be delivered."""
-        self._queue.clear()
+        self._ended = True
         for helper in self.helpers:
             if not helper.cancel():
                 helper.result()
+        if self._batch is not None:
+            self._finished()
         # Who delivers may hold this batch: nothing is to live on for a circle's sake.
-        self.helpers, self._batch = [], None
+        self.helpers, self._batch, self._data = [], None, []
         self._slots, self._deliver = HostSlots([]), _ignore
 
 

@@ -172,14 +172,23 @@ class EncodedBatch(Sequence["EncodedTile"]):
             segments = tuple([self._segment(*place) for place in places])
         return EncodedTile(self.level, row, column, segments, self._background)
 
-    def data(self, index: int) -> memoryview | None:
-        """Return the bytes of a tile that is one segment; None if it has to be taken as a tile."""
-        if self._reasons or self._fills or self.lost is not None:
-            return None
-        if not self._places:
-            self._locate()
-        _, (start, end, present) = self._places[index]
-        return self.view[start:end] if present else None
+    @property
+    def single(self) -> bool:
+        """Whether each tile is one segment of the buffer as it was read."""
+        as_read = not self._reasons and not self._fills and self.lost is None
+        return as_read and len(self.starts) == 1
+
+    def segments(self, ending: bytes = b"") -> list[memoryview | None]:
+        """Return the bytes of all tiles, which are `single`; None for those that end otherwise."""
+        starts, ends = self.starts[0], self.starts[0] + self.lengths[0]
+        good = self._present[0] & (self.lengths[0] >= len(ending))
+        for number, byte in enumerate(reversed(ending), 1):
+            good[good] = self._bytes[ends[good] - number] == byte
+        view = self.view
+        return [
+            view[start:end] if fits else None
+            for start, end, fits in zip(starts.tolist(), ends.tolist(), good.tolist(), strict=True)
+        ]
 
     def _unless_unreadable(
         self, segment: int, start: int, end: int, present: bool

@@ -12,7 +12,7 @@ from napari_wsigpu.codecs.intervals import join_intervals
 from napari_wsigpu.codecs.jpeg import END_OF_IMAGE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -35,6 +35,12 @@ def decode_jpeg(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) ->
     imagecodecs.jpeg_decode(
         data, tables=encoding.jpeg_tables[plane], out=out, **COLORS[encoding.jpeg_color]
     )
+
+
+def jpeg_decoder(encoding: Encoding) -> Callable[[memoryview, NDArray[Any]], Any]:
+    """Return what decodes JPEGs of 8 bits that are known to be whole; it refuses others."""
+    tables, colors = encoding.jpeg_tables[0], COLORS[encoding.jpeg_color]
+    return lambda data, out: imagecodecs.jpeg8_decode(data, tables=tables, out=out, **colors)
 
 
 def decode_intervals(

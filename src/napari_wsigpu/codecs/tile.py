@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import imagecodecs
 import numpy as np
 
-from napari_wsigpu.codecs.jpeg_tiles import decode_intervals
+from napari_wsigpu.codecs.jpeg import END_OF_IMAGE
+from napari_wsigpu.codecs.jpeg_tiles import decode_intervals, decode_jpeg, jpeg_decoder
 from napari_wsigpu.codecs.lerc import WRAPPINGS
 from napari_wsigpu.codecs.table import BY_CODE, ByteCompression, compression_name
 from napari_wsigpu.storage.source import Unreadable
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.codecs.decoder import EncodedTile
+    from napari_wsigpu.codecs.decoder import EncodedBatch, EncodedTile
     from napari_wsigpu.codecs.table import Unpack
     from napari_wsigpu.layout import Encoding, LevelLayout
 
@@ -84,19 +85,32 @@ def decode_tile(tile: EncodedTile, memory: NDArray[np.uint8]) -> NDArray[Any]:
     return pixels[:height, :width]
 
 
-def decode_whole(level: LevelLayout) -> Callable[[memoryview, NDArray[Any]], None] | None:
-    """Return what decodes tiles of a level that are one picture of full size, or None.
+def whole_tiles(
+    batch: EncodedBatch,
+) -> tuple[Callable[[memoryview, NDArray[Any]], Any] | None, list[memoryview | None]]:
+    """Return what decodes those tiles of a batch that are one sound picture of full size.
 
-    It does nothing else: where thousands of tiles a second are decoded, threads wait for each
-    other in the interpreter. For a tile that it refuses there is `decode_tile`.
+    It does nothing else, to take as little of the interpreter's time as can be. What it refuses,
+    and other tiles, are for `decode_tile`.
+
+    Returns
+    -------
+    callable or None
+        Takes the bytes of a tile, and an array to decode into.
+    list of (memoryview or None)
+        The bytes of each tile that may be decoded so; empty if none may.
     """
+    level = batch.level
     encoding = level.encoding
     compression = BY_CODE[encoding.compression]
-    one = level.grid.planes == 1 and encoding.jpeg_header is None
-    if not one or isinstance(compression, ByteCompression):
-        return None
+    if not batch.single or encoding.jpeg_header is not None:
+        return None, []
+    if isinstance(compression, ByteCompression):
+        return None, []
     decode = compression.decode
-    return lambda data, out: decode(data, encoding, 0, out)
+    if decode is decode_jpeg:
+        return jpeg_decoder(encoding), batch.segments(END_OF_IMAGE)
+    return (lambda data, out: decode(data, encoding, 0, out)), batch.segments()
 
 
 def _decode_intervals(header: bytes, tile: EncodedTile, memory: NDArray[np.uint8]) -> NDArray[Any]:

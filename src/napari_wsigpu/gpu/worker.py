@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     Job = Callable[["DecodeWorker"], None]
 
 MOST_IDLE = 4
+# To make it page-locked takes longer than to fill it: one for a thousand tiles serves fewer, too.
+SMALLEST_BUFFER = 16 << 20
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +63,7 @@ class DecodeWorker:
             self.stream = device.new_stream()
         self._decoders: dict[str, tuple[LibraryDecoder, str] | None] = {}
         self._workspaces: deque[Workspace] = deque(maxlen=MOST_IDLE)
+        self._buffers: deque[memoryview] = deque(maxlen=2 * MOST_IDLE)
         self._witness: ThreadPoolExecutor | None = None
         self.loader = Loader(device)
         self._warned: set[str] = set()
@@ -110,9 +113,33 @@ class DecodeWorker:
         workspace.clear()
         self._workspaces.append(workspace)
 
+    def take_buffer(self, size: int) -> memoryview:
+        """Give out page-locked memory for encoded bytes, to come back by `give_buffer`.
+
+        It is used again, since new memory costs more than to read, and for all slides.
+
+        Raises
+        ------
+        MemoryError
+            If there is not enough.
+        """
+        for _ in range(len(self._buffers)):
+            try:
+                buffer = self._buffers.pop()
+            except IndexError:
+                break
+            if len(buffer) >= size:
+                return buffer
+        return self.device.shared(max(SMALLEST_BUFFER, size + size // 4), np.uint8).data
+
+    def give_buffer(self, buffer: memoryview) -> None:
+        """Take page-locked memory back."""
+        self._buffers.append(buffer)
+
     def trim(self) -> None:
-        """Free the memory of workspaces that nobody uses now."""
+        """Free the memory of workspaces and buffers that nobody uses now."""
         self._workspaces.clear()
+        self._buffers.clear()
 
     def witness(self, tile: EncodedTile) -> Future[NDArray[Any]]:
         """Have a tile decoded on the CPU, to be compared; by a thread that is there already.

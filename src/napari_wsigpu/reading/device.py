@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
 BATCH_TILES = 1024
 BATCH_PIXEL_BYTES = 256 << 20
 IN_FLIGHT = 2
-SMALLEST_BUFFER = 1 << 20
 
 
 @dataclass
@@ -70,6 +68,8 @@ class _Output:
         What colours become.
     corrected : bool
         Whether tiles were pasted again after the pixels could have been copied.
+    settled : bool
+        Whether all work that the stream was given for them is done.
     host : ndarray or None
         The copy on the host, if one is wanted.
     """
@@ -83,6 +83,7 @@ class _Output:
     colors: Any
     stream: Any = None
     corrected: bool = False
+    settled: bool = False
     host: NDArray[Any] | None = None
     failures: dict[TileKey, str] = field(default_factory=dict)
 
@@ -143,7 +144,6 @@ class DeviceExecutor:
         self._released = False
         self._doubted = False
         self._idle_streams: list[Stream] = []
-        self._idle_buffers: deque[memoryview] = deque(maxlen=4 * IN_FLIGHT)
 
     @property
     def device(self) -> Device:
@@ -272,7 +272,6 @@ class DeviceExecutor:
         self._decoder.release()
         with self._lock:
             self._idle_streams.clear()
-            self._idle_buffers.clear()
 
     def work(self, task: Callable[[Stream], Any]) -> Any:
         """Have work of the caller's done on a stream, and wait for it.
@@ -323,9 +322,11 @@ class DeviceExecutor:
                         else:
                             self._read(plan, reserved, here, output, last=last)
                     if output.to_host and output.host is None:
+                        output.settled = False
                         output.host = self.device.download(output.pixels, stream)
                 finally:
-                    stream.synchronize()
+                    if not output.settled:
+                        stream.synchronize()
         finally:
             for reserved, _ in found:
                 if reserved is not None:
@@ -354,6 +355,7 @@ class DeviceExecutor:
         last: bool,
     ) -> None:
         """Paste the tiles that are here, and decode and paste the others."""
+        output.settled = False
         self._log.count(
             tiles_asked=len(plan.tiles) + len(plan.blanks),
             cache_hits=int(np.count_nonzero(here)),
@@ -417,6 +419,7 @@ class DeviceExecutor:
                     absent, here = absent[len(flying[-1].tiles) :], here[:0]
             while flying:
                 self._finish(plan, flying.pop(0), output)
+            output.settled = True
             if output.to_host:
                 if output.corrected:
                     output.host = None
@@ -481,7 +484,7 @@ class DeviceExecutor:
         offsets, wanted = image.grid.ranges(*tiles.T)
         spacing = self._decoder.spacing(image, len(tiles))
         joined = self._source.read_joined(
-            offsets.ravel(), wanted.ravel(), self._new_buffer, spacing
+            offsets.ravel(), wanted.ravel(), self._decoder.worker.take_buffer, spacing
         )
         self._log.count(bytes_read=int(joined.lengths.sum()))
         shape = offsets.shape
@@ -497,14 +500,6 @@ class DeviceExecutor:
             reasons=joined.reasons,
             shared=True,
         )
-
-    def _new_buffer(self, size: int) -> memoryview:
-        """Give out a buffer that is used again, since new memory costs more than to read."""
-        with self._lock:
-            buffer = self._idle_buffers.pop() if self._idle_buffers else None
-        if buffer is None or len(buffer) < size:
-            buffer = self.device.shared(max(SMALLEST_BUFFER, size + size // 4), np.uint8).data
-        return buffer
 
     def _paste(self, plan: ReadPlan, tiles: Integers, addresses: Integers, output: _Output) -> None:
         """Copy parts of tiles that lie at addresses to their places."""
@@ -553,7 +548,7 @@ class DeviceExecutor:
                 )
         finally:
             self._tiles.unpin(batch.reserved)
-        self._idle_buffers.append(batch.buffer)
+        self._decoder.worker.give_buffer(batch.buffer)
         by_cpu = batch.pending.on_cpu
         self._log.count_decoded(cpu=by_cpu - len(failed), nvimagecodec=len(batch.tiles) - by_cpu)
         self._log.count(bytes_decoded=(len(batch.tiles) - len(failed)) * image.tile_bytes)
@@ -607,8 +602,12 @@ class DeviceExecutor:
 
 def _shows_background(plans: Sequence[ReadPlan], wish: Wish) -> bool:
     """Whether pixels may be left over when all tiles were pasted."""
-    covered = np.any([plan.covered for plan in plans], axis=0)
-    return wish.tolerant or not covered.all() or any(len(plan.blanks) for plan in plans)
+    if wish.tolerant or any(len(plan.blanks) for plan in plans):
+        return True
+    covered = plans[0].covered
+    for plan in plans[1:]:
+        covered = covered | plan.covered
+    return not covered.all()
 
 
 def tile_format(image: LevelLayout) -> TileFormat:

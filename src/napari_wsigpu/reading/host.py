@@ -250,6 +250,15 @@ class HostExecutor:
         numbers = batch.tolist()
         colours = None if wish.table is None else wish.table
 
+        if colours is None and not any(kept):
+            pixels_of = slots.pixels
+
+            def paste(indices: Sequence[int]) -> None:
+                for index in indices:
+                    take(numbers[index], pixels_of[index])
+
+            return self._decoder.schedule(self._encoded(image, plan.tiles[batch]), slots, paste)
+
         def deliver(indices: Sequence[int]) -> None:
             for index in indices:
                 pixels = slots.pixels[index]

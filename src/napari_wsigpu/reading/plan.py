@@ -71,6 +71,11 @@ class Regions:
         return len(self.tops)
 
     @property
+    def corners(self) -> list[tuple[int, int]]:
+        """Top and left of each."""
+        return list(zip(self.tops.tolist(), self.lefts.tolist(), strict=True))
+
+    @property
     def shapes(self) -> list[tuple[int, int]]:
         """Height and width of each."""
         return list(zip(self.heights.tolist(), self.widths.tolist(), strict=True))
@@ -112,6 +117,9 @@ class Pastes:
     def __getitem__(self, chosen: NDArray[np.int64] | NDArray[np.bool_]) -> Pastes:
         """Return some of them."""
         return Pastes(*(getattr(self, field.name)[chosen] for field in fields(self)))
+
+
+NO_PASTES = Pastes(*[NOTHING] * 8)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -212,6 +220,8 @@ def plan_regions(
         the background where nothing is pasted.
     """
     image = images[number]
+    if not image.parts and len(regions) == 1 and regions.step == (1, 1):
+        return [_plan_one(number, image, regions)]
     if not image.parts:
         rows = _whole(regions.tops, regions.step[0], regions.heights, image.height)
         columns = _whole(regions.lefts, regions.step[1], regions.widths, image.width)
@@ -340,10 +350,7 @@ def _plan(
     place = down.tile[row] * grid.columns + across.tile[column]
     region = down.region[row]
     height, width = down.length[row], across.length[column]
-    if len(regions) == 1 and not image.parts:
-        places, tile = place, np.arange(len(place))
-    else:
-        places, tile = np.unique(place, return_inverse=True)
+    places, tile = np.unique(place, return_inverse=True)
     pastes = Pastes(
         tile,
         region,
@@ -359,25 +366,77 @@ def _plan(
     area = np.bincount(region, height * width, len(regions))
     covered = area == regions.heights * regions.widths
     stored: NDArray[np.bool_] = np.any(grid.byte_counts[:, tiles[:, 0], tiles[:, 1]] > 0, axis=0)
-    blanks = Pastes(*[NOTHING] * 8)
+    pastes = pastes[np.argsort(tile, kind="stable")]
+    return _without_blanks(number, image, regions, tiles, stored, pastes, covered)
+
+
+def _plan_one(number: int, image: LevelLayout, regions: Regions) -> ReadPlan:
+    """Plan one region, in a fraction of the time: no tile is needed twice."""
+    grid = image.grid
+    (top, left), (height, width) = regions.corners[0], regions.shapes[0]
+    down = _cut_one(top, height, image.height, grid.tile_height)
+    across = _cut_one(left, width, image.width, grid.tile_width)
+    rows, columns = np.repeat(down, len(across), axis=0), np.tile(across, (len(down), 1))
+    pastes = Pastes(
+        np.arange(len(rows)),
+        np.zeros(len(rows), np.int64),
+        rows[:, 2],
+        columns[:, 2],
+        rows[:, 1],
+        columns[:, 1],
+        rows[:, 3],
+        columns[:, 3],
+    )
+    tiles = np.column_stack([rows[:, 0], columns[:, 0]])
+    counts = grid.byte_counts
+    if len(tiles):
+        (first, begin), (last, end) = tiles[0].tolist(), tiles[-1].tolist()
+        counts = counts[:, first : last + 1, begin : end + 1]
+    else:
+        counts = counts[:, :0, :0]
+    stored: NDArray[np.bool_] = np.any(counts > 0, axis=0).ravel()
+    covered = np.array([down[:, 3].sum() * across[:, 3].sum() == height * width])
+    return _without_blanks(number, image, regions, tiles, stored, pastes, covered)
+
+
+def _cut_one(start: int, count: int, extent: int, size: int) -> Integers:
+    """Return (tile, position in it, position in the region, length) of each piece of one axis."""
+    first, end = max(0, -start), min(count, extent - start)
+    table = np.empty((0, 4), np.int64)
+    if first < end:
+        tiles = np.arange((start + first) // size, (start + end - 1) // size + 1)
+        begins = tiles * size - start
+        table = np.empty((len(tiles), 4), np.int64)
+        table[:, 0], table[:, 2] = tiles, np.maximum(begins, first)
+        table[:, 1] = table[:, 2] - begins
+        table[:, 3] = np.minimum(begins + size, end) - table[:, 2]
+    return table
+
+
+def _without_blanks(
+    number: int,
+    image: LevelLayout,
+    regions: Regions,
+    tiles: Integers,
+    stored: NDArray[np.bool_],
+    pastes: Pastes,
+    covered: NDArray[np.bool_],
+) -> ReadPlan:
+    """Return the plan, with tiles apart that show the background; pastes go tile by tile."""
+    blanks = NO_PASTES
     if image.missing == "background" and not stored.all():
+        tile = pastes.tile
         shown = stored[tile]
         renumbered = np.cumsum(stored) - 1
         blanks, pastes = pastes[~shown], pastes[shown]
         pastes = Pastes(renumbered[pastes.tile], *_columns(pastes)[1:])
         tiles, stored = tiles[stored], stored[stored]
-    if len(regions) > 1 or image.parts:
-        pastes = pastes[np.argsort(pastes.tile, kind="stable")]
     starts = np.searchsorted(pastes.tile, np.arange(len(tiles) + 1))
     return ReadPlan(number, regions, tiles, ~stored, pastes, starts, blanks, covered)
 
 
 def _pairs(first: Integers, second: Integers, regions: int) -> tuple[Integers, Integers]:
     """Return the indices of all pairs of entries that belong to the same region."""
-    if regions == 1:
-        return np.repeat(np.arange(len(first)), len(second)), np.tile(
-            np.arange(len(second)), len(first)
-        )
     ones, others = np.bincount(first, minlength=regions), np.bincount(second, minlength=regions)
     counts = ones * others
     region, number = _expand(np.zeros(regions, np.int64), counts)

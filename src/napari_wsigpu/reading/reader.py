@@ -338,8 +338,9 @@ class RegionReader:
 
     def _meant(self, wish: Wish) -> Wish:
         """Return a wish, less tiles to keep that a task alone reads."""
-        keep = wish.keep if self._keeps_whole or wish.keep == "none" else "partly"
-        return replace(wish, keep=keep)
+        if self._keeps_whole or wish.keep == "none":
+            return wish
+        return replace(wish, keep="partly")
 
     def _samples(self, number: int, wish: Wish) -> tuple[int, ...]:
         return () if wish.channel is not None else (self._images[number].channels,)
