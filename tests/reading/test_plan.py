@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from napari_wsigpu.geometry import Rect, Span
@@ -114,8 +114,10 @@ FAR = st.sampled_from([Rect(2**40, 3, 5, 4), Rect(3, -(2**40), 4, 5)])
 
 
 @st.composite
-def some_regions(draw):
+def some_regions(draw, *, whole=False):
+    """Any regions, and one larger than all images."""
     rects = draw(st.lists(st.one_of(RECTS, RECTS, RECTS, FAR), min_size=1, max_size=6))
+    rects += [Rect(-1, -1, 60, 60)] * whole
     step = draw(st.one_of(st.just((1, 1)), st.tuples(st.integers(1, 25), st.integers(1, 25))))
     return replace(Regions.of(rects), step=step)
 
@@ -222,7 +224,7 @@ def pieces(draw, length):
     """Lay an axis of so many pixels down in some pieces, which may leave pixels of it out."""
     count = draw(st.integers(1, min(4, length)))
     cuts = sorted(draw(st.sets(st.integers(1, length), min_size=count, max_size=count)))
-    start = draw(st.integers(-20, 50))
+    start = draw(st.integers(-length, 20))
     starts, sources, begin = [], [], 0
     for cut in cuts:
         skipped = draw(st.integers(0, cut - begin - 1))
@@ -235,10 +237,10 @@ def pieces(draw, length):
 @st.composite
 def mosaics(draw):
     """A mosaic and the numbers of its pictures, some of which lie there more than once."""
-    pictures = draw(st.lists(levels(missing=("background",)), min_size=1, max_size=3))
-    chosen = draw(st.lists(st.sampled_from(pictures), min_size=1, max_size=4))
+    pictures = draw(st.lists(levels(missing=("background",)), min_size=2, max_size=3))
+    chosen = [*pictures, *draw(st.lists(st.sampled_from(pictures), max_size=2))]
     laid = [Part(image, draw(pieces(image.height)), draw(pieces(image.width))) for image in chosen]
-    mosaic = LevelLayout.canvas(draw(st.integers(1, 60)), draw(st.integers(1, 60)), laid)
+    mosaic = LevelLayout.canvas(draw(st.integers(9, 50)), draw(st.integers(9, 50)), laid)
     return {0: mosaic, **dict(enumerate(pictures, 1))}
 
 
@@ -266,7 +268,8 @@ def painted(mosaic, pixels_of):
 
 
 class TestMosaics:
-    @given(images=mosaics(), regions=some_regions())
+    @settings(max_examples=300)
+    @given(images=mosaics(), regions=some_regions(whole=True))
     def test_regions_of_a_mosaic_are_those_of_the_painting(self, images, regions):
         pictures = {number: picture(image, number) for number, image in images.items() if number}
         plans = plan_regions(0, images, regions)
