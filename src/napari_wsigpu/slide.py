@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 LARGEST_OVERVIEW = 1024
 REMOTE_BATCH = 64
+FARTHEST = 1 << 60
 AHEAD = 2, 4  # regions at the same time to the host, and to a device
 
 _slide_numbers = count()
@@ -776,7 +777,9 @@ def _integers(name: str, values: tuple[int, int]) -> tuple[int, int]:
 
 
 def _rounded(x: float, y: float) -> tuple[int, int]:
-    return math.floor(x + 0.5), math.floor(y + 0.5)
+    """Round a position; what is farther away than any pixel stays within 64 bits."""
+    near_x, near_y = (max(-FARTHEST, min(each, FARTHEST)) for each in (x, y))
+    return math.floor(near_x + 0.5), math.floor(near_y + 0.5)
 
 
 def _check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
