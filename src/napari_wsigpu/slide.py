@@ -49,6 +49,7 @@ LARGEST_OVERVIEW = 1024
 REMOTE_BATCH = 64
 # Batches at the same time to the host and to a device, and single regions to a device.
 AHEAD_ON_HOST, AHEAD_ON_DEVICE, REGIONS_ON_DEVICE = 2, 3, 4
+FARTHEST = 1 << 60
 
 _slide_numbers = count()
 
@@ -784,7 +785,9 @@ def _ahead(device: str, batch_size: int | None) -> int:
 
 
 def _rounded(x: float, y: float) -> tuple[int, int]:
-    return math.floor(x + 0.5), math.floor(y + 0.5)
+    """Round a position; what is farther away than any pixel stays within 64 bits."""
+    near_x, near_y = (max(-FARTHEST, min(each, FARTHEST)) for each in (x, y))
+    return math.floor(near_x + 0.5), math.floor(near_y + 0.5)
 
 
 def _check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:

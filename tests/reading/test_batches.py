@@ -10,6 +10,7 @@ from napari_wsigpu import open_slide
 from napari_wsigpu.errors import DeviceError, RegionError, SlideClosedError, TileError
 from napari_wsigpu.gpu import choose, cuda
 from napari_wsigpu.reading.batches import read_ahead
+from napari_wsigpu.reading.reader import RegionReader
 from tests import slides, tiffbytes
 from tests.conftest import decoding_threads, pinned_places
 
@@ -24,7 +25,15 @@ DEFAULTS = {
 
 
 def ahead(read, locations, **options):
-    return read_ahead(read, locations, **(DEFAULTS | options))
+    """Read batches region by region."""
+    options = DEFAULTS | options
+
+    def read_batch(batch, check):
+        assert 1 <= len(batch) <= (options["batch_size"] or 1)
+        found = [read(location) for location in batch]
+        return found[0] if options["batch_size"] is None else np.stack(found)
+
+    return read_ahead(read_batch, locations, **options)
 
 
 def numbered(location):
@@ -151,6 +160,43 @@ def test_abandoned_ones_are_not_begun(leaves_nothing):
     assert len(begun) <= 3
 
 
+@pytest.mark.parametrize("batch_size", [None, 4])
+def test_who_reads_an_abandoned_one_is_told(leaves_nothing, batch_size):
+    """The first is handed out, the others are read until nobody waits for them any more."""
+    told, going_on = [], threading.Semaphore(0)
+
+    def read(batch, check):
+        check()
+        if batch[0] == (0, 0):
+            return numbered(batch)
+        going_on.release()
+        try:
+            for _ in range(2000):
+                time.sleep(0.005)
+                check()
+        except BaseException as error:
+            told.append(error)
+            raise
+        return numbered(batch)
+
+    regions = read_ahead(read, places(100), **(DEFAULTS | {"batch_size": batch_size}))
+    next(regions)
+    for _ in range(2):
+        assert going_on.acquire(timeout=10)
+    regions.close()
+    assert len(told) == 2
+
+
+def test_nobody_is_told_while_regions_are_wanted():
+    def read(batch, check):
+        check()
+        return numbered(batch)
+
+    for workers in (0, 2):
+        options = DEFAULTS | {"num_workers": workers, "batch_size": 3}
+        assert sum(map(len, read_ahead(read, places(20), **options))) == 20
+
+
 def test_numpy_integers():
     options = {"batch_size": np.int64(2), "num_workers": np.uint8(1)}
     assert len(list(ahead(numbered, places(4), **options))) == 2
@@ -233,7 +279,8 @@ class TestOnADevice:
     ):
         slide = opened[0]
         together, lock, counts = threading.Barrier(expected), threading.Lock(), [0, 0]
-        read = slide.read_region
+        name = "read" if device == "cpu" else "read_to_device"
+        read = getattr(RegionReader, name)
 
         def wait_for_others(*args, **options):
             with lock:
@@ -244,7 +291,7 @@ class TestOnADevice:
                 counts[0] -= 1
             return read(*args, **options)
 
-        monkeypatch.setattr(slide, "read_region", wait_for_others)
+        monkeypatch.setattr(RegionReader, name, wait_for_others)
         regions = slide.read_regions([(0, 0)] * (3 * expected), (20, 20), device=device)
         assert len(list(regions)) == 3 * expected
         assert counts == [0, expected]
@@ -264,13 +311,13 @@ class TestOnADevice:
         slide, _ = opened
         paste = host_gpu.paste
 
-        def fail(tiles, *args):
-            if (tiles[:, 1] == 3).any():
+        def fail(pastes, *args, **options):
+            if len(pastes) == 2:
                 raise RuntimeError("an illegal memory access")
-            paste(tiles, *args)
+            paste(pastes, *args, **options)
 
         monkeypatch.setattr(host_gpu, "paste", fail)
-        regions = slide.read_regions([(0, 0), (0, 33), (0, 97)], (20, 20), device="cuda")
+        regions = slide.read_regions([(0, 0), (0, 33), (40, 97)], (20, 20), device="cuda")
         assert len([next(regions) for _ in range(2)]) == 2
         with pytest.raises(DeviceError, match="illegal"):
             next(regions)

@@ -150,7 +150,7 @@ class TestSwitching:
             wait_for(lambda: in_use.background_start.waiting("jpeg") is None)
             with monkeypatch.context() as broken:
 
-                def fail(*_):
+                def fail(*_, **options):
                     raise RuntimeError("it is too hot")
 
                 broken.setattr(host_gpu, "paste", fail)

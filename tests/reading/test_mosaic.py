@@ -1,27 +1,36 @@
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from napari_wsigpu.reading.span import Span
 
 from napari_wsigpu import SlideError, open_slide
 from napari_wsigpu import slide as slide_module
 from napari_wsigpu.codecs.cpu import CpuDecoder
 from napari_wsigpu.errors import UnsupportedSlideError
+from napari_wsigpu.geometry import Rect, Span
 from napari_wsigpu.layout import Encoding, LevelLayout, Part, Pieces, TileGrid
-from napari_wsigpu.reading import mosaic as canvas
-from napari_wsigpu.reading.mosaic import compose, parts_of, touches
-from tests import leica, slides
+from napari_wsigpu.reading.cache import TileCache
+from napari_wsigpu.reading.host import HostExecutor
+from napari_wsigpu.reading.log import TileLog
+from napari_wsigpu.reading.mosaic import parts_of, touches
+from napari_wsigpu.reading.plan import Regions, Wish, plan_regions
+from napari_wsigpu.storage.memory import MemorySource
+from tests import leica, slides, tiffbytes
 from tests.leica import SPACING
 
 HEIGHT, WIDTH = 60, 90
+BACKGROUND = 9
 RGB = Encoding(1, 2, 1, 1, "<", "uint8", 3)
 
 
 def level(width, height, **more):
-    grid = TileGrid(16, 16, np.zeros((1, 1, 1), np.int64), np.zeros((1, 1, 1), np.int64))
+    """Describe a level whose tiles lie one after another in memory."""
+    rows, columns = -(-height // 16), -(-width // 16)
+    numbers = np.arange(rows * columns).reshape(1, rows, columns)
+    grid = TileGrid(16, 16, 768 * numbers, np.full_like(numbers, 768))
     return LevelLayout(width, height, 3, RGB, grid, **more)
 
 
@@ -50,7 +59,7 @@ CANVAS = LevelLayout.mosaic(
 
 def drawn():
     """The canvas as one is drawn by hand."""
-    pixels = np.full((HEIGHT, WIDTH, 3), 9, np.uint8)
+    pixels = np.full((HEIGHT, WIDTH, 3), BACKGROUND, np.uint8)
     small, large = PICTURES.values()
     pixels[5:25, :23] = small[:, 7:]
     rows, columns = np.r_[0:14, 16:30, 32:40], np.r_[0:12, 16:28, 32:44, 48:50]
@@ -59,51 +68,83 @@ def drawn():
     return pixels
 
 
-def read(image, rows, columns):
-    found = PICTURES[image][rows.start :: rows.step, columns.start :: columns.step]
-    found = found[: rows.length, : columns.length]
-    assert found.shape == (rows.length, columns.length, 3)  # all of it lies in the picture
-    return found
+class Pictures:
+    """Carries out plans of the canvas, whose pictures lie uncompressed in one block of memory."""
+
+    def __init__(self):
+        data, images = b"", {0: CANVAS}
+        for number, (image, pixels) in enumerate(PICTURES.items(), 1):
+            grid = replace(image.grid, offsets=image.grid.offsets + len(data))
+            images[number] = replace(image, grid=grid)
+            data += b"".join(map(bytes, tiffbytes.tiles(pixels, (16, 16))))
+        laid = {image: images[number] for number, image in enumerate(PICTURES, 1)}
+        parts = tuple(replace(part, image=laid[part.image]) for part in CANVAS.parts)
+        images[0] = replace(CANVAS, parts=parts)
+        self.images, self.decoder = images, CpuDecoder(0)
+        self.log = TileLog("memory", {1: "small", 2: "large"})
+        self.executor = HostExecutor(
+            1,
+            images,
+            [],
+            BACKGROUND,
+            MemorySource(data),
+            self.decoder,
+            TileCache(),
+            self.log,
+            lambda *_: None,
+        )
+
+    def read(self, regions, **wish):
+        samples = () if "channel" in wish else (3,)
+        found = [np.full((*shape, *samples), 77, np.uint8) for shape in regions.shapes]
+        plans = plan_regions(0, self.images, regions)
+        self.executor.read(0, plans, found, Wish(**wish))
+        return found
 
 
 @st.composite
 def spans(draw, extent):
-    start = draw(st.integers(0, extent - 1))
+    start = draw(st.integers(-10, extent - 1))
     step = draw(st.integers(1, 20))
-    return Span(start, step, draw(st.integers(0, -(-(extent - start) // step))))
+    return Span(start, step, draw(st.integers(0, 9 - start // step + extent // step)))
 
 
-@given(rows=spans(HEIGHT), columns=spans(WIDTH), most=st.sampled_from([1, 100, 1 << 24]))
-def test_any_positions(rows, columns, most):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(canvas, "MOST_PIXELS", most)
-        found = compose(CANVAS, rows, columns, None, 9, read)
-    expected = drawn()[rows.start :: rows.step, columns.start :: columns.step]
-    np.testing.assert_array_equal(found, expected[: rows.length, : columns.length])
+def positions(pixels, rows, columns):
+    """Take rows and columns of an array, of which some lie outside."""
+    found = np.full((rows.length, columns.length, 3), BACKGROUND, pixels.dtype)
+    ys, xs = (span.start + span.step * np.arange(span.length) for span in (rows, columns))
+    below, beside = (ys >= 0) & (ys < HEIGHT), (xs >= 0) & (xs < WIDTH)
+    found[np.ix_(below, beside)] = pixels[np.ix_(ys[below], xs[beside])]
+    return found
+
+
+@given(rows=spans(HEIGHT), columns=spans(WIDTH))
+def test_any_positions(rows, columns):
+    (found,) = Pictures().read(Regions.slice(rows, columns))
+    np.testing.assert_array_equal(found, positions(drawn(), rows, columns))
+
+
+def test_many_regions_at_once():
+    rects = [Rect(0, 0, HEIGHT, WIDTH), Rect(8, 13, 20, 9), Rect(-5, 70, 90, 40), Rect(0, 60, 5, 5)]
+    for rect, found in zip(rects, Pictures().read(Regions.of(rects)), strict=True):
+        rows, columns = Span(rect.top, 1, rect.height), Span(rect.left, 1, rect.width)
+        np.testing.assert_array_equal(found, positions(drawn(), rows, columns))
 
 
 def test_one_channel():
-    found = compose(
-        CANVAS, Span(0, 1, HEIGHT), Span(0, 1, WIDTH), 1, 9, lambda *args: read(*args)[..., 1]
-    )
+    (found,) = Pictures().read(Regions.of([Rect(0, 0, HEIGHT, WIDTH)]), channel=1)
     np.testing.assert_array_equal(found, drawn()[..., 1])
 
 
-def test_a_thin_out_read_of_pieces_takes_little_memory(monkeypatch):
-    monkeypatch.setattr(canvas, "MOST_PIXELS", 200)
-    sizes = []
-
-    def watched(image, rows, columns):
-        sizes.append(rows.length * columns.length)
-        return read(image, rows, columns)
-
-    compose(CANVAS, Span(10, 7, 5), Span(15, 5, 7), None, 9, watched)
-    assert max(sizes) <= 200
+def test_a_tile_that_lies_there_in_pieces_is_decoded_once():
+    pictures = Pictures()
+    pictures.read(Regions.of([Rect(0, 0, HEIGHT, WIDTH)] * 3))
+    assert pictures.log.stats()["decoded"]["cpu"] == 12 + 4
 
 
 def test_touches():
     def at(y, x, height=1, width=1):
-        return touches(CANVAS, Span(y, 1, height), Span(x, 1, width))
+        return touches(CANVAS, Rect(y, x, height, width))
 
     assert at(5, 0)
     assert not at(4, 0)

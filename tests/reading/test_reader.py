@@ -239,7 +239,7 @@ class TestFailures:
         monkeypatch.setattr(reader, "pace", FakePace("gpu"))
         calls = []
 
-        def fail(*args):
+        def fail(*args, **options):
             calls.append(args)
             raise RuntimeError("an illegal memory access")
 
@@ -288,7 +288,7 @@ class TestFailures:
         monkeypatch.setattr(reader, "pace", FakePace("gpu"))
         path, pixels = files["jpeg"]
 
-        def fail(*args):
+        def fail(*args, **options):
             raise RuntimeError("an illegal memory access")
 
         with open_slide(path) as slide:
@@ -298,7 +298,7 @@ class TestFailures:
         assert len(caplog.records) == 1
 
     def test_a_slide_by_cuda_fails(self, files, host_gpu, monkeypatch):
-        def fail(*args):
+        def fail(*args, **options):
             raise RuntimeError("an illegal memory access")
 
         monkeypatch.setattr(host_gpu, "paste", fail)

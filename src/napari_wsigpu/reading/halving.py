@@ -68,9 +68,9 @@ class Halving:
         Returns
         -------
         ndarray, shape (pixels, channels), or (pixels,) for one channel
-            Region after region. None as in `DeviceExecutor.read`.
+            Region after region. None as in `DeviceExecutor.read`, and if there are none.
         """
-        if regions.step != (1, 1):
+        if regions.step != (1, 1) or not regions.offsets[-1]:
             return None
         stored = replace(wish, table=None)
         image = self._images[self._number]

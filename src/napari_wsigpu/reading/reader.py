@@ -418,7 +418,8 @@ def _views(pixels: NDArray[Any], regions: Regions) -> list[NDArray[Any]]:
 
 def _check_size(regions: Regions) -> None:
     """Raise an error if there are more pixels than a number of 64 bits can count."""
-    if len(regions) * math.prod(regions.shapes[0]) > sys.maxsize:
+    shape = regions.shapes[0]
+    if max(*shape, len(regions) * math.prod(shape)) > sys.maxsize:
         raise _too_large(regions)
 
 

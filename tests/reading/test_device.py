@@ -26,16 +26,19 @@ from napari_wsigpu.errors import (
     SlideNotFoundError,
     TileError,
 )
+from napari_wsigpu.geometry import Rect
 from napari_wsigpu.gpu import tiles as device_cache
 from napari_wsigpu.gpu import workspace
 from napari_wsigpu.gpu.batch import GpuBatch
 from napari_wsigpu.gpu.tiles import device_tiles
 from napari_wsigpu.gpu.worker import DecodeWorker
 from napari_wsigpu.gpu.workspace import Workspace
-from napari_wsigpu.reading import device_reader
+from napari_wsigpu.reading import device as device_module
+from napari_wsigpu.reading import halving
+from napari_wsigpu.reading.plan import Regions, Wish, plan_regions
 from tests import slides, tiffbytes
 from tests.conftest import pinned_places
-from tests.host_device import WrappedDecoder
+from tests.host_device import HostStream, WrappedDecoder
 from tests.test_display_color import in_srgb, with_profile
 from tests.test_slide import reference
 
@@ -136,6 +139,19 @@ def damaged(tmp_path, host_gpu):
 
 def whole(slide, **options):
     return slide.read_region((0, 0), slide.dimensions, device="cuda", **options)
+
+
+def executor_of(slide):
+    """What carries plans out on the slide's device."""
+    (executor,) = slide._reader._executors.values()
+    return executor
+
+
+def planned(slide, *rects, number=0, **wish):
+    """Plans of regions, by default one of all of a level, their offsets, and a wish."""
+    image = slide._images[number]
+    regions = Regions.of(rects or [Rect(0, 0, image.height, image.width)])
+    return plan_regions(number, slide._images, regions), regions.offsets, Wish(**wish)
 
 
 def decoded(slide):
@@ -259,16 +275,14 @@ class TestPixels:
         slide, (level, *_) = jpeg
         whole(slide)
         slide.clear_cache()
-        (reader,) = slide._reader._readers.values()
-        window = slide._window((0, 0), slide.dimensions, 0)
-        found = reader.read(0, window, to_host=True, share=share)
-        np.testing.assert_array_equal(found, level)
+        found = executor_of(slide).read(0, *planned(slide), to_host=True, share=share)
+        np.testing.assert_array_equal(found.reshape(level.shape), level)
         by_device = round(share * TILES)
         assert decoded(slide) == {"cpu": TILES - by_device, "nvimagecodec": TILES + by_device}
 
     @pytest.mark.parametrize("tiles", [1, 3, 7])
     def test_batches_of_any_size(self, jpeg, monkeypatch, tiles):
-        monkeypatch.setattr(device_reader, "BATCH_TILES", tiles)
+        monkeypatch.setattr(device_module, "BATCH_TILES", tiles)
         slide, (level, *_) = jpeg
         for device in ("cpu", "cuda"):
             slide.clear_cache()
@@ -332,9 +346,9 @@ class TestStream:
         for name in ("fill", "paste", "upload"):
             work = getattr(host_gpu, name)
 
-            def noted(*args, work=work):
-                used.append(args[-1])
-                work(*args)
+            def noted(*args, work=work, **options):
+                used.append(next(arg for arg in args if isinstance(arg, HostStream)))
+                work(*args, **options)
 
             monkeypatch.setattr(host_gpu, name, noted)
         with open_slide(path, device="cuda") as slide:
@@ -602,8 +616,7 @@ class TestMemory:
                 found = slide.read_region((0, 0), shape, index, "cuda")
                 np.testing.assert_array_equal(found, expected)
                 assert cache.used <= tiles * size
-                (reader,) = slide._reader._readers.values()
-                reader._decoder.worker.trim()
+                slide._reader.worker("cuda").trim()
                 assert host_gpu.live == cache.used
                 np.testing.assert_array_equal(slide.levels[index][...], expected)
             assert (decoded(slide)["nvimagecodec"] > 0) == (kind in BY_DEVICE)
@@ -622,7 +635,7 @@ class TestMemory:
         assert pinned_places() == 0
 
     def test_memory_that_runs_out_in_mid_read(self, jpeg, host_gpu, monkeypatch):
-        monkeypatch.setattr(device_reader, "BATCH_TILES", 5)
+        monkeypatch.setattr(device_module, "BATCH_TILES", 5)
         monkeypatch.setattr(device_cache, "SLAB_BYTES", 0)
         slide, (level, *_) = jpeg
         host_gpu.free = 7 * slide.layout.levels[0].tile_bytes
@@ -683,7 +696,7 @@ class TestMemory:
         assert slide.stats()["failed"] == 0
 
     def test_room_to_work_in_that_runs_out_in_mid_read(self, jpeg, host_gpu, monkeypatch):
-        monkeypatch.setattr(device_reader, "BATCH_TILES", 5)
+        monkeypatch.setattr(device_module, "BATCH_TILES", 5)
         slide, (level, *_) = jpeg
         make_room, calls = Workspace.make_room, []
 
@@ -747,7 +760,7 @@ class TestFailingDevice:
     def test_it_is_named(self, own, host_gpu, monkeypatch, work):
         slide, (level, *_) = own
 
-        def fail(*args):
+        def fail(*args, **options):
             raise RuntimeError("an illegal memory access")
 
         with monkeypatch.context() as context:
@@ -762,7 +775,7 @@ class TestFailingDevice:
         slide, (level, *_) = own
         whole(slide)
 
-        def fail(*args):
+        def fail(*args, **options):
             raise RuntimeError("an illegal memory access")
 
         with monkeypatch.context() as context:
@@ -773,16 +786,16 @@ class TestFailingDevice:
         np.testing.assert_array_equal(slide.levels[0][...], level)
 
     def test_later_batches_are_dropped(self, own, host_gpu, monkeypatch):
-        monkeypatch.setattr(device_reader, "BATCH_TILES", 3)
+        monkeypatch.setattr(device_module, "BATCH_TILES", 3)
         slide, (level, *_) = own
         calls = []
         paste = host_gpu.paste
 
-        def fail_once(*args):
+        def fail_once(*args, **options):
             calls.append(args)
             if len(calls) == 2:
                 raise RuntimeError("no more")
-            paste(*args)
+            paste(*args, **options)
 
         monkeypatch.setattr(host_gpu, "paste", fail_once)
         with pytest.raises(DeviceError, match="no more"):
@@ -839,7 +852,7 @@ class TestFiles:
         assert pinned_places() == 0
 
     def test_replaced_in_mid_read(self, own, monkeypatch):
-        monkeypatch.setattr(device_reader, "BATCH_TILES", 3)
+        monkeypatch.setattr(device_module, "BATCH_TILES", 3)
         slide, _ = own
         read = slide._source.read_joined
         calls = []
@@ -880,7 +893,7 @@ class TestFiles:
 
     @pytest.mark.parametrize("to", ["cpu", "cuda"])
     def test_closed_in_mid_read(self, own, host_gpu, monkeypatch, to):
-        monkeypatch.setattr(device_reader, "BATCH_TILES", 3)
+        monkeypatch.setattr(device_module, "BATCH_TILES", 3)
         slide, _ = own
         gate = Gate(host_gpu)
         thread, outcome = in_thread(lambda: slide.read_region((0, 0), slide.dimensions, device=to))
@@ -1024,7 +1037,7 @@ def test_tiles_corrected_late_are_right_on_the_host(tmp_path, host_gpu, monkeypa
 
     monkeypatch.setattr(DecodeWorker, "decode", sometimes)
     monkeypatch.setattr(GpuBatch, "wait", late)
-    monkeypatch.setattr(device_reader, "BATCH_TILES", 9)
+    monkeypatch.setattr(device_module, "BATCH_TILES", 9)
     page = tiffbytes.page(slides.picture(HEIGHT, WIDTH), slides.jpeg_ycbcr, tile=TILE, **YCBCR)
     path = tiffbytes.write(tmp_path / "slide.tif", [page])
     with open_slide(path, device="cpu") as cpu, open_slide(path, device="cuda") as slide:
@@ -1105,7 +1118,7 @@ class TestInsertedLevels:
     @pytest.mark.parametrize("room", [1, 40_000, 1 << 30])
     def test_in_pieces(self, tmp_path, host_gpu, monkeypatch, room):
         path = self.write(tmp_path / "slide.tif")
-        monkeypatch.setattr(device_reader, "BATCH_PIXEL_BYTES", room)
+        monkeypatch.setattr(halving, "FINER_BYTES", room)
         with open_slide(path, device="cuda") as slide:
             for level, pixels in zip(self.inserted(slide), self.expected(path), strict=True):
                 np.testing.assert_array_equal(level[1:, 1:-1], pixels[1:, 1:-1])
@@ -1162,10 +1175,10 @@ class TestInsertedLevels:
             assert decoded(slide).get("nvimagecodec", 0) == 0
 
     def test_a_device_that_fails_is_named(self, tmp_path, host_gpu, monkeypatch):
-        def fail(*args):
+        def fail(*args, **options):
             raise RuntimeError("an illegal memory access")
 
-        monkeypatch.setattr(device_reader, "area_average", fail)
+        monkeypatch.setattr(halving, "area_average", fail)
         path = self.write(tmp_path / "slide.tif")
         fails = pytest.raises(DeviceError, match=r"cuda:0.*illegal memory access")
         with open_slide(path, device="cuda") as slide, fails:

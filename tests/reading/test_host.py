@@ -1,21 +1,25 @@
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from napari_wsigpu.reading.span import Span, overlaps
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.codecs import raw
+from napari_wsigpu.codecs.cpu import CpuDecoder
 from napari_wsigpu.errors import SlideChangedError, SlideClosedError, SlideNotFoundError, TileError
-from napari_wsigpu.reading import scheduler
-from napari_wsigpu.reading.cache import tile_cache
+from napari_wsigpu.geometry import Rect
+from napari_wsigpu.reading import host
+from napari_wsigpu.reading.cache import TileCache, tile_cache
+from napari_wsigpu.reading.host import HostExecutor
+from napari_wsigpu.reading.log import TileLog
+from napari_wsigpu.reading.plan import Regions, Wish, plan_regions, plan_tiles
 from tests import slides, tiffbytes
 
 TILE = (32, 48)
+WHOLE = Regions.of([Rect(0, 0, 160, 240)])
 
 
 @pytest.fixture(params=["read at once", "read by who decodes"])
@@ -56,20 +60,6 @@ def damaged(tmp_path, reading):
         expected = pixels.copy()
         expected[32:64, 96:144] = expected[128:, 192:] = 0
         yield slide, expected
-
-
-@given(st.integers(0, 200), st.integers(1, 60), st.integers(0, 30), st.integers(1, 50))
-def test_overlaps_place_every_position_once(start, step, length, tile_size):
-    found = overlaps(Span(start, step, length), tile_size)
-    placed = np.full(length, -1)
-    tiles = [overlap.tile for overlap in found]
-    assert tiles == sorted(set(tiles))
-    for tile, target, source in found:
-        positions = tile * tile_size + np.arange(tile_size)[source]
-        assert len(positions)
-        assert (placed[target] == -1).all()
-        placed[target] = positions
-    np.testing.assert_array_equal(placed, start + step * np.arange(length))
 
 
 class TestStats:
@@ -116,6 +106,34 @@ class TestCache:
             np.testing.assert_array_equal(slide.levels[0][...], pixels)
         assert slide.stats()["bytes_read"] == 25 * 32 * 48 * 3
 
+    def test_regions_that_are_read_together_share_their_tiles(self, slide_of):
+        slide, pixels = slide_of()
+        where = [(x, y) for y in range(0, 100, 9) for x in range(0, 150, 11)]
+        (found,) = slide.read_regions(where, (60, 50), batch_size=len(where), num_workers=0)
+        for region, (x, y) in zip(found, where, strict=True):
+            np.testing.assert_array_equal(region, pixels[y : y + 50, x : x + 60])
+        stats = slide.stats()
+        assert stats["tiles_asked"] == stats["decoded"]["cpu"] == 25
+        assert stats["bytes_read"] == 25 * 32 * 48 * 3
+
+    @pytest.mark.parametrize(
+        ("keep", "kept"), [("all", 25), ("partly", 16), ("none", 0), ("recurring", 0)]
+    )
+    def test_which_tiles_stay(self, slide_of, keep, kept):
+        slide, pixels = slide_of()
+        regions = Regions.of([Rect(20, 40, 120, 160)])  # 9 of the 25 tiles as a whole
+        (found,) = slide._reader.read(0, regions, Wish(keep=keep))
+        np.testing.assert_array_equal(found, pixels[20:140, 40:200])
+        slide._reader.read(0, regions)
+        assert slide.stats()["cache_hits"] == kept
+
+    def test_a_channel_keeps_tiles_that_others_may_want(self, slide_of):
+        slide, pixels = slide_of()
+        for channel in range(3):
+            (found,) = slide._reader.read(0, WHOLE, Wish(keep="partly", channel=channel))
+            np.testing.assert_array_equal(found, pixels[..., channel])
+        assert slide.stats()["cache_hits"] == 50
+
     def test_without_a_budget_pixels_are_the_same(self, slide_of, monkeypatch):
         slide, pixels = slide_of()
         before = tile_cache.budget
@@ -150,50 +168,147 @@ class TestBatches:
         ("tiles", "size"), [(1, 1 << 30), (7, 1 << 30), (256, 10_000), (256, 1)]
     )
     def test_any_size_gives_the_same_pixels(self, slide_of, monkeypatch, tiles, size):
-        monkeypatch.setattr(scheduler, "BATCH_TILES", tiles)
-        monkeypatch.setattr(scheduler, "BATCH_BYTES", size)
+        monkeypatch.setattr(host, "BATCH_TILES", tiles)
+        monkeypatch.setattr(host, "BATCH_BYTES", size)
         slide, pixels = slide_of(missing=[3])
         pixels[:32, 144:192] = 0
         np.testing.assert_array_equal(slide.levels[0][...], pixels)
 
     def test_an_error_while_reading_a_later_batch_surfaces(self, slide_of, monkeypatch):
-        monkeypatch.setattr(scheduler, "BATCH_TILES", 5)
+        monkeypatch.setattr(host, "BATCH_TILES", 5)
         slide, pixels = slide_of()
         source = slide._source
         asked = []
 
         def failing(read):
-            def asked_for(ranges):
+            def asked_for(*ranges):
                 asked.append(ranges)
                 if len(asked) == 3:
                     raise SlideClosedError("gone")
-                return read(ranges)
+                return read(*ranges)
 
             return asked_for
 
-        monkeypatch.setattr(source, "read", failing(source.read))
+        monkeypatch.setattr(source, "read_joined", failing(source.read_joined))
         monkeypatch.setattr(source, "fills", failing(source.fills))
         with pytest.raises(SlideClosedError, match="gone"):
             slide.levels[0][...]
         np.testing.assert_array_equal(slide.levels[0][...], pixels)
 
     def test_a_file_that_changes_between_batches(self, slide_of, monkeypatch):
-        monkeypatch.setattr(scheduler, "BATCH_TILES", 5)
+        monkeypatch.setattr(host, "BATCH_TILES", 5)
         slide, pixels = slide_of()
-        before, cut = Path(slide.path).stat(), scheduler._batches
+        before, checks = Path(slide.path).stat(), []
 
-        def changing(*given):
-            for number, batch in enumerate(cut(*given)):
-                if number == 3:
-                    os.utime(slide.path, ns=(0, 0))
-                yield batch
+        def check():
+            checks.append(1)
+            if len(checks) == 4:
+                os.utime(slide.path, ns=(0, 0))
 
-        monkeypatch.setattr(scheduler, "_batches", changing)
         with pytest.raises(SlideChangedError):
-            slide.levels[0][...]
-        monkeypatch.setattr(scheduler, "_batches", cut)
+            slide._reader.read(0, WHOLE, Wish(check=check))
         os.utime(slide.path, ns=(before.st_mtime_ns, before.st_mtime_ns))
         np.testing.assert_array_equal(slide.levels[0][...], pixels)
+
+    def test_who_does_not_want_it_any_more_ends_it(self, slide_of, monkeypatch):
+        """Between batches; none is in flight when it has ended."""
+        monkeypatch.setattr(host, "BATCH_TILES", 5)
+        slide, pixels = slide_of()
+        checks = []
+
+        def check():
+            checks.append(1)
+            if len(checks) == 3:
+                raise KeyError("nobody waits")
+
+        with pytest.raises(KeyError, match="nobody"):
+            slide._reader.read(0, WHOLE, Wish(check=check))
+        decoded = slide.stats()["decoded"]["cpu"]
+        assert decoded <= 10
+        np.testing.assert_array_equal(slide.levels[0][...], pixels)
+        assert slide.stats()["bytes_read"] <= 35 * 32 * 48 * 3
+
+
+class TestManyRegions:
+    """Of several sizes, carried out at once by an executor of its own."""
+
+    RECTS = (
+        Rect(0, 0, 160, 240),
+        Rect(-9, 200, 60, 90),
+        Rect(33, 50, 0, 7),
+        Rect(500, 500, 4, 5),
+        Rect(31, 47, 2, 2),
+    )
+
+    @pytest.fixture
+    def executor(self, slide_of):
+        slide, pixels = slide_of(missing=[7])
+        pixels[32:64, 96:144] = 0
+        self.images = {0: slide.layout.levels[0]}
+        self.log, self.cache = TileLog(slide.path, {}), TileCache()
+        self.times = []
+        decoder = CpuDecoder(2)
+        yield (
+            HostExecutor(
+                1,
+                self.images,
+                slide.pyramid,
+                7,
+                slide._source,
+                decoder,
+                self.cache,
+                self.log,
+                lambda *given: self.times.append(given),
+            ),
+            pixels,
+        )
+        decoder.release()
+
+    @staticmethod
+    def part(pixels, rect, background, step=(1, 1)):
+        ys = rect.top + step[0] * np.arange(rect.height)
+        xs = rect.left + step[1] * np.arange(rect.width)
+        found = np.full((rect.height, rect.width, 3), background, pixels.dtype)
+        below, beside = (ys >= 0) & (ys < len(pixels)), (xs >= 0) & (xs < pixels.shape[1])
+        found[np.ix_(below, beside)] = pixels[np.ix_(ys[below], xs[beside])]
+        return found
+
+    @pytest.mark.parametrize("step", [(1, 1), (3, 7), (40, 60)])
+    @pytest.mark.parametrize("channel", [None, 1])
+    def test_each_comes_to_its_place(self, executor, step, channel):
+        executor, pixels = executor
+        pixels = pixels.copy()
+        pixels[32:64, 96:144] = 7  # the background that this executor was told
+        regions = replace(Regions.of(self.RECTS), step=step)
+        plans = plan_regions(0, self.images, regions)
+        for _ in ("cold", "warm"):
+            samples = () if channel is not None else (3,)
+            found = [np.full((*shape, *samples), 99, np.uint8) for shape in regions.shapes]
+            executor.read(0, plans, found, Wish(channel=channel))
+            for rect, region in zip(self.RECTS, found, strict=True):
+                expected = self.part(pixels, rect, 7, step)
+                expected = expected if channel is None else expected[..., channel]
+                np.testing.assert_array_equal(region, expected)
+        stats = self.log.stats()
+        assert stats["decoded"]["cpu"] == stats["cache_hits"] == len(plans[0].tiles)
+        assert [tiles for _, tiles, _ in self.times] == [len(plans[0].tiles), 0]
+
+    def test_whole_tiles(self, executor):
+        executor, pixels = executor
+        tiles = [(0, 0), (4, 4), (1, 2), (3, 1)]
+        (plan,) = plan_tiles(0, self.images, tiles)
+        found = executor.read_tiles(plan, Wish(tolerant=True))
+        assert sorted(found) == [(0, 0), (3, 1), (4, 4)]  # the other one shows the background
+        for (row, column), tile in found.items():
+            place = slice(32 * row, 32 * row + 32), slice(48 * column, 48 * column + 48)
+            np.testing.assert_array_equal(tile, pixels[place])
+        assert self.cache.used == 3 * 32 * 48 * 3
+
+    def test_nothing_of_no_regions(self, executor):
+        executor, _ = executor
+        regions = Regions.of([])
+        executor.read(0, plan_regions(0, self.images, regions), [], Wish())
+        assert self.log.stats()["tiles_asked"] == 0
 
 
 class TestFailedTiles:
