@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from napari_wsigpu.layout import LevelLayout
 
 FEW_CORES = 4
+# More threads than these decode no more small JPEGs a second: they wait for the interpreter.
+MOST_FOR_QUICK, QUICK_PIXELS = 11, 1 << 17
 
 
 def threads_at_work() -> int:
@@ -85,7 +87,8 @@ class CpuDecoder:
         with self._lock:
             # Batches share the threads: who waits for one works, too.
             self._active += 1
-            helpers = min(-(-self._workers // self._active), len(batch) - 1)
+            workers = min(self._workers, MOST_FOR_QUICK) if pending.quick else self._workers
+            helpers = min(-(-workers // self._active), len(batch) - 1)
             if self._pool is None and helpers > 0:
                 self._pool = ThreadPoolExecutor(self._workers, "wsigpu-decode")
             with suppress(RuntimeError):  # the interpreter ends: who waits decodes alone
@@ -126,7 +129,7 @@ class CpuBatch:
         self._finished = finished
         self._size, self._dtype = level.tile_bytes, level.dtype
         self._shape = level.grid.tile_height, level.grid.tile_width, level.channels
-        self._whole, self._data = whole_tiles(batch)
+        self._whole = whole_tiles(batch)
         # One iterator for all threads: to take the next number needs no lock.
         self._numbers = iter(range(len(batch)))
         self._ended = False
@@ -134,10 +137,16 @@ class CpuBatch:
         self._error: SlideError | None = None
         self.helpers: list[Future[None]] = []
 
+    @property
+    def quick(self) -> bool:
+        """Whether tiles take so little time that threads wait for each other in the interpreter."""
+        return self._whole is not None and self._shape[0] * self._shape[1] <= QUICK_PIXELS
+
     def work(self) -> None:
         """Decode tiles until none is left."""
         # Thousands of times a second here threads wait for each other in the interpreter.
-        batch, deliver, whole, data = self._batch, self._deliver, self._whole, self._data
+        batch, deliver = self._batch, self._deliver
+        decode, fetch = self._whole or (None, None)
         memories, pixels, shape, dtype = (
             self._slots.memory,
             self._slots.pixels,
@@ -157,14 +166,9 @@ class CpuBatch:
                     memory = self._memory.take(self._size)
                     own = memory, memory.view(dtype).reshape(shape)
                 memory, out = own
-            encoded = data[number] if data else None
             try:
-                if encoded is not None and whole is not None:
-                    try:
-                        whole(encoded, out)
-                    except (RuntimeError, ValueError):
-                        out = decode_tile(batch[number], memory)
-                else:
+                encoded = None if fetch is None else fetch(number)
+                if encoded is None or decode is None or _refuses(decode, encoded, out):
                     out = decode_tile(batch[number], memory)
             except SlideError as error:
                 self._error = error
@@ -193,10 +197,19 @@ class CpuBatch:
             if not helper.cancel():
                 helper.result()
         if self._batch is not None:
+            self._batch.release()
             self._finished()
         # Who delivers may hold this batch: nothing is to live on for a circle's sake.
-        self.helpers, self._batch, self._data = [], None, []
+        self.helpers, self._batch, self._whole = [], None, None
         self._slots, self._deliver = HostSlots([]), _ignore
+
+
+def _refuses(decode: Callable[[Any, NDArray[Any]], Any], data: Any, out: NDArray[Any]) -> bool:
+    try:
+        decode(data, out)
+    except (RuntimeError, ValueError):
+        return True
+    return False
 
 
 def _ignore(indices: Sequence[int]) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.layout import LevelLayout
-    from napari_wsigpu.storage.source import Buffer, Fill
+    from napari_wsigpu.storage.source import Buffer, Fill, LaterReads
 
 Slots = TypeVar("Slots", contravariant=True)
 
@@ -93,6 +93,7 @@ class EncodedBatch(Sequence["EncodedTile"]):
         self._background = background
         self._reasons = reasons
         self._fills = fills
+        self._later: LaterReads | None = None
         self._places: list[Any] = []
         self._hold(buffer)
 
@@ -108,6 +109,20 @@ class EncodedBatch(Sequence["EncodedTile"]):
         nowhere = np.zeros((1, len(tiles)), np.int64)
         return cls(level, tiles, b"", nowhere, nowhere, nowhere > 0, background, fills=fills)
 
+    @classmethod
+    def later(
+        cls,
+        level: LevelLayout,
+        tiles: NDArray[np.int64],
+        reads: LaterReads,
+        background: float,
+    ) -> EncodedBatch:
+        """Take tiles of one segment each that are read by who decodes them."""
+        nowhere = np.zeros((1, len(tiles)), np.int64)
+        batch = cls(level, tiles, b"", nowhere, nowhere, nowhere == 0, background)
+        batch._later = reads
+        return batch
+
     def _hold(self, buffer: Buffer | bytes) -> None:
         self.view = memoryview(buffer)
         self._bytes = np.frombuffer(buffer, np.uint8) if len(buffer) else np.zeros(0, np.uint8)
@@ -116,6 +131,9 @@ class EncodedBatch(Sequence["EncodedTile"]):
         """Let go of the bytes."""
         self._hold(b"")
         self._fills = ()
+        later, self._later = self._later, None
+        if later is not None:
+            later.close()
 
     @property
     def address(self) -> int:
@@ -163,6 +181,9 @@ class EncodedBatch(Sequence["EncodedTile"]):
             row, column = self._places[index][0]
             return EncodedTile(self.level, row, column, (), self._background, self._fills[index])
         (row, column), *places = self._places[index]
+        if self._later is not None:
+            read = (memoryview(self._later.read(index)),)
+            return EncodedTile(self.level, row, column, read, self._background)
         if self._reasons:
             segments = tuple(
                 self._unless_unreadable(plane * len(self) + index, *place)
@@ -178,8 +199,22 @@ class EncodedBatch(Sequence["EncodedTile"]):
         as_read = not self._reasons and not self._fills and self.lost is None
         return as_read and len(self.starts) == 1
 
-    def segments(self, ending: bytes = b"") -> list[memoryview | None]:
-        """Return the bytes of all tiles, which are `single`; None for those that end otherwise."""
+    def fetcher(self, ending: bytes = b"") -> Callable[[int], bytes | memoryview | None]:
+        """Return what gives the bytes of a tile, which is `single`; None if they end otherwise.
+
+        It may read them, and raise `SlideError` if that can't be done.
+        """
+        if self._later is None:
+            return self._segments(ending).__getitem__
+        read = self._later.read
+
+        def fetch(index: int) -> bytes | None:
+            data = read(index)
+            return data if data.endswith(ending) else None
+
+        return fetch
+
+    def _segments(self, ending: bytes) -> list[memoryview | None]:
         starts, ends = self.starts[0], self.starts[0] + self.lengths[0]
         good = self._present[0] & (self.lengths[0] >= len(ending))
         for number, byte in enumerate(reversed(ending), 1):

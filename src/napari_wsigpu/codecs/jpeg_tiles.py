@@ -37,10 +37,14 @@ def decode_jpeg(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) ->
     )
 
 
-def jpeg_decoder(encoding: Encoding) -> Callable[[memoryview, NDArray[Any]], Any]:
+def jpeg_decoder(encoding: Encoding) -> Callable[[Any, NDArray[Any]], Any]:
     """Return what decodes JPEGs of 8 bits that are known to be whole; it refuses others."""
     tables, colors = encoding.jpeg_tables[0], COLORS[encoding.jpeg_color]
-    return lambda data, out: imagecodecs.jpeg8_decode(data, tables=tables, out=out, **colors)
+
+    def decode(data: Any, out: NDArray[Any]) -> None:
+        imagecodecs.jpeg8_decode(data, tables=tables, out=out, **colors)
+
+    return decode
 
 
 def decode_intervals(

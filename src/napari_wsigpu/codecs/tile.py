@@ -87,30 +87,31 @@ def decode_tile(tile: EncodedTile, memory: NDArray[np.uint8]) -> NDArray[Any]:
 
 def whole_tiles(
     batch: EncodedBatch,
-) -> tuple[Callable[[memoryview, NDArray[Any]], Any] | None, list[memoryview | None]]:
-    """Return what decodes those tiles of a batch that are one sound picture of full size.
+) -> tuple[Callable[[Any, NDArray[Any]], Any], Callable[[int], Any]] | None:
+    """Return what reads and decodes those tiles of a batch that are one sound picture of full size.
 
     It does nothing else, to take as little of the interpreter's time as can be. What it refuses,
     and other tiles, are for `decode_tile`.
 
     Returns
     -------
-    callable or None
+    callable
         Takes the bytes of a tile, and an array to decode into.
-    list of (memoryview or None)
-        The bytes of each tile that may be decoded so; empty if none may.
+    callable
+        Gives the bytes of a tile by its number, None if it may not be decoded so. It may raise
+        `SlideError` if they can't be read.
     """
     level = batch.level
     encoding = level.encoding
     compression = BY_CODE[encoding.compression]
     if not batch.single or encoding.jpeg_header is not None:
-        return None, []
+        return None
     if isinstance(compression, ByteCompression):
-        return None, []
+        return None
     decode = compression.decode
     if decode is decode_jpeg:
-        return jpeg_decoder(encoding), batch.segments(END_OF_IMAGE)
-    return (lambda data, out: decode(data, encoding, 0, out)), batch.segments()
+        return jpeg_decoder(encoding), batch.fetcher(END_OF_IMAGE)
+    return (lambda data, out: decode(data, encoding, 0, out)), batch.fetcher()
 
 
 def _decode_intervals(header: bytes, tile: EncodedTile, memory: NDArray[np.uint8]) -> NDArray[Any]:

@@ -392,8 +392,8 @@ class CudaDevice:
         sample = np.dtype(tile.dtype).itemsize
         pixel = sample if channel is not None else sample * tile.channels
         sizes = tile.width, sample * tile.channels, sample * (channel or 0), pixel, *step
-        words = int(pastes["width"].max()) * pixel // WORD + 2
-        grid = len(pastes), _row_blocks(pastes["height"]), -(-words // THREADS)
+        words = tile.width * pixel // WORD + 2
+        grid = len(pastes), _row_blocks(tile.height), -(-words // THREADS)
         table = self.table(pastes, stream)
         self._launch("paste", grid, (table, *map(np.int32, sizes), pixels), stream)
 
@@ -421,8 +421,7 @@ class CudaDevice:
         """Do as `paste` with all channels of 8-bit RGB or RGBA, and look each colour up."""
         if not len(pastes):
             return
-        across = -(-int(pastes["width"].max()) // THREADS)
-        grid = len(pastes), _row_blocks(pastes["height"]), across
+        grid = len(pastes), _row_blocks(tile.height), -(-tile.width // THREADS)
         numbers = map(np.int32, (tile.width, tile.channels, *step))
         table = self.table(pastes, stream)
         self._launch("paste_colors", grid, (table, *numbers, colors, pixels), stream)
@@ -436,8 +435,8 @@ class CudaDevice:
         grid, samples = level.grid, level.encoding.samples
         sizes = grid.tile_width, samples, level.channels, level.dtype.itemsize, is_swapped(level)
         blank = int.from_bytes(np.array(background, level.dtype).tobytes(), sys.byteorder)
-        across = -(-int(segments["pixels"].max()) * samples // THREADS)
-        blocks = len(segments), _row_blocks(segments["rows"]), across
+        across = -(-grid.tile_width * samples // THREADS)
+        blocks = len(segments), _row_blocks(grid.tile_height), across
         arguments = (self.table(segments, stream), *map(np.int32, sizes), np.uint64(blank))
         self._launch("lay_out", blocks, arguments, stream)
 
@@ -494,5 +493,5 @@ class CudaDevice:
                 self._kernels[kernel](grid, (THREADS,), arguments)
 
 
-def _row_blocks(heights: NDArray[Any]) -> int:
-    return min(-(-int(heights.max()) // ROWS_A_BLOCK), MOST_BLOCKS)
+def _row_blocks(height: int) -> int:
+    return min(-(-height // ROWS_A_BLOCK), MOST_BLOCKS)

@@ -343,12 +343,12 @@ class StackedTiles:
 def plan_of(stacks: tuple[tuple[int, bool], ...], shape: Shape) -> Plan:
     """Plan memory for stacks of so many tiles, with a strip or without."""
     across, down = shape.sampling
-    strip_rows = BLOCK * down
     images: list[tuple[int, ImageFormat]] = []
-    places: list[tuple[int, ...]] = []
+    firsts: list[tuple[int, int, int]] = []
+    strips: list[int] = []
     place = 0
     for count, has_strip in stacks:
-        rows = count * shape.height + strip_rows * has_strip
+        rows = count * shape.height + BLOCK * down * has_strip
         planes = [(rows, shape.width, 1)]
         if shape.sample_format == PLANES:
             planes += [(-(-rows // down), -(-shape.width // across), 1)] * 2
@@ -360,15 +360,21 @@ def plan_of(stacks: tuple[tuple[int, bool], ...], shape: Shape) -> Plan:
             SUBSAMPLINGS[shape.sampling] if len(planes) > 1 else 0,
         )
         images.append((place, image))
-        strip = place + count * shape.height * shape.width if has_strip else NOWHERE
-        columns: list[Sequence[int]] = []
-        for high, wide, _ in planes:
-            step = high * shape.height // rows * wide
-            columns.append(range(place, place + count * step, step))
-            place += high * wide
-        strips = [NOWHERE] * (count - 1) + [strip]
-        places += zip(*(columns * 3)[:3], strips, strict=True)
-    return Plan(place, images, np.array(places, np.int64).reshape(-1, 4))
+        strips.append(place + count * shape.height * shape.width if has_strip else NOWHERE)
+        starts = [place, *accumulate((high * wide for high, wide, _ in planes), initial=place)]
+        firsts.append((starts[0], starts[2], starts[3]) if len(planes) > 1 else (place,) * 3)
+        place = starts[-1]
+    luma = shape.height * shape.width
+    chroma = shape.height // down * -(-shape.width // across)
+    steps = [luma, chroma, chroma] if shape.sample_format == PLANES else [luma] * 3
+    counts = [count for count, _ in stacks]
+    ends = np.cumsum(counts, dtype=np.int64)
+    numbers = np.arange(sum(counts)) - np.repeat(ends - counts, counts)
+    places = np.full((len(numbers), 4), NOWHERE, np.int64)
+    places[:, :3] = np.repeat(np.array(firsts, np.int64).reshape(-1, 3), counts, axis=0)
+    places[:, :3] += numbers[:, None] * np.array(steps)
+    places[ends - 1, 3] = strips
+    return Plan(place, images, places)
 
 
 def _end_before_padding(view: memoryview, start: int, end: int) -> int:

@@ -23,7 +23,7 @@ from napari_wsigpu.reading.average import area_average
 from napari_wsigpu.reading.cache import Recurrence, TileKey
 from napari_wsigpu.reading.mosaic import touches
 from napari_wsigpu.reading.plan import Regions, Wish, partly_taken, plan_regions, tile_rect
-from napari_wsigpu.storage.source import FillingSource
+from napari_wsigpu.storage.source import FillingSource, ScatteredSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -290,6 +290,11 @@ class HostExecutor:
             ranges = list(zip(offsets[0].tolist(), wanted[0].tolist(), strict=True))
             self._log.count(bytes_read=int(wanted.sum()))
             return EncodedBatch.filled(image, tiles, self._source.fills(ranges), self._background)
+        if isinstance(self._source, ScatteredSource) and image.grid.planes == 1:
+            reads = self._source.read_later(offsets[0], wanted[0])
+            if reads is not None:
+                self._log.count(bytes_read=int(wanted.sum()))
+                return EncodedBatch.later(image, tiles, reads, self._background)
         joined = self._source.read_joined(offsets.ravel(), wanted.ravel(), self._new_buffer)
         self._log.count(bytes_read=int(joined.lengths.sum()))
         shape = offsets.shape

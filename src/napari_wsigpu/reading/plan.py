@@ -7,6 +7,7 @@ it out, on the host or a device, knows nothing of regions; who asks knows nothin
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 NOTHING = np.zeros(0, np.int64)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Regions:
     """Rectangles of one image, which may reach beyond it.
 
@@ -56,8 +57,9 @@ class Regions:
     @classmethod
     def alike(cls, tops: Integers, lefts: Integers, height: int, width: int) -> Regions:
         """Take rectangles of one size."""
-        heights, widths = np.full(len(tops), height), np.full(len(tops), width)
-        return cls(tops, lefts, heights, widths)
+        sizes = np.empty((2, len(tops)), np.int64)
+        sizes[0], sizes[1] = height, width
+        return cls(tops, lefts, *sizes)
 
     @classmethod
     def slice(cls, rows: Span, columns: Span) -> Regions:
@@ -70,17 +72,17 @@ class Regions:
     def __len__(self) -> int:
         return len(self.tops)
 
-    @property
+    @cached_property
     def corners(self) -> list[tuple[int, int]]:
         """Top and left of each."""
         return list(zip(self.tops.tolist(), self.lefts.tolist(), strict=True))
 
-    @property
+    @cached_property
     def shapes(self) -> list[tuple[int, int]]:
         """Height and width of each."""
         return list(zip(self.heights.tolist(), self.widths.tolist(), strict=True))
 
-    @property
+    @cached_property
     def offsets(self) -> Integers:
         """Where each begins, and the last one ends, if the pixels of all lie one after another."""
         return np.concatenate([[0], np.cumsum(self.heights * self.widths)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from io import FileIO
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,10 +19,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.storage.source import Fill, NewBuffer, Spacing
+    from napari_wsigpu.storage.source import Fill, LaterReads, NewBuffer, Spacing
 
 MERGE_GAP = 64 << 10
 MERGE_LIMIT = 16 << 20
+# So few are read at once, wherever they lie.
+FEW_RANGES = 16
+# From so many neighbours on, on average, one read of all is better than one for each.
+LONGEST_RUN = 4
 
 
 def merge_ranges(
@@ -194,6 +198,24 @@ class FileSource:
                 self._read_into(file, view[place : place + size], offset)
         return JoinedBytes(buffer, joined.starts, joined.lengths)
 
+    def read_later(
+        self, offsets: NDArray[np.int64], lengths: NDArray[np.int64]
+    ) -> LaterReads | None:
+        """Open the file for many ranges; see `ScatteredSource.read_later`."""
+        ends = offsets[:-1] + lengths[:-1]
+        apart = (offsets[1:] > ends + MERGE_GAP) | (offsets[1:] < ends)
+        if len(offsets) < FEW_RANGES or LONGEST_RUN * np.count_nonzero(apart) < len(offsets):
+            return None
+        held = ExitStack()
+        file = held.enter_context(self._handle())
+        try:
+            self._check_unchanged(file)
+        except BaseException:
+            held.close()
+            raise
+        lengths = np.maximum(np.minimum(lengths, self._size - offsets), 0)
+        return _LaterReads(self, file, held, offsets.tolist(), lengths.tolist())
+
     def fills(self, ranges: Sequence[tuple[int, int]]) -> list[Fill]:
         """Return what reads each (offset, length) later; see `FillingSource.fills`."""
         return [partial(self._fill, offset, length) for offset, length in ranges]
@@ -291,6 +313,13 @@ class FileSource:
         view[: len(data)] = data
         return len(data)
 
+    def read_bytes(self, file: FileIO, offset: int, length: int) -> bytes:
+        """Return bytes of the file, which is open and was checked."""
+        try:
+            return self._read_at(file, offset, length)
+        except OSError as error:
+            raise file_error(self._path, error) from error
+
     def _read_at(self, file: FileIO, offset: int, length: int) -> bytes:
         if hasattr(os, "pread"):
             data = os.pread(file.fileno(), length, offset)
@@ -303,6 +332,29 @@ class FileSource:
         with self._seek_lock:
             file.seek(offset)
             return _read_fully(file, length)
+
+
+class _LaterReads:
+    """Ranges of an open file, each read when it is asked for."""
+
+    def __init__(
+        self,
+        source: FileSource,
+        file: FileIO,
+        held: ExitStack,
+        offsets: list[int],
+        lengths: list[int],
+    ) -> None:
+        self._source, self._file, self._held = source, file, held
+        self._offsets, self._lengths = offsets, lengths
+
+    def read(self, index: int) -> bytes:
+        """Return the bytes of a range."""
+        return self._source.read_bytes(self._file, self._offsets[index], self._lengths[index])
+
+    def close(self) -> None:
+        """Let the file be closed."""
+        self._held.close()
 
 
 def _read_fully(file: FileIO, length: int) -> bytes:

@@ -80,6 +80,38 @@ class Spacing(NamedTuple):
     most: int
 
 
+class LaterReads(Protocol):
+    """Ranges of a source that is kept open for them, each read when it is asked for."""
+
+    def read(self, index: int) -> bytes:
+        """Return the bytes of a range, from any thread; fewer where the source ends before.
+
+        Raises
+        ------
+        SlideError
+            If the source can't be read.
+        """
+
+    def close(self) -> None:
+        """Let the source be closed."""
+
+
+@runtime_checkable
+class ScatteredSource(Protocol):
+    """One whose ranges, if they lie apart, are best read by those who use them."""
+
+    def read_later(
+        self, offsets: NDArray[np.int64], lengths: NDArray[np.int64]
+    ) -> LaterReads | None:
+        """Open the source for many ranges; None if they are better read at once.
+
+        Raises
+        ------
+        SlideError
+            If the source can't be read.
+        """
+
+
 class ByteSource(Protocol):
     """Encoded bytes by position, from any thread."""
 
