@@ -1249,8 +1249,8 @@ class TestInsertedLevels:
             numbers = [level.number for level in slide.pyramid if level.inserted]
             for number, pixels in zip(numbers, self.expected(path), strict=True):
                 height, width = pixels.shape[:2]
-                tops = np.array([0, height - 20, 3, 3, height - 20, 11])
-                lefts = np.array([0, width - 30, 5, 5, 7, width - 30])
+                tops = np.array([0, height - 20, height - 20, 3, 3, 11])
+                lefts = np.array([0, 7, 9, 5, 5, width - 30])
                 regions = Regions.alike(tops, lefts, 20, 30)
                 found = slide._reader.read(number, regions, Wish(channel=channel))
                 for region, top, left in zip(found, tops, lefts, strict=True):
