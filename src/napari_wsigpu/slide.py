@@ -20,7 +20,7 @@ from napari_wsigpu.errors import LevelError, RegionError, SlideClosedError, Tile
 from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.formats.tiff import is_rgb
 from napari_wsigpu.gpu.choose import choose_decoder
-from napari_wsigpu.reading.batches import read_ahead
+from napari_wsigpu.reading.batches import in_turn, read_ahead
 from napari_wsigpu.reading.grid import Grid
 from napari_wsigpu.reading.level import LevelArray
 from napari_wsigpu.reading.log import TileLog
@@ -447,10 +447,12 @@ class Slide:
         prefetch_factor: int = 2,
         color: Color = "stored",
     ) -> Iterator[tuple[Any, list[tuple[int, int]]]]:
-        """Read a whole level as a grid of regions, row by row; each stored tile is decoded once.
+        """Read a whole level as a grid of regions; each stored tile is decoded once.
 
-        Where regions share stored tiles, these are kept until the last one is read: about as many
-        as lie across the level. If they don't fit into the cache, some are decoded again.
+        The level is read in some bands at the same time, each row by row, and batches of these are
+        handed out in turn. Stored tiles that regions share are kept until the last of them is
+        read: about as many as lie across the level, a band. If they don't fit into the cache, some
+        are decoded again.
 
         Parameters
         ----------
@@ -498,30 +500,34 @@ class Slide:
             raise RegionError(f"A region can't be {width} x {height} pixels; use a size >= 1.")
         grid = Grid.over(self._images[target.level], target, (height, width), overlap)
         downsample = self.level_downsamples[target.level]
-        shared = grid.shares_tiles()
-        keep: Keep = "none"
-        if shared:
-            keep = "partly" if grid.image.parts else "later"
         table = self._profile.table(color)
+        keep: Keep = "partly" if grid.image.parts else "later"
+        region_bytes = self._region_bytes((width, height), target.level)
+        bands = grid.bands(_ahead(device, batch_size))
 
-        def read(batch: list[int], check: Callable[[], None]) -> Any:
+        def read(
+            band: range, batch: list[int], check: Callable[[], None]
+        ) -> tuple[Any, list[tuple[int, int]]]:
             past = batch[-1] + 1
             tops, lefts = grid.corners(batch[0], past)
             regions = Regions.alike(tops, lefts, height, width)
             corners = np.floor(np.column_stack([lefts, tops]) * downsample + 0.5)
-            locations = list(map(tuple, corners.astype(np.int64).tolist()))
-            later = partial(grid.wanted_after, past)
+            locations = [(x, y) for x, y in corners.astype(np.int64).tolist()]
+            later = partial(grid.wanted_after, past, band)
             wish = Wish(keep=keep, table=table, check=check, later=later)
             return self._read_batch(reader, regions, device, wish, locations), locations
 
-        return read_ahead(
-            read,
-            range(len(grid)),
-            batch_size=batch_size,
-            # One batch after the other finds what the one before it kept.
-            num_workers=1 if shared else _ahead(device, batch_size),
-            prefetch_factor=prefetch_factor,
-            batch_bytes=batch_size * self._region_bytes((width, height), target.level),
+        # Each band is read by one thread, so that a batch finds what the one before it kept.
+        return in_turn(
+            read_ahead(
+                partial(read, band),
+                band,
+                batch_size=batch_size,
+                num_workers=1,
+                prefetch_factor=prefetch_factor,
+                batch_bytes=len(bands) * batch_size * region_bytes,
+            )
+            for band in bands
         )
 
     def read_bytes(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:

@@ -6,6 +6,7 @@ import random
 import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,7 +15,7 @@ import numpy as np
 from napari_wsigpu.errors import RegionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator
 
 
 Item = TypeVar("Item")
@@ -39,7 +40,7 @@ def read_ahead(
     shuffle: bool = False,
     seed: int = 0,
     drop_last: bool = False,
-) -> Iterator[Any]:
+) -> Generator[Any, None, None]:
     """Read batches of regions in order, or in shuffled order, ahead of the caller.
 
     Parameters
@@ -82,7 +83,7 @@ def _ahead(
     batches: Iterator[list[Item]],
     workers: int,
     window: int,
-) -> Iterator[Any]:
+) -> Generator[Any, None, None]:
     if not workers:
         yield from (read(batch, _go_on) for batch in batches)
         return
@@ -104,6 +105,21 @@ def _ahead(
             ended.set()
             for future in waiting:
                 future.cancel()
+
+
+def in_turn(iterators: Iterable[Generator[Item, None, None]]) -> Generator[Item, None, None]:
+    """Yield from some iterators in turn, which all go on meanwhile; close them with this one."""
+    waiting = deque(iterators)
+    with ExitStack() as opened:
+        for iterator in waiting:
+            opened.enter_context(closing(iterator))
+        while waiting:
+            item = next(waiting[0], None)
+            if item is None:
+                waiting.popleft()
+            else:
+                yield item
+                waiting.rotate(-1)
 
 
 def _go_on() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -141,6 +141,8 @@ class DeviceExecutor:
                 decoder.worker.loader, source, lambda count: log.count(bytes_read=count)
             )
         self._lock = threading.Lock()
+        # Two that read a thousand tiles each wait for each other in the interpreter at every one.
+        self._reading = threading.Lock() if isinstance(source, FileSource) else nullcontext()
         self._released = False
         self._doubted = False
         self._idle_streams: list[Stream] = []
@@ -496,9 +498,10 @@ class DeviceExecutor:
     def _encoded(self, image: LevelLayout, tiles: Integers) -> EncodedBatch:
         offsets, wanted = image.grid.ranges(*tiles.T)
         spacing = self._decoder.spacing(image, len(tiles))
-        joined = self._source.read_joined(
-            offsets.ravel(), wanted.ravel(), self._decoder.worker.take_buffer, spacing
-        )
+        with self._reading:
+            joined = self._source.read_joined(
+                offsets.ravel(), wanted.ravel(), self._decoder.worker.take_buffer, spacing
+            )
         self._log.count(bytes_read=int(joined.lengths.sum()))
         shape = offsets.shape
         # A segment that the file was to hold, but that lies beyond its end, is no missing one.

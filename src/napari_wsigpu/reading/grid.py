@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from napari_wsigpu.reading.scaling import Target
 
     Integers = NDArray[np.int64]
+
+
+# Fewer rows of regions are not worth a band of their own.
+FEWEST_ROWS = 8
 
 
 @dataclass(frozen=True)
@@ -78,31 +83,35 @@ class Grid:
         rows, columns = np.divmod(np.arange(first, min(last, len(self))), len(self.lefts))
         return self.tops[rows], self.lefts[columns]
 
-    def shares_tiles(self) -> bool:
-        """Whether tiles lie in more than one region."""
-        grid = self.image.grid
-        sides = zip(
-            (self.tops, self.lefts), self.size, (grid.tile_height, grid.tile_width), strict=True
-        )
-        return any(
-            bool(np.any((starts[:-1] + side - 1) // tile >= starts[1:] // tile))
-            for starts, side, tile in sides
-        )
+    def bands(self, most: int) -> list[range]:
+        """Cut the regions into at most so many bands of whole rows, to be read side by side."""
+        rows = len(self.tops)
+        count = max(1, min(most, rows // FEWEST_ROWS))
+        edges = [number * rows // count * len(self.lefts) for number in range(count + 1)]
+        return [range(first, last) for first, last in pairwise(edges)]
 
-    def wanted_after(self, last: int, tiles: Integers) -> NDArray[np.bool_]:
-        """Return which tiles regions from number `last` on will want.
+    def wanted_after(self, last: int, band: range, tiles: Integers) -> NDArray[np.bool_]:
+        """Return which tiles will be wanted when the regions before `last` of a band are read.
 
         Parameters
         ----------
         last : int
-            Number of the first region of those.
+            Number of the first region of the band that is not read.
+        band : range
+            The regions that are read one after the other; the band before it ends in rows that
+            may share tiles with its first ones, and reaches them later.
         tiles : ndarray of int64, shape (tiles, 2)
             Row and column of each.
         """
         grid = self.image.grid
-        row = np.searchsorted(self.tops, (tiles[:, 0] + 1) * grid.tile_height) - 1
+        top, bottom = tiles[:, 0] * grid.tile_height, (tiles[:, 0] + 1) * grid.tile_height
+        rows = range(band.start // len(self.lefts), band.stop // len(self.lefts))
+        # The last region of the band that shows a tile.
+        row = np.minimum(np.searchsorted(self.tops, bottom) - 1, rows.stop - 1)
         column = np.searchsorted(self.lefts, (tiles[:, 1] + 1) * grid.tile_width) - 1
         wanted: NDArray[np.bool_] = row * len(self.lefts) + column >= last
+        if rows.start:
+            wanted |= top < self.tops[rows.start - 1] + self.size[0]
         return wanted
 
 
