@@ -6,7 +6,7 @@ slides (``except FileNotFoundError``) still catches it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -102,20 +102,38 @@ class TileError(SlideError, ValueError):
     ----------
     failures : tuple of (str, str)
         The name of each failed tile ("level 0, row 3, column 7") and its reason.
+    regions : tuple of int
+        Which regions of a batch show them, counted from 0.
+    locations : tuple of (int, int)
+        Where these regions are, as they were asked for.
     """
 
-    def __init__(self, path: str, failures: Sequence[tuple[str, str]]) -> None:
+    def __init__(
+        self,
+        path: str,
+        failures: Sequence[tuple[str, str]],
+        regions: Sequence[int] = (),
+        locations: Sequence[tuple[int, int]] = (),
+    ) -> None:
         self.path = path
         self.failures = tuple(failures)
+        self.regions = tuple(regions)
+        self.locations = tuple(locations)
         name, reason = self.failures[0]
+        where = f", in the region at {self.locations[0]}," if locations else ""
         more = f" (and {len(failures) - 1} more tiles)" if len(failures) > 1 else ""
         super().__init__(
-            f"The tile at {name} of '{path}' could not be decoded{more}: {reason}. "
+            f"The tile at {name} of '{path}'{where} could not be decoded{more}: {reason}. "
             "The rest of the slide can still be read; get a fresh copy of the file."
         )
 
-    def __reduce__(self) -> tuple[type[TileError], tuple[str, tuple[tuple[str, str], ...]]]:
-        return type(self), (self.path, self.failures)
+    def among(self, locations: Sequence[tuple[int, int]]) -> TileError:
+        """Return the same of a batch of regions at these locations."""
+        found = [locations[region] for region in self.regions]
+        return type(self)(self.path, self.failures, self.regions, found)
+
+    def __reduce__(self) -> tuple[type[TileError], tuple[Any, ...]]:
+        return type(self), (self.path, self.failures, self.regions, self.locations)
 
 
 def device_error(device: str, error: Exception) -> DeviceError:

@@ -16,16 +16,18 @@ import numpy as np
 from napari_wsigpu.associated import AssociatedImage
 from napari_wsigpu.codecs.choose import choose_decoder
 from napari_wsigpu.codecs.color import EmbeddedProfile, wants_srgb
-from napari_wsigpu.errors import LevelError, RegionError, SlideClosedError
+from napari_wsigpu.errors import LevelError, RegionError, SlideClosedError, TileError
 from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.formats.tiff import is_rgb
-from napari_wsigpu.reading.batches import read_ahead
+from napari_wsigpu.reading.batches import in_turn, read_ahead
+from napari_wsigpu.reading.grid import Grid
 from napari_wsigpu.reading.level import LevelArray
 from napari_wsigpu.reading.log import TileLog
 from napari_wsigpu.reading.mosaic import parts_of
 from napari_wsigpu.reading.open_slides import pack
 from napari_wsigpu.reading.plan import Regions, Wish
 from napari_wsigpu.reading.reader import RegionReader
+from napari_wsigpu.reading.scaling import ScaledReader, Target, find_target
 from napari_wsigpu.runtime import PackedSlide
 from napari_wsigpu.runtime import default as default_runtime
 from napari_wsigpu.storage.file import FileSource
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.geometry import Span
     from napari_wsigpu.layout import Channel, LevelLayout, PyramidLevel, SlideLayout
     from napari_wsigpu.reading.cache import TileKey
+    from napari_wsigpu.reading.plan import Keep
     from napari_wsigpu.runtime import Runtime
     from napari_wsigpu.storage.source import ByteSource
 
@@ -303,11 +306,12 @@ class Slide:
         level: int = 0,
         device: str = "cpu",
         *,
+        mpp: float | None = None,
         out: Any = None,
         stream: Any = None,
         color: Color = "stored",
     ) -> Any:
-        """Read a rectangle, as OpenSlide counts it.
+        """Read a rectangle, as OpenSlide counts it, or at a resolution in micrometres a pixel.
 
         Parameters
         ----------
@@ -320,6 +324,11 @@ class Slide:
             Index in `levels`.
         device : str
             Where the pixels shall be: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
+        mpp : float, optional
+            Micrometres that a pixel of the region shall span, instead of a level; `size` is in
+            such pixels. They are averages of the coarsest level that is at least as fine: each is
+            the mean of what lies under it, weighted by area (a box filter), integers rounded half
+            up. A level within 0.1 % of it is taken as it is.
         out : cupy.ndarray, optional
             Device memory for the pixels: of this region's shape and type, C-contiguous.
         stream : int or cupy.cuda.Stream, optional
@@ -345,17 +354,16 @@ class Slide:
             If the file can't be read.
         """
         wish = Wish(table=self._profile.table(color))
-        regions = self._regions([location], size, level)
+        reader, target = self._scaled(level, mpp)
+        regions = self._regions([location], size, target.level)
         if device == "cpu":
             if out is not None or stream is not None:
                 raise RegionError("out and stream are for pixels on a device; use device='cuda'.")
-            return self._guarded(lambda: self._reader.read(level, regions, wish)[0])
+            return self._guarded(lambda: reader.read(regions, wish)[0])
         if out is not None:
-            image = self._images[level]
+            image = self._images[target.level]
             _check_out(out, (*regions.shapes[0], image.channels), image.dtype)
-        pixels = self._guarded(
-            partial(self._reader.read_to_device, level, regions, device, out, stream, wish)
-        )
+        pixels = self._guarded(partial(reader.read_to_device, regions, device, out, stream, wish))
         return pixels[0] if out is None else out
 
     def read_regions(
@@ -365,6 +373,7 @@ class Slide:
         level: int = 0,
         batch_size: int | None = None,
         *,
+        mpp: float | None = None,
         device: str = "cpu",
         num_workers: int | None = None,
         prefetch_factor: int = 2,
@@ -384,7 +393,10 @@ class Slide:
         level : int
             Index in `levels`.
         batch_size : int, optional
-            Hand out this many regions at a time, stacked; by default single regions.
+            Hand out this many regions at a time, stacked; by default single regions. Stored tiles
+            that several of them need are decoded once.
+        mpp : float, optional
+            Micrometres a pixel instead of a level, as in `read_region`.
         device : str
             Where the pixels shall be, as in `read_region`.
         num_workers : int, optional
@@ -393,7 +405,8 @@ class Slide:
             regions 4) to a device. With 0 each is read
             when it is asked for.
         prefetch_factor : int
-            How many regions or batches each worker reads ahead of the one that is handed out.
+            How many regions or batches each worker reads ahead of the one that is handed out;
+            fewer if these would take more than 1 GiB of memory.
         shuffle : bool
             Hand them out in an order that depends on `seed` alone.
         seed : int
@@ -416,19 +429,14 @@ class Slide:
         SlideError
             As `read_region` does, when the region's turn comes.
         """
+        reader, target = self._scaled(level, mpp)
         if device != "cpu":
             self._reader.worker(device)
         wish = Wish(keep="recurring", table=self._profile.table(color))
 
         def read(batch: list[tuple[int, int]], check: Callable[[], None]) -> Any:
-            regions = self._regions(batch, size, level)
-            how = replace(wish, check=check)
-            if device == "cpu":
-                pixels = self._guarded(partial(self._reader.read, level, regions, how))
-            else:
-                pixels = self._guarded(
-                    partial(self._reader.read_to_device, level, regions, device, wish=how)
-                )
+            regions = self._regions(batch, size, target.level)
+            pixels = self._read_batch(reader, regions, device, replace(wish, check=check), batch)
             return pixels if batch_size is not None else pixels[0]
 
         return read_ahead(
@@ -437,9 +445,105 @@ class Slide:
             batch_size=batch_size,
             num_workers=_ahead(device, batch_size) if num_workers is None else num_workers,
             prefetch_factor=prefetch_factor,
+            batch_bytes=(batch_size or 1) * self._region_bytes(size, target.level),
             shuffle=shuffle,
             seed=seed,
             drop_last=drop_last,
+        )
+
+    def tiles(
+        self,
+        size: int | tuple[int, int],
+        *,
+        level: int = 0,
+        mpp: float | None = None,
+        overlap: int = 0,
+        batch_size: int = 64,
+        device: str = "cpu",
+        prefetch_factor: int = 2,
+        color: Color = "stored",
+    ) -> Iterator[tuple[Any, list[tuple[int, int]]]]:
+        """Read a whole level as a grid of regions; each stored tile is decoded once.
+
+        The level is read in some bands at the same time, each row by row, and batches of these are
+        handed out in turn. Stored tiles that regions share are kept until the last of them is
+        read: about as many as lie across the level, a band. If they don't fit into the cache, some
+        are decoded again.
+
+        Parameters
+        ----------
+        size : int or tuple of int
+            Side, or (width, height), of a region in pixels of `level`, or of `mpp`.
+        level : int
+            Index in `levels`.
+        mpp : float, optional
+            Micrometres a pixel instead of a level, as in `read_region`.
+        overlap : int
+            How many pixels a region shares with the next one, across and down.
+        batch_size : int
+            How many regions are handed out at a time; the last batch may have fewer.
+        device : str
+            Where the pixels shall be, as in `read_region`.
+        prefetch_factor : int
+            As in `read_regions`.
+        color : {"stored", "srgb"}
+            As in `read_region`.
+
+        Yields
+        ------
+        ndarray or cupy.ndarray, shape (regions, height, width, channels)
+            A batch. What reaches beyond the level has the background's value.
+        list of tuple of int
+            (x, y) of the upper left corner of each region in pixels of level 0.
+
+        Raises
+        ------
+        RegionError, LevelError, DeviceError
+            If the grid, level or device can't be.
+        SlideError
+            As `read_region` does, when the batch's turn comes.
+
+        Examples
+        --------
+        >>> for batch, locations in slide.tiles(256, mpp=0.5):  # doctest: +SKIP
+        ...     scores = model(batch)
+        """
+        reader, target = self._scaled(level, mpp)
+        if device != "cpu":
+            self._reader.worker(device)
+        width, height = _integers("size", (size, size) if isinstance(size, int) else size)
+        if min(width, height) < 1:
+            raise RegionError(f"A region can't be {width} x {height} pixels; use a size >= 1.")
+        grid = Grid.over(self._images[target.level], target, (height, width), overlap)
+        downsample = self.level_downsamples[target.level]
+        table = self._profile.table(color)
+        keep: Keep = "partly" if grid.image.parts else "later"
+        region_bytes = self._region_bytes((width, height), target.level)
+        bands = grid.bands(_ahead(device, batch_size))
+
+        def read(
+            band: range, batch: list[int], check: Callable[[], None]
+        ) -> tuple[Any, list[tuple[int, int]]]:
+            past = batch[-1] + 1
+            tops, lefts = grid.corners(batch[0], past)
+            regions = Regions.alike(tops, lefts, height, width)
+            corners = np.floor(np.column_stack([lefts, tops]) * downsample + 0.5)
+            locations = [(x, y) for x, y in corners.astype(np.int64).tolist()]
+            later = partial(grid.wanted_after, past, band)
+            wish = Wish(keep=keep, table=table, check=check, later=later)
+            return self._read_batch(reader, regions, device, wish, locations), locations
+
+        # Each band is read by one thread, so that a batch finds what the one before it kept.
+        return in_turn(
+            read_ahead(
+                partial(read, band),
+                band,
+                batch_size=batch_size,
+                num_workers=1,
+                prefetch_factor=prefetch_factor,
+                batch_bytes=len(bands) * batch_size * region_bytes,
+            )
+            for band in bands
         )
 
     def read_bytes(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
@@ -729,15 +833,49 @@ class Slide:
         width, height = _integers("size", size)
         if width < 0 or height < 0:
             raise RegionError(f"A region can't be {width} x {height} pixels; use a size >= 0.")
-        if not isinstance(level, int | np.integer) or not 0 <= level < self.level_count:
-            raise LevelError(
-                f"'{self.path}' has no level {level!r}; its levels are 0 to {self.level_count - 1}."
-            )
         downsample = self.level_downsamples[level]
         places = [_integers("location", location) for location in locations]
         corners = np.array([_rounded(x / downsample, y / downsample) for x, y in places], np.int64)
         lefts, tops = corners.reshape(-1, 2).T
         return Regions.alike(tops, lefts, height, width)
+
+    def _scaled(self, level: int, mpp: float | None) -> tuple[ScaledReader, Target]:
+        """Return what reads a level, or at a resolution."""
+        if mpp is not None and level != 0:
+            raise RegionError(f"Both level={level!r} and mpp={mpp!r} were given; give one of them.")
+        if mpp is None:
+            target = Target(self._checked(level))
+        else:
+            target = find_target(self.path, mpp, self.mpp, self.level_downsamples)
+        image = self._images[target.level]
+        return ScaledReader(self._reader, target, image.channels, image.dtype), target
+
+    def _checked(self, level: int) -> int:
+        if not isinstance(level, int | np.integer) or not 0 <= level < self.level_count:
+            raise LevelError(
+                f"'{self.path}' has no level {level!r}; its levels are 0 to {self.level_count - 1}."
+            )
+        return int(level)
+
+    def _read_batch(
+        self,
+        reader: ScaledReader,
+        regions: Regions,
+        device: str,
+        wish: Wish,
+        locations: Sequence[tuple[int, int]],
+    ) -> Any:
+        try:
+            if device == "cpu":
+                return self._guarded(partial(reader.read, regions, wish))
+            return self._guarded(partial(reader.read_to_device, regions, device, None, None, wish))
+        except TileError as error:
+            raise error.among(locations) from None
+
+    def _region_bytes(self, size: tuple[int, int], level: int) -> int:
+        width, height = _integers("size", size)
+        image = self._images[level]
+        return max(0, width * height) * image.channels * image.dtype.itemsize
 
     def _release_readers(self) -> None:
         for reader in (self._reader, *self._of_memory.values()):

@@ -1,4 +1,4 @@
-"""What only a CUDA device shows: its kernels, its memory, its streams and nvImageCodec's pixels.
+"""What only a CUDA device shows: its memory, its streams and nvImageCodec's pixels.
 
 Skipped where there is no NVIDIA driver, CuPy or nvImageCodec.
 """
@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import pickle
-import struct
 import subprocess
 import sys
 import threading
@@ -23,20 +22,17 @@ import tifffile
 
 from napari_wsigpu import open_slide, runtime
 from napari_wsigpu import slide as slide_module
-from napari_wsigpu.codecs.color import ColorProfile
-from napari_wsigpu.codecs.jpeg import Stacking, header_length, read_header
+from napari_wsigpu.codecs.jpeg import header_length
 from napari_wsigpu.errors import DeviceError, RegionError, SlideReadError
 from napari_wsigpu.gpu.cuda import CudaDevice, PinnedMemory
-from napari_wsigpu.gpu.device import TileFormat, Window
 from napari_wsigpu.gpu.devices import Devices
 from napari_wsigpu.gpu.verify import TOLERANCES
-from napari_wsigpu.reading import device_reader
+from napari_wsigpu.reading import device as device_module
 from napari_wsigpu.reading.cache import TileKey
 from napari_wsigpu.runtime import Runtime
 from tests import slides, tiffbytes
 from tests.conftest import pinned_places
-from tests.host_device import HostDevice, WrappedDecoder
-from tests.icc import PROFILES
+from tests.host_device import WrappedDecoder
 from tests.test_display_color import in_srgb, with_profile
 from tests.tiffbytes import UNDEFINED
 
@@ -101,295 +97,6 @@ def jpeg_path(device):
 @pytest.fixture
 def stream(device):
     return device.new_stream()
-
-
-# Kernels
-
-
-class OnBoth:
-    """The same tiles on the device and in host memory."""
-
-    def __init__(self, device, tile, pixels):
-        self.device, self.host, self.tile = device, HostDevice(), tile
-        size = tile.height * tile.width * tile.channels * np.dtype(tile.dtype).itemsize
-        self.count = len(pixels)
-        self.stream = device.new_stream()
-        self.addresses = []
-        self.memory = []
-        for each in (self.device, self.host):
-            address, memory = each.allocate(self.count * size)
-            each.upload(address, np.ascontiguousarray(pixels), self.stream)
-            self.addresses.append(address + size * np.arange(self.count))
-            self.memory.append(memory)
-        self.stream.synchronize()
-
-    def rows(self, places=None, chosen=slice(None)):
-        """(address, row, column) of tiles, on the device and on the host."""
-        places = np.zeros((self.count, 2), np.int64) if places is None else places
-        return [
-            each.rows(np.column_stack([addresses, places])[chosen], self.stream)
-            for each, addresses in zip((self.device, self.host), self.addresses, strict=True)
-        ]
-
-    def pixels(self):
-        """All tiles, from the device and from the host."""
-        height, width, channels, dtype = self.tile[:4]
-        all_of_them = TileFormat(self.count * height, width, channels, dtype)
-        found = []
-        for each, addresses in zip((self.device, self.host), self.addresses, strict=True):
-            pixels = each.download_tile(int(addresses[0]), all_of_them, self.stream)
-            self.stream.synchronize()
-            found.append(pixels.reshape(self.count, height, width, channels))
-        return found
-
-
-@pytest.mark.parametrize("dtype", ["uint8", "uint16"])
-@pytest.mark.parametrize("channels", [1, 3, 4])
-def test_paste(device, channels, dtype):
-    """Windows at every kind of offset, some of them outside the level."""
-    tile = TileFormat(6, 10, channels, dtype)
-    grid = (3, 4)
-    level = (3 * 6 - 2, 4 * 10 - 3)
-    rng = np.random.default_rng(channels)
-    tiles = rng.integers(0, np.iinfo(dtype).max, (12, 6, 10, channels)).astype(dtype)
-    both = OnBoth(device, tile, tiles)
-    places = np.array(list(np.ndindex(grid)))
-    windows = [(0, 0, *level), (-3, -4, 30, 50), (17, 36, 4, 5), (5, 9, 1, 1), (100, 100, 3, 3)]
-    windows += [
-        (*rng.integers(-12, 45, 2).tolist(), *rng.integers(1, 40, 2).tolist()) for _ in range(80)
-    ]
-    for number, window in enumerate(windows):
-        channel = [None, *range(channels)][number % (channels + 1)]
-        chosen = rng.permutation(12)[: rng.integers(1, 13)]
-        samples = () if channel is not None else (channels,)
-        found = device.empty((*window[2:], *samples), dtype)
-        device.fill(found, 77, both.stream)
-        expected = both.host.empty((*window[2:], *samples), dtype)
-        for each, rows, pixels in zip(
-            (device, both.host), both.rows(places, chosen), (found, expected), strict=True
-        ):
-            each.paste(rows, tile, level, pixels, Window(*window, channel), both.stream)
-        both.stream.synchronize()
-        np.testing.assert_array_equal(found.get(), expected)
-
-
-def test_paste_of_a_tile_with_more_rows_than_a_grid(device, stream):
-    tile = TileFormat(70_000, 8, 1, "uint8")
-    pixels = np.random.default_rng(0).integers(0, 256, (70_000, 8, 1)).astype(np.uint8)
-    address, memory = device.allocate(pixels.size)
-    device.upload(address, pixels, stream)
-    found = device.empty(pixels.shape, "uint8")
-    rows = device.rows(np.array([(address, 0, 0)], np.int64), stream)
-    device.paste(rows, tile, (70_000, 8), found, Window(0, 0, 70_000, 8), stream)
-    stream.synchronize()
-    np.testing.assert_array_equal(found.get(), pixels)
-    del memory
-
-
-def test_paste_of_nothing(device, stream):
-    pixels = device.empty((4, 5, 3), "uint8")
-    device.fill(pixels, 9, stream)
-    tile = TileFormat(6, 10, 3, "uint8")
-    nothing = device.rows(np.zeros((0, 3), np.int64), stream)
-    device.paste(nothing, tile, (4, 5), pixels, Window(0, 0, 4, 5), stream)
-    stream.synchronize()
-    assert (pixels.get() == 9).all()
-
-
-@pytest.fixture(scope="module")
-def table():
-    """What an ICC profile makes of each colour."""
-    return ColorProfile(PROFILES["table"], "slide").table()
-
-
-@pytest.mark.parametrize("channels", [3, 4])
-def test_paste_in_other_colours(device, table, channels):
-    """The same windows as `test_paste` has, at every kind of offset."""
-    tile = TileFormat(6, 10, channels, "uint8")
-    level = (3 * 6 - 2, 4 * 10 - 3)
-    rng = np.random.default_rng(channels)
-    both = OnBoth(device, tile, rng.integers(0, 256, (12, 6, 10, channels)).astype(np.uint8))
-    places = np.array(list(np.ndindex(3, 4)))
-    windows = [(0, 0, *level), (-3, -4, 30, 50), (17, 36, 4, 5), (5, 9, 1, 1), (100, 100, 3, 3)]
-    windows += [
-        (*rng.integers(-12, 45, 2).tolist(), *rng.integers(1, 40, 2).tolist()) for _ in range(80)
-    ]
-    for window in windows:
-        chosen = rng.permutation(12)[: rng.integers(1, 13)]
-        found = device.empty((*window[2:], channels), "uint8")
-        device.fill(found, 77, both.stream)
-        expected = both.host.empty((*window[2:], channels), "uint8")
-        for each, rows, pixels in zip(
-            (device, both.host), both.rows(places, chosen), (found, expected), strict=True
-        ):
-            colors = each.colors(table)
-            each.paste_colors(rows, tile, level, pixels, Window(*window), colors, both.stream)
-        both.stream.synchronize()
-        np.testing.assert_array_equal(found.get(), expected)
-
-
-def test_every_colour_is_looked_up(device, stream, table):
-    pixels = np.arange(1 << 24, dtype="<u4").view(np.uint8).reshape(4096, 4096, 4)
-    address, memory = device.allocate(pixels.size)
-    device.upload(address, pixels, stream)
-    found = device.empty(pixels.shape, "uint8")
-    tile = TileFormat(4096, 4096, 4, "uint8")
-    rows = device.rows(np.array([(address, 0, 0)], np.int64), stream)
-    colors = device.colors(table)
-    device.paste_colors(rows, tile, (4096, 4096), found, Window(0, 0, 4096, 4096), colors, stream)
-    stream.synchronize()
-    np.testing.assert_array_equal(found.get(), table.recolored(pixels))
-    del memory
-
-
-def test_a_table_is_copied_once_and_not_kept(device):
-    table = ColorProfile(PROFILES["gamma"], "slide").table()
-    colors = device.colors(table)
-    assert device.colors(table) is colors
-    kept = len(device._colors)
-    del table
-    gc.collect()
-    assert len(device._colors) == kept - 1
-
-
-def all_chroma(lumas):
-    """Every (Cb, Cr) with each luma: a tile of 256 x 256 pixels for each."""
-    y, cb, cr = np.meshgrid(lumas, np.arange(256), np.arange(256), indexing="ij")
-    return np.stack([y, cb, cr], -1).astype(np.uint8)
-
-
-def by_libjpeg(ycbcr):
-    """(RGB before it is clipped, as int) with libjpeg's rounding."""
-    y, cb, cr = np.moveaxis(ycbcr.astype(np.int64), -1, 0)
-    cb, cr, half = cb - 128, cr - 128, 1 << 15
-    red = (91881 * cr + half) >> 16
-    green = (-22554 * cb - 46802 * cr + half) >> 16
-    blue = (116130 * cb + half) >> 16
-    return np.stack([y + red, y + green, y + blue], -1)
-
-
-def clip(rgb):
-    return np.clip(rgb, 0, 255).astype(np.uint8)
-
-
-def test_ycbcr_to_rgb_of_every_chroma(device):
-    tile = TileFormat(256, 256, 3, "uint8")
-    ycbcr = all_chroma([0, 1, 16, 77, 128, 200, 254, 255])
-    both = OnBoth(device, tile, ycbcr)
-    for each, rows in zip((device, both.host), both.rows(), strict=True):
-        each.ycbcr_to_rgb(rows, tile, both.stream)
-    found, twin = both.pixels()
-    np.testing.assert_array_equal(found, clip(by_libjpeg(ycbcr)))
-    np.testing.assert_array_equal(found, twin)
-
-
-SAMPLINGS = {"4:4:4": (1, 1), "4:2:2": (2, 1), "4:2:0": (2, 2)}
-
-
-@pytest.mark.parametrize("to_rgb", [False, True])
-@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
-@pytest.mark.parametrize("size", [(64, 48), (16, 16), (37, 51)])
-def test_merge_planes(device, size, sampling, to_rgb):
-    height, width = size
-    across, down = sampling
-    small = -(-height // down) * -(-width // across)
-    tile = TileFormat(height, width, 3, "uint8")
-    both = OnBoth(device, tile, np.zeros((5, height, width, 3), np.uint8))
-    planes = np.random.default_rng(0).integers(0, 256, (5, height * width + 2 * small))
-    starts = np.array([0, height * width, height * width + small])
-    for each, rows in zip((device, both.host), both.rows(), strict=True):
-        address, _memory = each.allocate(planes.size)
-        each.upload(address, planes.astype(np.uint8), both.stream)
-        places = address + planes.shape[1] * np.arange(5)[:, None] + starts
-        table = np.asarray(rows.get() if each is device else rows)
-        table = np.column_stack([table, places, np.zeros((5, 10), np.int64)])
-        doubts = each.shared(5, np.int32)
-        each.merge_planes(
-            each.rows(table, both.stream), tile, sampling, doubts, both.stream, to_rgb=to_rgb
-        )
-        both.stream.synchronize()
-        assert not doubts.any()
-    found, twin = both.pixels()
-    np.testing.assert_array_equal(found, twin)
-
-
-def doubts_of(device, stream, plane, scan, length, marks):
-    """Whether a gray tile of 16 x 16 pixels is in doubt."""
-    tile = TileFormat(16, 16, 1, "uint8")
-    target, memory = device.allocate(2 * 256)
-    device.upload(target + 256, np.ascontiguousarray(plane), stream)
-    row = (target, 0, 0, *[target + 256] * 3, 0, scan.ctypes.data, length, *marks)
-    doubts = device.shared(1, np.int32)
-    rows = device.rows(np.array([row], np.int64), stream)
-    device.merge_planes(rows, tile, (1, 1), doubts, stream, to_rgb=False)
-    stream.synchronize()
-    del memory
-    return bool(doubts[0])
-
-
-@pytest.mark.parametrize("offset", [0, 1, 15, 16, 17])
-def test_markers_within_scans_are_looked_for(device, stream, offset):
-    rng = np.random.default_rng(offset)
-    length = 5000
-    plane = np.full((16, 16), 128, np.uint8)
-    marks = (0, 0, 8, *struct.unpack("<4q", bytes([2, *bytes(31)])))  # all codes stand for 0
-    for place in [None, 0, 1, 14, 15, 16, 17, 4094, length - 2, length - 1]:
-        room = device.shared(offset + length + 100, np.uint8)
-        room[:] = 255
-        scan = room[offset : offset + length]
-        scan[:] = rng.integers(0, 255, length)
-        scan[3], scan[4] = 255, 0
-        if place is not None:
-            scan[place], scan[place + 1 : place + 2] = 255, 7
-        assert doubts_of(device, stream, plane, scan, length, marks) == (place is not None), place
-
-
-@pytest.mark.parametrize("optimize", [False, True])
-@pytest.mark.parametrize("quality", [30, 85, 100])
-def test_the_first_block_is_compared_with_its_code(device, stream, quality, optimize):
-    rng = np.random.default_rng(quality)
-    found = {True: 0, False: 0}
-    for shade in range(1, 255, 3):
-        pixels = np.clip(rng.normal(shade, 6, (16, 16)), 0, 255).astype(np.uint8)
-        jpeg = imagecodecs.jpeg8_encode(pixels, level=quality, optimize=optimize)
-        start = header_length(jpeg)
-        marks = Stacking(jpeg[:start], read_header(jpeg[:start])).marks
-        scan = device.shared(len(jpeg) + 64, np.uint8)
-        length = len(jpeg) - start - 2
-        scan[: length + 2] = np.frombuffer(jpeg[start:], np.uint8)
-        plane = imagecodecs.jpeg8_decode(jpeg)
-        if not any(marks):
-            continue
-        assert not doubts_of(device, stream, plane, scan, length, marks)
-        for apart in (-9, 9):
-            other = plane.astype(int) + apart
-            clipped = not ((other[:8, :8] > 0) & (other[:8, :8] < 255)).all()
-            other = np.clip(other, 0, 255).astype(np.uint8)
-            assert doubts_of(device, stream, other, scan, length, marks) != clipped
-            found[clipped] += 1
-    assert found[False]
-
-
-def test_strips_are_looked_for(device, stream):
-    tile = TileFormat(16, 64, 1, "uint8")
-    shades = np.array([207, 128])[np.arange(64) // 8 % 2]
-    far = np.where(np.arange(64) == 63, 128 - 4, shades)
-    near = shades - 3
-    strips = np.stack([shades, far, near, np.full(64, 128), shades]).astype(np.uint8)
-    strip, memory = device.allocate(strips.size)
-    device.upload(strip, strips, stream)
-    target, room = device.allocate(5 * 16 * 64)
-    rows = np.zeros((5, 16), np.int64)
-    rows[:, 0] = target + 1024 * np.arange(5)
-    rows[:, 3:6] = target
-    rows[:4, 6] = strip + 64 * np.arange(4)
-    rows[:, 9:11] = 207, 128
-    doubts = device.shared(5, np.int32)
-    table = device.rows(rows, stream)
-    device.merge_planes(table, tile, (1, 1), doubts, stream, to_rgb=False)
-    stream.synchronize()
-    assert doubts.astype(bool).tolist() == [False, True, False, True, False]
-    del memory, room
 
 
 # Slides
@@ -896,7 +603,7 @@ class TestLoad:
                 decoder, path = super().decoder(kind)
                 return WrappedDecoder(decoder, decode), path
 
-        monkeypatch.setattr(device_reader, "BATCH_TILES", 20)
+        monkeypatch.setattr(device_module, "BATCH_TILES", 20)
         with runtime.using(Runtime(Devices(Flaky))) as shared:
             yield shared.devices.worker(0).device
         shared.close()

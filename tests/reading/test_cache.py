@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from napari_wsigpu.reading.cache import TileCache, TileKey
+from napari_wsigpu.reading.cache import Recurrence, TileCache, TileKey
+from tests.host_device import level_of
 
 
 def key(number, slide=0):
@@ -152,3 +153,123 @@ def test_many_threads_keep_the_budget():
     for slide in (0, 1):
         cache.forget(slide)
     assert cache.used == 0
+
+
+def put_together(cache, *numbers, size=10, slide=0):
+    """Put tiles that lie in one buffer."""
+    buffer = np.zeros(size * len(numbers), np.uint8)
+    tiles = {
+        key(number, slide): buffer[size * index :][:size] for index, number in enumerate(numbers)
+    }
+    cache.put_all(tiles, buffer.nbytes)
+    return tiles
+
+
+class TestTilesOfOneBuffer:
+    def test_they_go_together(self):
+        cache = TileCache(50)
+        put_together(cache, 0, 1, 2)
+        put_together(cache, 3, 4)
+        assert (held(cache), cache.used) == ([0, 1, 2, 3, 4], 50)
+        cache.get(key(1))
+        cache.put(key(5), tile(10))
+        assert (held(cache), cache.used) == ([0, 1, 2, 5], 40)
+
+    def test_memory_is_held_as_long_as_one_of_them_is(self):
+        cache = TileCache(100)
+        put_together(cache, 0, 1, 2)
+        for number in (0, 1):
+            cache.put(key(number), tile(10))
+        assert cache.used == 50
+        cache.put(key(2), tile(10))
+        assert cache.used == 30
+        assert held(cache) == [0, 1, 2]
+
+    def test_a_buffer_larger_than_the_budget_evicts_none(self):
+        cache = TileCache(30)
+        cache.put(key(0), tile(10))
+        put_together(cache, 1, 2, 3, 4)
+        put_together(cache)
+        assert (held(cache), cache.used) == ([0], 10)
+
+    def test_what_is_larger_than_its_tiles_counts_as_a_whole(self):
+        cache = TileCache(100)
+        cache.put_all({key(0): tile(10)}, 90)
+        cache.put(key(1), tile(20))
+        assert (held(cache), cache.used) == ([1], 20)
+
+    def test_forget_drops_them_in_both_colours(self):
+        cache = TileCache(100)
+        put_together(cache, 0, 1, slide=3)
+        put_together(cache, 0, 1, slide=~3)
+        put_together(cache, 0, slide=4)
+        cache.forget(3)
+        assert held(cache, slide=3) == held(cache, slide=~3) == []
+        assert cache.used == 10
+
+    @given(
+        budget=st.integers(0, 120),
+        puts=st.lists(st.lists(st.integers(0, 19), min_size=1, max_size=4, unique=True)),
+        asked=st.lists(st.integers(0, 19), max_size=8),
+    )
+    def test_many_are_found_as_one_by_one(self, budget, puts, asked):
+        cache, other, latest = TileCache(budget), TileCache(budget), {}
+        for numbers in puts:
+            latest |= put_together(cache, *numbers)
+            put_together(other, *numbers)
+        tiles = np.array([(0, number) for number in asked], np.int64).reshape(-1, 2)
+        found = cache.get_all(0, 0, tiles)
+        singly = [other.get(key(number)) for number in asked]
+        assert [pixels is None for pixels in found] == [pixels is None for pixels in singly]
+        for number, pixels in zip(asked, found, strict=True):
+            assert pixels is None or pixels is latest[key(number)]
+        assert cache.used == other.used <= budget
+        put_together(cache, 30, 31)
+        put_together(other, 30, 31)
+        assert held(cache) == held(other)
+
+    def test_none_of_another_level_or_slide(self):
+        cache = TileCache(100)
+        put_together(cache, 0, 1)
+        tiles = np.array([(0, 0), (0, 1)])
+        for slide, level in ((1, 0), (0, 1), (~0, 0)):
+            assert cache.get_all(slide, level, tiles) == [None, None]
+
+
+class TestRecurrence:
+    """Whether tiles come again while the cache, which has room for 50, would still hold them."""
+
+    IMAGE = level_of(1, tile=(10, 10), size=(100, 1000), compression=1)
+
+    @pytest.fixture
+    def recurrence(self):
+        return Recurrence(TileCache(50 * 100))
+
+    def note(self, recurrence, *numbers, image=0):
+        tiles = np.stack(np.divmod(np.array(numbers), 100), 1)
+        return recurrence.note(image, self.IMAGE, tiles)
+
+    def test_new_ones_do_not(self, recurrence):
+        assert not any(self.note(recurrence, *range(n, n + 9)) for n in range(0, 900, 9))
+
+    def test_a_quarter_that_does_is_enough(self, recurrence):
+        self.note(recurrence, *range(8))
+        assert not self.note(recurrence, 0, *range(20, 27))
+        assert self.note(recurrence, 1, 2, *range(30, 36))
+
+    def test_after_a_while_they_would_be_gone(self, recurrence):
+        self.note(recurrence, *range(8))
+        self.note(recurrence, *range(100, 140))
+        assert self.note(recurrence, *range(8))
+        self.note(recurrence, *range(200, 250))
+        assert not self.note(recurrence, *range(8))
+
+    def test_images_are_told_apart(self, recurrence):
+        self.note(recurrence, *range(8))
+        assert not self.note(recurrence, *range(8), image=1)
+        assert self.note(recurrence, *range(8))
+
+    def test_without_a_budget_none_is_worth_it(self):
+        recurrence = Recurrence(TileCache(0))
+        for _ in range(3):
+            assert not self.note(recurrence, *range(8))

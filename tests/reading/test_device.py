@@ -6,6 +6,8 @@ import signal
 import threading
 import time
 import zlib
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import imagecodecs
@@ -293,6 +295,119 @@ class TestPixels:
         for device in ("cpu", "cuda"):
             with pytest.raises((RegionError, MemoryError)):
                 jpeg[0].read_region((0, 0), (2**40, 2**40), device=device)
+
+
+def region_of(slide, level, rect, step=(1, 1)):
+    """A rectangle of a level, of which some may lie outside; slow, and obvious."""
+    shape = rect.height, rect.width, level.shape[2]
+    found = np.full(shape, slide.layout.background, level.dtype)
+    for y in range(rect.height):
+        for x in range(rect.width):
+            row, column = rect.top + y * step[0], rect.left + x * step[1]
+            if 0 <= row < level.shape[0] and 0 <= column < level.shape[1]:
+                found[y, x] = level[row, column]
+    return found
+
+
+class TestManyRegions:
+    RECTS = (
+        Rect(-9, 150, 60, 90),
+        Rect(0, 0, HEIGHT, WIDTH),
+        Rect(33, 50, 0, 7),
+        Rect(500, 500, 4, 5),
+        Rect(31, 47, 2, 2),
+    )
+
+    @pytest.mark.parametrize("tiles", [3, 1000])
+    @pytest.mark.parametrize("step", [(1, 1), (3, 7), (40, 60)])
+    @pytest.mark.parametrize("channel", [None, 1])
+    @pytest.mark.parametrize("to_host", [False, True])
+    def test_of_several_sizes(self, jpeg, monkeypatch, tiles, step, channel, to_host):
+        monkeypatch.setattr(device_module, "BATCH_TILES", tiles)
+        slide, (level, *_) = jpeg
+        whole(slide)
+        slide.clear_cache()
+        before = decoded(slide)["nvimagecodec"]
+        regions = replace(Regions.of(self.RECTS), step=step)
+        plans = plan_regions(0, slide._images, regions)
+        offsets = regions.offsets
+        for _ in ("cold", "warm"):
+            found = executor_of(slide).read(
+                0, plans, offsets, Wish(channel=channel), to_host=to_host
+            )
+            assert len(found) == offsets[-1]
+            parts = zip(offsets[:-1], offsets[1:], self.RECTS, strict=True)
+            for begin, end, rect in parts:
+                expected = region_of(slide, level, rect, step)
+                expected = expected if channel is None else expected[..., channel]
+                np.testing.assert_array_equal(found[begin:end].reshape(expected.shape), expected)
+        assert decoded(slide)["nvimagecodec"] - before == len(plans[0].tiles)
+        assert pinned_places() == 0
+
+    @pytest.mark.parametrize("device", ["cpu", "cuda"])
+    def test_those_of_a_batch_share_their_tiles(self, jpeg, device):
+        slide, (level, *_) = jpeg
+        where = [(x, y) for y in range(0, 70, 9) for x in range(0, 140, 11)]
+        options = {"batch_size": len(where), "num_workers": 0, "device": device}
+        (found,) = slide.read_regions(where, (60, 50), **options)
+        for region, (x, y) in zip(found, where, strict=True):
+            np.testing.assert_array_equal(region, level[y : y + 50, x : x + 60])
+        assert slide.stats()["tiles_asked"] == 16
+        assert decoded(slide) == {"cpu": 0, "nvimagecodec": 16}
+
+    @pytest.mark.parametrize(
+        ("keep", "kept"), [("all", 16), ("partly", 12), ("none", 0), ("recurring", 16)]
+    )
+    def test_which_tiles_stay(self, jpeg, keep, kept):
+        slide, (level, *_) = jpeg
+        regions = Regions.of([Rect(20, 40, 100, 120)])  # 4 of 16 tiles as a whole
+        found = slide._reader.read_to_device(0, regions, "cuda", wish=Wish(keep=keep))
+        np.testing.assert_array_equal(found[0], level[20:120, 40:160])
+        slide._reader.read_to_device(0, regions, "cuda")
+        assert slide.stats()["cache_hits"] == kept
+
+    @pytest.mark.parametrize("device", ["cpu", "cuda"])
+    def test_who_does_not_want_them_any_more_ends_it(self, jpeg, host_gpu, monkeypatch, device):
+        monkeypatch.setattr(device_module, "BATCH_TILES", 4)
+        slide, (level, *_) = jpeg
+        checks = []
+
+        def check():
+            checks.append(1)
+            if len(checks) == 3:
+                raise KeyboardInterrupt
+
+        regions = Regions.of([Rect(0, 0, HEIGHT, WIDTH)])
+        read = slide._reader.read
+        if device == "cuda":
+            read = partial(slide._reader.read_to_device, device="cuda")
+        with pytest.raises(KeyboardInterrupt):
+            read(0, regions, wish=Wish(check=check))
+        assert pinned_places() == 0
+        assert decoded(slide).get("nvimagecodec", 0) <= 8
+        np.testing.assert_array_equal(whole(slide), level)
+        slide.close()
+        assert host_gpu.live == 0
+
+    def test_in_colours_one_after_another(self, files, host_gpu):
+        where = [(0, 0), (50, 60), (-20, 100)]
+        options = {"batch_size": 3, "num_workers": 0, "color": "srgb"}
+        with with_profile(files["JPEG YCbCr"][0]) as slide:
+            (expected,) = slide.read_regions(where, (60, 50), **options)
+        with with_profile(files["JPEG YCbCr"][0], device="cuda") as slide:
+            (found,) = slide.read_regions(where, (60, 50), device="cuda", **options)
+            np.testing.assert_array_equal(found, expected)
+            assert decoded(slide)["cpu"] == 0
+
+    def test_none_of_them_is_looked_at_twice_for_its_failed_tiles(self, damaged):
+        slide, _ = damaged
+        options = {"batch_size": 3, "num_workers": 0, "device": "cuda"}
+        regions = slide.read_regions([(90, 30), (100, 40), (0, 0)], (20, 20), **options)
+        with pytest.raises(TileError) as info:
+            next(regions)
+        assert [name for name, _ in info.value.failures] == ["level 0, row 1, column 2"]
+        assert slide.stats()["failed"] == 1
+        assert pinned_places() == 0
 
 
 class TestOut:
@@ -1126,6 +1241,27 @@ class TestInsertedLevels:
             for level, pixels in zip(self.inserted(slide), self.expected(path), strict=True):
                 np.testing.assert_array_equal(level[1:, 1:-1], pixels[1:, 1:-1])
             assert decoded(slide)["cpu"] == 0
+
+    @pytest.mark.parametrize("room", [1, 40_000, 1 << 30])
+    @pytest.mark.parametrize("channel", [None, 2])
+    def test_many_regions_at_once(self, tmp_path, host_gpu, monkeypatch, room, channel):
+        """Some of them at the lower and right edge, where averages are of fewer pixels."""
+        path = self.write(tmp_path / "slide.tif")
+        monkeypatch.setattr(halving, "FINER_BYTES", room)
+        with open_slide(path, device="cuda") as slide:
+            numbers = [level.number for level in slide.pyramid if level.inserted]
+            for number, pixels in zip(numbers, self.expected(path), strict=True):
+                height, width = pixels.shape[:2]
+                tops = np.array([0, height - 20, height - 20, 3, 3, 11])
+                lefts = np.array([0, 7, 9, 5, 5, width - 30])
+                regions = Regions.alike(tops, lefts, 20, 30)
+                found = slide._reader.read(number, regions, Wish(channel=channel))
+                for region, top, left in zip(found, tops, lefts, strict=True):
+                    expected = pixels[top : top + 20, left : left + 30]
+                    expected = expected if channel is None else expected[..., channel]
+                    np.testing.assert_array_equal(region, expected)
+            assert decoded(slide)["cpu"] == 0
+        assert pinned_places() == 0
 
     def test_in_srgb(self, tmp_path, host_gpu):
         path = self.write(tmp_path / "slide.tif")

@@ -1,5 +1,6 @@
 import logging
 import os
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -229,6 +230,27 @@ class TestBatches:
         assert slide.stats()["bytes_read"] <= 35 * 32 * 48 * 3
 
 
+class Watched(CpuDecoder):
+    """A decoder that knows which batches are in flight, and how many at most were."""
+
+    def __init__(self):
+        super().__init__(0)
+        self.flying, self.most = set(), 0
+
+    def schedule(self, *given):
+        pending = super().schedule(*given)
+        self.flying.add(pending)
+        self.most = max(self.most, len(self.flying))
+        cancel = pending.cancel
+
+        def cancelled():  # by who waits, too
+            self.flying.discard(pending)
+            cancel()
+
+        pending.cancel = cancelled
+        return pending
+
+
 class TestManyRegions:
     """Of several sizes, carried out at once by an executor of its own."""
 
@@ -303,6 +325,35 @@ class TestManyRegions:
             place = slice(32 * row, 32 * row + 32), slice(48 * column, 48 * column + 48)
             np.testing.assert_array_equal(tile, pixels[place])
         assert self.cache.used == 3 * 32 * 48 * 3
+
+    @pytest.mark.parametrize("ends", [None, 2, 4])
+    def test_no_more_than_two_batches_are_in_flight(self, slide_of, monkeypatch, ends):
+        """And none any more when it has ended, however it did."""
+        monkeypatch.setattr(host, "BATCH_TILES", 3)
+        slide, _ = slide_of()
+        images, decoder, checks = {0: slide.layout.levels[0]}, Watched(), []
+
+        def check():
+            checks.append(1)
+            if len(checks) == ends:
+                raise KeyError("nobody waits")
+
+        executor = HostExecutor(
+            1,
+            images,
+            slide.pyramid,
+            0,
+            slide._source,
+            decoder,
+            TileCache(),
+            TileLog(slide.path, {}),
+            lambda *_: None,
+        )
+        found = [np.empty((160, 240, 3), np.uint8)]
+        with nullcontext() if ends is None else pytest.raises(KeyError):
+            executor.read(0, plan_regions(0, images, WHOLE), found, Wish(check=check))
+        assert decoder.most == min(2, ends - 1 if ends else 2)
+        assert decoder.flying == set()
 
     def test_nothing_of_no_regions(self, executor):
         executor, _ = executor

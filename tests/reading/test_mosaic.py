@@ -19,6 +19,7 @@ from napari_wsigpu.reading.mosaic import parts_of, touches
 from napari_wsigpu.reading.plan import Regions, Wish, plan_regions
 from napari_wsigpu.storage.memory import MemorySource
 from tests import leica, slides, tiffbytes
+from tests.conftest import pinned_places
 from tests.leica import SPACING
 
 HEIGHT, WIDTH = 60, 90
@@ -259,6 +260,31 @@ def test_a_device_decodes_parts(path, pixels, host_gpu):
         region = slide.read_region((80, 100), (120, 40), device="cuda")
         np.testing.assert_array_equal(host_gpu.download(region, None), pixels[100:140, 80:200])
         np.testing.assert_array_equal(slide.level_array(1)[...], slides.average(pixels, 2))
+
+
+@pytest.mark.parametrize("missing", [(), (1, 5), range(12)])
+def test_pictures_that_overlap_and_lack_tiles_are_the_same_on_a_device(tmp_path, host_gpu, missing):
+    """The background of the one on top hides the other one."""
+    one, other = (slides.picture(140, 100), 255 - slides.picture(67, 121))
+    laid = [
+        leica.scan(one, 4 * SPACING, 10 * SPACING, (), tile=(16, 32)),
+        leica.scan(other, 60 * SPACING, 30 * SPACING, (), tile=(16, 32)),
+    ]
+    encoded = {"compression": 7, "photometric": 6, "encode": slides.jpeg_ycbcr}
+    path = leica.write(tmp_path / "slide.scn", laid, SIZE, missing=missing, **encoded)
+    where = [(0, 0), (50, 20), (90, 60), (-20, 100), (280, 200)]
+    with open_slide(path, device="cpu") as slide:
+        expected = slide.levels[0][...]
+        (regions,) = slide.read_regions(where, (80, 70), batch_size=9, num_workers=0)
+        channel = slide.level_array(0, 1)[3::2, 5:]
+    np.testing.assert_array_equal(channel, expected[3::2, 5:, 1])
+    with open_slide(path, device="cuda") as slide:
+        np.testing.assert_array_equal(slide.levels[0][...], expected)
+        options = {"batch_size": 9, "num_workers": 0, "device": "cuda"}
+        (found,) = slide.read_regions(where, (80, 70), **options)
+        np.testing.assert_array_equal(host_gpu.download(found, None), regions)
+        np.testing.assert_array_equal(slide.level_array(0, 1)[3::2, 5:], channel)
+    assert pinned_places() == 0
 
 
 @pytest.fixture

@@ -102,18 +102,27 @@ def test_opening_a_slide_decodes_no_label_and_no_macro(
         ]
     assert private
     touched, decoded = [], []
-    read_bytes, read_image = FileSource.read, AssociatedImage.read
+    read_image, read_joined = AssociatedImage.read, FileSource.read_joined
 
-    def noted_bytes(self, ranges, *args):
-        ranges = list(ranges)
-        touched.extend(ranges)
-        return read_bytes(self, ranges, *args)
+    def noted(read_ranges):
+        def noted_ranges(self, ranges):
+            ranges = list(ranges)
+            touched.extend(ranges)
+            return read_ranges(self, ranges)
+
+        return noted_ranges
+
+    def noted_joined(self, offsets, lengths, *args):
+        touched.extend(zip(offsets.tolist(), lengths.tolist(), strict=True))
+        return read_joined(self, offsets, lengths, *args)
 
     def noted_image(self, *args, **options):
         decoded.append(self.name)
         return read_image(self, *args, **options)
 
-    monkeypatch.setattr(FileSource, "read", noted_bytes)
+    for name in ("read", "fills"):
+        monkeypatch.setattr(FileSource, name, noted(getattr(FileSource, name)))
+    monkeypatch.setattr(FileSource, "read_joined", noted_joined)
     monkeypatch.setattr(AssociatedImage, "read", noted_image)
     slide_is_open(sample_path())
     for index in range(inspector.tabs.count()):

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import weakref
+from contextlib import suppress
 from functools import cached_property
 from importlib import import_module, resources
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -61,6 +62,8 @@ JPEG_ENGINES = {
     "hardware": JpegEngine(HARDWARE, 7, 4, filled=True),
     "hybrid": JpegEngine(HYBRID, 14, 0, filled=False),
 }
+# About what a batch of a thousand tiles is stacked to; 3 is nvImageCodec's name of 4:2:0.
+LARGEST_STACK, SUBSAMPLED = (37_888, 256), 3
 # Without it, images of less than a million pixels keep the processor busy instead.
 ALL_ON_GPU = "nvjpeg_cuda_decoder:hybrid_huffman_threshold=0"
 PINNED_BUDGET = 1 << 30
@@ -259,8 +262,10 @@ class CudaDevice:
                 decoder = self._library.decoder(
                     self._index, engine.backend, ALL_ON_GPU, engine.threads
                 )
-                if self._decodes(decoder):
+                if self._decodes(decoder, 1, (64, 64)):
                     self.jpegs_at_once, self.jpegs_filled = engine.at_once, engine.filled
+                    with suppress(MemoryError):  # then the first large batch takes longer
+                        self._decodes(decoder, engine.at_once, LARGEST_STACK)
                     return decoder, name
         raise DeviceError(f"nvImageCodec can't decode JPEG on '{self.name}'; is nvJPEG installed?")
 
@@ -272,16 +277,23 @@ class CudaDevice:
         """Make room for descriptions of memory that nvImageCodec decodes a batch to."""
         return self._library.images(on_device=True)
 
-    def _decodes(self, decoder: LibraryDecoder) -> bool:
-        picture = np.frombuffer(imagecodecs.jpeg8_encode(np.zeros((64, 64), np.uint8)), np.uint8)
-        address, _memory = self.allocate(64 * 64)
+    def _decodes(self, decoder: LibraryDecoder, count: int, size: tuple[int, int]) -> bool:
+        """Decode so many black pictures: the decoder takes memory for the largest one only once."""
+        encoded = imagecodecs.jpeg8_encode(np.zeros((*size, 3), np.uint8), subsampling="420")
+        picture = np.frombuffer(encoded, np.uint8)
+        small = -(-size[0] // 2), -(-size[1] // 2), 1
+        planes = ((*size, 1), small, small)
+        image = ImageFormat(planes, "uint8", "P_YUV", "SYCC", SUBSAMPLED)
+        total = sum(height * width for height, width, _ in planes)
+        address, _memory = self.allocate(count * total)
         stream = self.new_stream()
         streams, images = self.code_streams(), self.images()
-        streams.add(picture.ctypes.data, picture.nbytes)
-        images.add(address, ImageFormat(((64, 64, 1),), "uint8", "I_Y", "GRAY"), stream.ptr)
+        for number in range(count):
+            streams.add(picture.ctypes.data, picture.nbytes)
+            images.add(address + number * total, image, stream.ptr)
         worked = decoder.decode(streams.used, images.used)
         stream.synchronize()
-        return worked == [True]
+        return all(worked)
 
     # Memory
 

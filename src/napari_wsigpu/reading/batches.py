@@ -6,19 +6,23 @@ import random
 import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from napari_wsigpu.errors import RegionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator
 
-    Location = tuple[int, int]
+
+Item = TypeVar("Item")
 
 MOST_THREADS = 64
+# What batches may hold that are ready or being read, the one that is handed out included.
+AHEAD_BYTES = 1 << 30
 
 
 class _EndedError(Exception):
@@ -26,16 +30,17 @@ class _EndedError(Exception):
 
 
 def read_ahead(
-    read: Callable[[list[Location], Callable[[], None]], Any],
-    locations: Iterable[Location],
+    read: Callable[[list[Item], Callable[[], None]], Any],
+    locations: Iterable[Item],
     *,
     batch_size: int | None,
     num_workers: int,
     prefetch_factor: int,
+    batch_bytes: int = 0,
     shuffle: bool = False,
     seed: int = 0,
     drop_last: bool = False,
-) -> Iterator[Any]:
+) -> Generator[Any, None, None]:
     """Read batches of regions in order, or in shuffled order, ahead of the caller.
 
     Parameters
@@ -45,6 +50,9 @@ def read_ahead(
         raises if nobody wants the batch any more.
     locations, batch_size, num_workers, prefetch_factor, shuffle, seed, drop_last
         As in `Slide.read_regions`; without a batch size, a batch has one location.
+    batch_bytes : int
+        Memory of a batch: fewer are read ahead than asked if they would take more than
+        `AHEAD_BYTES`, but always one.
 
     Yields
     ------
@@ -66,15 +74,16 @@ def read_ahead(
         locations = list(locations)
         random.Random(seed).shuffle(locations)
     batches = _batches(locations, batch_size or 1, drop_last=drop_last)
-    return _ahead(read, batches, num_workers, 1 + num_workers * prefetch_factor)
+    ahead = min(num_workers * prefetch_factor, max(1, AHEAD_BYTES // max(1, batch_bytes) - 1))
+    return _ahead(read, batches, num_workers, 1 + ahead)
 
 
 def _ahead(
-    read: Callable[[list[Location], Callable[[], None]], Any],
-    batches: Iterator[list[Location]],
+    read: Callable[[list[Item], Callable[[], None]], Any],
+    batches: Iterator[list[Item]],
     workers: int,
     window: int,
-) -> Iterator[Any]:
+) -> Generator[Any, None, None]:
     if not workers:
         yield from (read(batch, _go_on) for batch in batches)
         return
@@ -98,13 +107,26 @@ def _ahead(
                 future.cancel()
 
 
+def in_turn(iterators: Iterable[Generator[Item, None, None]]) -> Generator[Item, None, None]:
+    """Yield from some iterators in turn, which all go on meanwhile; close them with this one."""
+    waiting = deque(iterators)
+    with ExitStack() as opened:
+        for iterator in waiting:
+            opened.enter_context(closing(iterator))
+        while waiting:
+            item = next(waiting[0], None)
+            if item is None:
+                waiting.popleft()
+            else:
+                yield item
+                waiting.rotate(-1)
+
+
 def _go_on() -> None:
     """Let work that somebody waits for go on."""
 
 
-def _batches(
-    locations: Iterable[Location], size: int, *, drop_last: bool
-) -> Iterator[list[Location]]:
+def _batches(locations: Iterable[Item], size: int, *, drop_last: bool) -> Iterator[list[Item]]:
     remaining = iter(locations)
     while batch := list(islice(remaining, size)):
         if len(batch) == size or not drop_last:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from napari_wsigpu.gpu.raw_reader import RawReader
 from napari_wsigpu.gpu.switching import prompt_switching
 from napari_wsigpu.gpu.tables import PASTE
 from napari_wsigpu.reading.cache import TileKey
-from napari_wsigpu.reading.plan import partly_taken
+from napari_wsigpu.reading.plan import partly_taken, regions_with
 from napari_wsigpu.storage.file import FileSource
 
 if TYPE_CHECKING:
@@ -141,6 +141,8 @@ class DeviceExecutor:
                 decoder.worker.loader, source, lambda count: log.count(bytes_read=count)
             )
         self._lock = threading.Lock()
+        # Two that read a thousand tiles each wait for each other in the interpreter at every one.
+        self._reading = threading.Lock() if isinstance(source, FileSource) else nullcontext()
         self._released = False
         self._doubted = False
         self._idle_streams: list[Stream] = []
@@ -233,7 +235,8 @@ class DeviceExecutor:
                 self.release()
         self._log.note(output.failures, report=wish.tolerant)
         if output.failures and not wish.tolerant:
-            raise self._log.error(output.failures)
+            failed = (key[1:] for key in output.failures)
+            raise self._log.error(output.failures, regions_with(plans, failed))
         return output.host if to_host else output.pixels
 
     def send(self, pixels: NDArray[Any], out: Any = None, stream: Any = None) -> Any:
@@ -254,10 +257,7 @@ class DeviceExecutor:
                     self.device.send(pixels, target, used)
                     used.synchronize()
         except MemoryError:
-            raise RegionError(
-                f"A region of {pixels.nbytes >> 20} MiB doesn't fit into the memory of "
-                f"'{self.device.name}'; read it in parts."
-            ) from None
+            raise _too_large(pixels.nbytes, self.device.name) from None
         return target
 
     def forget_tiles(self) -> None:
@@ -273,8 +273,21 @@ class DeviceExecutor:
         with self._lock:
             self._idle_streams.clear()
 
-    def work(self, task: Callable[[Stream], Any]) -> Any:
-        """Have work of the caller's done on a stream, and wait for it.
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        """Return a new device array.
+
+        Raises
+        ------
+        RegionError
+            If the device has no memory for it.
+        """
+        try:
+            return self._empty(shape, dtype)
+        except MemoryError:
+            raise _too_large(int(np.prod(shape)) * dtype.itemsize, self.device.name) from None
+
+    def work(self, task: Callable[[Stream], Any], stream: Any = None) -> Any:
+        """Have work of the caller's done on a stream, or on that of the caller, and wait for it.
 
         Raises
         ------
@@ -282,13 +295,15 @@ class DeviceExecutor:
             If the device fails.
         """
         try:
-            with self.device.active(), self._stream(None, decodes=False) as stream:
-                self.device.follow(stream)
-                try:
-                    return task(stream)
-                finally:
-                    # Other streams may be given memory that is let go now.
-                    stream.synchronize()
+            with self.device.active():
+                given = None if stream is None else self.device.as_stream(stream)
+                with self._stream(given, decodes=False) as used:
+                    self.device.follow(used)
+                    try:
+                        return task(used)
+                    finally:
+                        # Other streams may be given memory that is let go now.
+                        used.synchronize()
         except (MemoryError, SlideError):
             raise
         except Exception as error:  # what CUDA and CuPy raise has no common base
@@ -483,9 +498,10 @@ class DeviceExecutor:
     def _encoded(self, image: LevelLayout, tiles: Integers) -> EncodedBatch:
         offsets, wanted = image.grid.ranges(*tiles.T)
         spacing = self._decoder.spacing(image, len(tiles))
-        joined = self._source.read_joined(
-            offsets.ravel(), wanted.ravel(), self._decoder.worker.take_buffer, spacing
-        )
+        with self._reading:
+            joined = self._source.read_joined(
+                offsets.ravel(), wanted.ravel(), self._decoder.worker.take_buffer, spacing
+            )
         self._log.count(bytes_read=int(joined.lengths.sum()))
         shape = offsets.shape
         # A segment that the file was to hold, but that lies beyond its end, is no missing one.
@@ -563,6 +579,8 @@ class DeviceExecutor:
         self, plan: ReadPlan, image: LevelLayout, tiles: Integers, wish: Wish
     ) -> NDArray[np.bool_]:
         """Return which tiles others may want, too."""
+        if wish.keep == "later" and wish.later is not None:
+            return wish.later(plan.tiles[tiles])
         if wish.keep == "partly" and wish.channel is None:
             return partly_taken(plan, image)[tiles]
         return np.full(len(tiles), wish.keep != "none", np.bool_)
@@ -598,6 +616,12 @@ class DeviceExecutor:
             yield stream
             with self._lock:
                 self._idle_streams.append(stream)
+
+
+def _too_large(size: int, device: str) -> RegionError:
+    return RegionError(
+        f"A region of {size >> 20} MiB doesn't fit into the memory of '{device}'; read it in parts."
+    )
 
 
 def _shows_background(plans: Sequence[ReadPlan], wish: Wish) -> bool:

@@ -22,7 +22,14 @@ from napari_wsigpu.memory import RegionMemory, TileMemory
 from napari_wsigpu.reading.average import area_average
 from napari_wsigpu.reading.cache import Recurrence, TileKey
 from napari_wsigpu.reading.mosaic import touches
-from napari_wsigpu.reading.plan import Regions, Wish, partly_taken, plan_regions, tile_rect
+from napari_wsigpu.reading.plan import (
+    Regions,
+    Wish,
+    partly_taken,
+    plan_regions,
+    regions_with,
+    tile_rect,
+)
 from napari_wsigpu.storage.source import FillingSource, ScatteredSource
 
 if TYPE_CHECKING:
@@ -126,7 +133,7 @@ class HostExecutor:
         """
         failures = self._read(number, plans, regions, wish)
         if failures and not wish.tolerant:
-            raise self._log.error(failures)
+            raise self._log.error(failures, regions_with(plans, (key[1:] for key in failures)))
 
     def read_tiles(self, plan: ReadPlan, wish: Wish) -> dict[tuple[int, int], NDArray[Any]]:
         """Return the whole tiles of a plan by row and column; those that fail are left out.
@@ -278,6 +285,9 @@ class HostExecutor:
         self, plan: ReadPlan, image: LevelLayout, batch: Integers, wish: Wish
     ) -> list[bool]:
         """Return which tiles others may want, too."""
+        if wish.keep == "later" and wish.later is not None:
+            later: list[bool] = wish.later(plan.tiles[batch]).tolist()
+            return later
         if wish.keep == "partly" and wish.channel is None:
             kept: list[bool] = partly_taken(plan, image)[batch].tolist()
             return kept

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from napari_wsigpu.errors import TileError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from napari_wsigpu.reading.cache import TileKey
 
@@ -93,11 +93,10 @@ class TileLog:
         """Whether a tile, or any tile at all, could not be decoded."""
         return bool(self._failed) if key is None else key in self._failed
 
-    def error(self, failures: Mapping[TileKey, str]) -> TileError:
-        """Return the exception that names failed tiles."""
-        return TileError(
-            self._path, [(self._name(key), why) for key, why in sorted(failures.items())]
-        )
+    def error(self, failures: Mapping[TileKey, str], regions: Sequence[int] = ()) -> TileError:
+        """Return the exception that names failed tiles, and regions that show them."""
+        named = [(self._name(key), why) for key, why in sorted(failures.items())]
+        return TileError(self._path, named, regions)
 
     def _name(self, key: TileKey) -> str:
         image = self._names.get(key.level, f"level {key.level}")

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     Integers = NDArray[np.int64]
 
+Keep = Literal["all", "partly", "recurring", "later", "none"]
+
 NOTHING = np.zeros(0, np.int64)
 
 
@@ -184,21 +186,24 @@ class Wish:
         Show the background for tiles that can't be decoded, instead of raising.
     patient : bool
         Rather raise than show the background because the file can't be read now.
-    keep : {"all", "partly", "recurring", "none"}
+    keep : {"all", "partly", "recurring", "later", "none"}
         Which tiles stay in the cache: all, those that no region takes whole, all if such tiles
-        have been wanted again lately, or none.
+        have been wanted again lately, those of `later`, or none.
     table : ColorTable or None
         The colours that pixels get.
     check : callable
         Called between batches; may raise to end the work.
+    later : callable or None
+        Tells which tiles, of shape (tiles, 2), other regions will want.
     """
 
     channel: int | None = None
     tolerant: bool = False
     patient: bool = False
-    keep: Literal["all", "partly", "recurring", "none"] = "all"
+    keep: Keep = "all"
     table: ColorTable | None = None
     check: Callable[[], None] = lambda: None
+    later: Callable[[NDArray[np.int64]], NDArray[np.bool_]] | None = None
 
 
 def plan_regions(
@@ -237,6 +242,17 @@ def plan_regions(
         if len(plan.pastes) or len(plan.blanks):
             plans.append(plan)
     return plans
+
+
+def regions_with(plans: Iterable[ReadPlan], tiles: Iterable[tuple[int, int, int]]) -> list[int]:
+    """Return the indices of the regions that show any of some tiles: (image, row, column) each."""
+    found: set[int] = set()
+    for image, row, column in tiles:
+        for plan in plans:
+            if plan.image == image:
+                these = np.flatnonzero((plan.tiles == (row, column)).all(axis=1))
+                found.update(*(plan.regions_of(tile) for tile in these.tolist()))
+    return sorted(found)
 
 
 def plan_tiles(

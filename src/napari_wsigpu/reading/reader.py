@@ -332,6 +332,28 @@ class RegionReader:
             return executor.send(self.read(number, regions, wish), target, stream)
         return pixels.reshape(shape)
 
+    def send(self, pixels: NDArray[Any], device: str, out: Any = None, stream: Any = None) -> Any:
+        """Copy host pixels to a device; see `DeviceExecutor.send`."""
+        return self._executor(self.worker(device)).send(pixels, out, stream)
+
+    def empty_on(self, device: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        """Return a new array on a device.
+
+        Raises
+        ------
+        RegionError
+            If the device has no memory for it.
+        """
+        return self._executor(self.worker(device)).empty(shape, dtype)
+
+    def average_on(
+        self, device: str, finer: Any, pixels: Any, scale: tuple[float, float], stream: Any
+    ) -> None:
+        """Average pictures on a device; see `Device.average_area`."""
+        executor = self._executor(self.worker(device))
+        average = executor.device.average_area
+        executor.work(lambda used: average(finer, pixels, scale, used), stream)
+
     def release(self) -> None:
         """Let go of threads and tiles; the next read takes them again."""
         self._cpu.release()

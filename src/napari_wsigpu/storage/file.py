@@ -300,6 +300,8 @@ class FileSource:
         while view:
             try:
                 count = self._read_some(file, view, offset)
+                if count == len(view):
+                    return
             except OSError as error:
                 raise file_error(self._path, error) from error
             if not count:
