@@ -34,12 +34,10 @@ from napari_wsigpu.reading.device_reader import BATCH_TILES, DeviceReader, tile_
 
 from benchmarks.color import COLORS, open_profiled
 from benchmarks.common import SLIDES, ensure_slide, write_json
-from napari_wsigpu import open_slide
+from napari_wsigpu import open_slide, runtime
 from napari_wsigpu.bench import print_table
 from napari_wsigpu.gpu import verify
-from napari_wsigpu.gpu.choose import gpu_worker, pace
-from napari_wsigpu.gpu.tiles import device_tiles
-from napari_wsigpu.reading.reader import _key
+from napari_wsigpu.reading.throughput import tile_kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -84,7 +82,7 @@ def main() -> None:
 def gpu() -> dict[str, Any]:
     """Describe the device and what decodes on it."""
     properties = cupy.cuda.runtime.getDeviceProperties(0)
-    worker = gpu_worker(0)
+    worker = runtime.default().devices.worker(0)
     engines: dict[str, str | None] = {}
     worker.run(lambda worker: engines.update(jpeg=worker.engine("jpeg")))
     names = [
@@ -200,7 +198,7 @@ def loop() -> float:
 
 def device_reader(slide: Slide) -> DeviceReader:
     """Return the part of a slide that reads through the device."""
-    return slide._reader._reader(gpu_worker(0))
+    return slide._reader._reader(runtime.default().devices.worker(0))
 
 
 def decode_alone(slide: Slide, x: int, y: int, size: int) -> tuple[float, None]:
@@ -211,7 +209,7 @@ def decode_alone(slide: Slide, x: int, y: int, size: int) -> tuple[float, None]:
     decoder = reader._decoder
     rows, columns = np.mgrid[y // tile : -(-(y + size) // tile), x // tile : -(-(x + size) // tile)]
     tiles = np.stack([rows.ravel(), columns.ravel()], -1)
-    cache, format_ = device_tiles(reader.device), tile_format(image)
+    cache, format_ = runtime.default().devices.tiles(reader.device), tile_format(image)
     count = -(-len(tiles) // BATCH_TILES)
     parts = [reader._encoded(image, part) for part in np.array_split(tiles, count)]
     places = [cache.reserve(format_, image.tile_bytes, len(part)) for part in parts]
@@ -456,7 +454,7 @@ def jpeg2000(given: argparse.Namespace) -> list[dict[str, Any]]:
             found.append({"decoder": name, "megapixels_a_second": round(speed)})
             rows.append((name, f"{statistics.median(taken) * 1e3:.1f}", f"{speed:.0f}"))
         print_table("256 tiles of JPEG 2000", ("decoder", "median ms", "MP/s"), rows)
-        print("chosen:", pace.choose(_key(auto.layout.levels[0])))
+        print("chosen:", runtime.default().throughput.choose(tile_kind(auto.layout.levels[0])))
     return found
 
 
@@ -480,7 +478,7 @@ def at_once(slide: Slide, by_gpu: int, threads: int) -> dict[str, float]:
     reader, image = device_reader(slide), slide.layout.levels[0]
     places = np.argwhere(np.ones((16, 16), bool))
     tiles = [bytes(tile.segments[0] or b"") for tile in reader._encoded(image, places)]
-    cache = device_tiles(reader.device)
+    cache = runtime.default().devices.tiles(reader.device)
     reserved = cache.reserve(tile_format(image), image.tile_bytes, len(places))
     counts = [0] * (by_gpu + threads)
     stop = threading.Event()
@@ -518,9 +516,9 @@ def at_once(slide: Slide, by_gpu: int, threads: int) -> dict[str, float]:
 
 def settle_auto(slide: Slide) -> None:
     """Read until everything was tried and the fastest is used."""
-    key = _key(slide.layout.levels[0])
+    key = tile_kind(slide.layout.levels[0])
     deadline = time.perf_counter() + 20
-    while not pace.settled(key) and time.perf_counter() < deadline:
+    while not runtime.default().throughput.settled(key) and time.perf_counter() < deadline:
         slide.clear_cache()
         slide.read_region((0, 0), (4096, 4096))
 

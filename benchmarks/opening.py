@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from benchmarks.common import SLIDES, ensure_slide, verdict, write_json
-from napari_wsigpu import open_slide
+from napari_wsigpu import open_slide, runtime
 from napari_wsigpu.bench import print_table
-from napari_wsigpu.reading.cache import tile_cache
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,7 +90,7 @@ def walk(path: Path, budget: int) -> int:
     budget : int
         Bytes that the cache of decoded tiles may hold.
     """
-    tile_cache.budget = budget
+    runtime.default().tiles.budget = budget
     process = psutil.Process()
     choose = random.Random(0)
     with open_slide(path, device="cpu") as slide:

@@ -31,7 +31,7 @@ from qtpy.QtCore import QTimer, qInstallMessageHandler
 import napari_wsigpu
 from benchmarks.stage import ensure_display, fit_canvas, glide, open_viewer, scene_canvas, settle
 from benchmarks.walking import Leg, Pose, go_to
-from napari_wsigpu.reading.cache import tile_cache
+from napari_wsigpu import runtime
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -248,7 +248,7 @@ def sample(viewer: Viewer, begin: float) -> dict[str, float]:
         "seconds": round(time.perf_counter() - begin, 1),
         "rss_mb": round(int(status["VmRSS"].split()[0]) / 1024, 1),
         "allocated_mb": round(_allocated() / MB, 1),
-        "cache_mb": round(tile_cache.used / MB, 1),
+        "cache_mb": round(runtime.default().tiles.used / MB, 1),
         "layers": len(viewer.layers),
         "threads": int(status["Threads"]),
         "files": len(list(Path("/proc/self/fd").iterdir())),
@@ -309,7 +309,7 @@ def soak(slides: list[Path], minutes: float, seed: int) -> dict[str, Any]:
     return {
         "minutes": minutes,
         "seed": seed,
-        "budget_mb": tile_cache.budget // MB,
+        "budget_mb": runtime.default().tiles.budget // MB,
         "done": walker.done,
         "samples": samples,
         "plugin_said": complaints.ours,

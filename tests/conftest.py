@@ -11,12 +11,10 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
-from napari_wsigpu.errors import DeviceError
-from napari_wsigpu.gpu import choose
-from napari_wsigpu.gpu import tiles as device_cache
-from napari_wsigpu.reading import in_use, reader
+from napari_wsigpu import runtime
+from napari_wsigpu.runtime import Runtime
 from napari_wsigpu.storage.disk_cache import FOLDER
-from tests.host_device import HostDevice
+from tests.host_device import HostDevice, HostMachine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,9 +47,8 @@ def decoding_threads() -> list[str]:
 
 def pinned_places() -> int:
     """How many places of tiles are pinned, on all devices."""
-    shelves = [
-        shelf for cache in device_cache._caches.values() for shelf in cache._shelves.values()
-    ]
+    caches = runtime.default().devices._tiles.values()
+    shelves = [shelf for cache in caches for shelf in cache._shelves.values()]
     return sum(int(shelf.pins.sum()) for shelf in shelves)
 
 
@@ -78,30 +75,32 @@ def leaves_nothing() -> Iterator[None]:
 
 
 @pytest.fixture
-def host_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostDevice]:
-    """A machine whose only CUDA device is host memory, with nothing learned or cached yet."""
+def fresh_runtime() -> Iterator[Runtime]:
+    """This machine, with nothing started, learned or cached yet."""
+    with runtime.using(Runtime()) as shared:
+        yield shared
+    shared.close()
+
+
+@pytest.fixture
+def host_machine() -> HostMachine:
+    """A machine whose only CUDA device is host memory."""
     pytest.importorskip("nvidia.nvimgcodec")
-    device = HostDevice()
-    workers: dict[int, choose.DecodeWorker] = {}
+    return HostMachine()
 
-    def cuda_device(index: int) -> HostDevice:
-        if index:
-            raise DeviceError(f"There is no device 'cuda:{index}'; use 'cuda:0'.")
-        return device
 
-    monkeypatch.setattr(choose, "CudaDevice", cuda_device)
-    monkeypatch.setattr(choose, "driver_is_there", lambda: True)
-    monkeypatch.setattr(choose, "_workers", workers)
-    monkeypatch.setattr(device_cache, "_caches", {})
-    # Tests' tiles are so small that an allocation of the usual size would hold ten thousands.
-    monkeypatch.setattr(device_cache, "SLAB_BYTES", 1 << 18)
-    fresh = {"pace": choose.Pace(), "background_start": choose.BackgroundStart()}
-    for name, value in fresh.items():
-        for module in (choose, in_use, reader):
-            monkeypatch.setattr(module, name, value)
-    yield device
-    for worker in workers.values():
-        worker.close()
+@pytest.fixture
+def host_runtime(host_machine: HostMachine) -> Iterator[Runtime]:
+    """That machine, with nothing started, learned or cached yet."""
+    with runtime.using(Runtime(host_machine.devices())) as shared:
+        yield shared
+    shared.close()
+
+
+@pytest.fixture
+def host_gpu(host_machine: HostMachine, host_runtime: Runtime) -> HostDevice:
+    """The device of that machine."""
+    return host_machine.device
 
 
 @pytest.fixture(scope="session", autouse=True)

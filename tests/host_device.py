@@ -15,7 +15,9 @@ from napari_wsigpu.codecs.cpu import CpuDecoder
 from napari_wsigpu.codecs.decoder import EncodedBatch
 from napari_wsigpu.codecs.jpeg import FRAMES, segments
 from napari_wsigpu.codecs.jpeg2000 import ycbcr_to_rgb as to_rgb_in_place
+from napari_wsigpu.errors import DeviceError
 from napari_wsigpu.gpu.device import Slots
+from napari_wsigpu.gpu.devices import Devices
 from napari_wsigpu.gpu.library import CPU_ONLY, NO_DEVICE, ImageFormat, Library
 from napari_wsigpu.gpu.nvimagecodec import NvImageCodecDecoder
 from napari_wsigpu.gpu.verify import Verifier
@@ -23,6 +25,9 @@ from napari_wsigpu.gpu.worker import DecodeWorker
 from napari_wsigpu.layout import Encoding, LevelLayout, TileGrid
 from napari_wsigpu.reading.average import resample_area
 from napari_wsigpu.reading.device import tile_format
+
+# Tests' tiles are so small that an allocation of the usual size would hold ten thousands.
+SLAB_BYTES = 1 << 18
 
 _loading = threading.Lock()
 _loaded = cache(Library)
@@ -472,3 +477,19 @@ class Scheduled:
         """Return the pixels of a tile, copied."""
         shape = (self.tile.height, self.tile.width, self.tile.channels)
         return at(int(self._addresses[index]), shape, self.tile.dtype).copy()
+
+
+class HostMachine:
+    """A machine whose only CUDA device is host memory; both can be taken away."""
+
+    def __init__(self):
+        self.device = HostDevice()
+        self.driver = True
+
+    def open(self, index):
+        if index:
+            raise DeviceError(f"There is no device 'cuda:{index}'; use 'cuda:0'.")
+        return self.device
+
+    def devices(self, slab_bytes=SLAB_BYTES):
+        return Devices(lambda index: self.open(index), lambda: self.driver, slab_bytes)

@@ -14,14 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from napari_wsigpu import Slide, open_slide
+from napari_wsigpu import Slide, open_slide, runtime
 from napari_wsigpu.errors import RegionError, SlideChangedError, TileError
-from napari_wsigpu.gpu import choose, cuda
-from napari_wsigpu.gpu.tiles import NOBODY, device_tiles
+from napari_wsigpu.gpu import cuda
+from napari_wsigpu.gpu.tiles import NOBODY
 from napari_wsigpu.layout import TileGrid
-from napari_wsigpu.reading.cache import tile_cache
 from napari_wsigpu.reading.dask_level import CHUNK_BYTES, DaskLevel
-from napari_wsigpu.reading.open_slides import open_slides
 from tests import slides
 from tests.host_device import HostDevice
 
@@ -56,8 +54,8 @@ def client(example):
 def here():
     """Close what tasks opened in this process."""
     yield
-    open_slides.close()
-    assert len(open_slides) == 0
+    runtime.default().open_slides.close()
+    assert len(runtime.default().open_slides) == 0
 
 
 @pytest.fixture
@@ -70,7 +68,7 @@ def file(tmp_path):
 
 def on_worker():
     names = [thread.name for thread in threading.enumerate()]
-    return len(open_slides), [name for name in names if name.startswith("wsigpu")]
+    return len(runtime.default().open_slides), [name for name in names if name.startswith("wsigpu")]
 
 
 class TestCluster:
@@ -251,12 +249,12 @@ class TestArrays:
             level = DaskLevel(slide.level_array(0, channel), "cpu")
             elsewhere = pickle.loads(pickle.dumps(level))
             expected = pixels[key] if channel is None else pixels[..., channel][key]
-            before = tile_cache.used
+            before = runtime.default().tiles.used
             np.testing.assert_array_equal(elsewhere[key], expected)
-            assert (tile_cache.used - before) // (32 * 48 * 3) == kept
+            assert (runtime.default().tiles.used - before) // (32 * 48 * 3) == kept
             np.testing.assert_array_equal(elsewhere[key], expected)
             np.testing.assert_array_equal(level[key], expected)
-            assert tile_cache.used > before
+            assert runtime.default().tiles.used > before
 
     def test_tolerant_levels_and_colours_stay_so(self, file, here):
         path, pixels = file
@@ -284,7 +282,7 @@ def with_level(layout, shape, tile):
 
 
 def tiles_on_device():
-    shelves = device_tiles(HostDevice())._shelves.values()
+    shelves = runtime.default().devices.tiles(HostDevice())._shelves.values()
     return sum(np.count_nonzero(shelf.owners[:, 0] != NOBODY) for shelf in shelves)
 
 
@@ -421,12 +419,13 @@ class TestExample:
             (["{}", "--json", "{}"], "'{}' can't be written ("),
         ],
     )
-    def test_what_can_not_be_is_said(self, example, folder, monkeypatch, capsys, given, sentence):
+    def test_what_can_not_be_is_said(
+        self, example, folder, monkeypatch, capsys, fresh_runtime, given, sentence
+    ):
         (folder / "empty").mkdir(exist_ok=True)
         words = [word.format(folder) for word in given]
         monkeypatch.setattr(sys, "argv", [str(EXAMPLE), *words])
         monkeypatch.setattr(cuda, "driver_is_there", lambda: False)
-        monkeypatch.setattr(choose, "_workers", {})
         with dask.config.set({"distributed.comm.timeouts.connect": "0.2s"}):
             assert example.main() == 1
         printed = capsys.readouterr()

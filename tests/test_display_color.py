@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tifffile
 
-from napari_wsigpu import open_slide
+from napari_wsigpu import open_slide, runtime
 from napari_wsigpu.codecs.color import ColorProfile
 from napari_wsigpu.errors import (
     RegionError,
@@ -22,7 +22,7 @@ from napari_wsigpu.errors import (
 )
 from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.layout import LevelLayout, Part
-from napari_wsigpu.reading.cache import TileKey, tile_cache
+from napari_wsigpu.reading.cache import TileKey
 from napari_wsigpu.slide import Slide
 from tests import slides, tiffbytes
 from tests.icc import ADOBE, GAMMA, PROFILES, SRGB
@@ -259,12 +259,12 @@ class TestWhatIsKept:
         assert slide.stats()["decoded"] == decoded
 
     def test_clear_cache(self, slide):
-        used = tile_cache.used
+        used = runtime.default().tiles.used
         for color in ("stored", "srgb"):
             slide.read_region((0, 0), slide.dimensions, color=color)
-        assert tile_cache.used > used
+        assert runtime.default().tiles.used > used
         slide.clear_cache()
-        assert tile_cache.used == used
+        assert runtime.default().tiles.used == used
 
     @pytest.fixture
     def other(self, tmp_path):

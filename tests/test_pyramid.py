@@ -9,10 +9,9 @@ import tifffile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from napari_wsigpu import open_slide
+from napari_wsigpu import open_slide, runtime
 from napari_wsigpu import slide as slide_module
 from napari_wsigpu.errors import LevelError, TileError
-from napari_wsigpu.reading.cache import tile_cache
 from tests import leica, oracles, slides, tiffbytes
 from tests.icc import PROFILES
 from tests.leica import SPACING
@@ -316,6 +315,6 @@ class TestCache:
 
     def test_nothing_is_decoded_twice_for_neighbours(self, slide, monkeypatch):
         """Computed tiles cover whole tiles, so that it also works without a cache."""
-        monkeypatch.setattr(tile_cache, "get", lambda key: None)
+        monkeypatch.setattr(runtime.default().tiles, "get", lambda key: None)
         slide.level_array(slide.pyramid[1].number)[...]
         assert slide.stats()["decoded"]["cpu"] == slide.layout.levels[0].grid.byte_counts.size

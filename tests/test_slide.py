@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import napari_wsigpu
-from napari_wsigpu import SlideError, open_slide
+from napari_wsigpu import SlideError, open_slide, runtime
 from napari_wsigpu.errors import (
     DeviceError,
     LevelError,
@@ -24,7 +24,6 @@ from napari_wsigpu.errors import (
     SlideNotFoundError,
     TileError,
 )
-from napari_wsigpu.reading.cache import tile_cache
 from tests import oracles, slides, tiffbytes
 from tests.conftest import decoding_threads
 
@@ -365,7 +364,7 @@ class TestResources:
     def test_a_read_in_flight_leaves_nothing(self, path, method, monkeypatch, leaves_nothing):
         """The slide is closed between the moment bytes were read and that they are decoded."""
         slides.write_aperio(path, slides.picture(HEIGHT, WIDTH), encode=bytes, compression=1)
-        used = tile_cache.used
+        used = runtime.default().tiles.used
         with open_slide(path) as slide:
             ender = threading.Thread(target=getattr(slide, method))
             read = slide._source.read_joined
@@ -383,7 +382,7 @@ class TestResources:
             assert not ender.is_alive()
             if method == "close":
                 assert decoding_threads() == []
-                assert tile_cache.used == used
+                assert runtime.default().tiles.used == used
 
     def test_close_while_others_read(self, path, leaves_nothing):
         """Readers get exact pixels or are told that the slide was closed."""

@@ -19,8 +19,8 @@ from benchmarks.transfers.readers import OURS
 from benchmarks.transfers.reference import largest_difference
 from benchmarks.transfers.timing import Absent, Case, way
 from benchmarks.transfers.zarr_arrays import create, require_zarr, stored
+from napari_wsigpu import runtime
 from napari_wsigpu.errors import DeviceError, MissingPackageError
-from napari_wsigpu.gpu.choose import gpu_worker
 from napari_wsigpu.gpu.nvcomp import LARGEST_BLOCK, Lz4Encoder
 from napari_wsigpu.storage.zarr_write import ChunkWriter, DeviceChunkWriter, KvikioChunkWriter
 
@@ -198,7 +198,7 @@ def _against(chunk: int, codec: ZarrCodec) -> str:
 
 def _no_gpu() -> str:
     try:
-        gpu_worker(0)
+        runtime.default().devices.worker(0)
     except DeviceError as error:
         return str(error).partition(";")[0].removesuffix(".")
     return ""

@@ -1,7 +1,7 @@
 """Whole-slide images in napari and in scripts.
 
-Public face: `open_slide`, `Slide`, `convert`, `read_zarr_to_gpu`, `wait`, and the errors in
-`napari_wsigpu.errors`.
+Public interface: `open_slide`, `Slide`, `convert`, `read_zarr_to_gpu`, `wait`, the errors in
+`napari_wsigpu.errors`, and what slides share in `napari_wsigpu.runtime`.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+from napari_wsigpu import engine as engine
+from napari_wsigpu import runtime as runtime
 from napari_wsigpu.conversion import Conversion, convert
 from napari_wsigpu.errors import SlideError
-from napari_wsigpu.gpu.zarr import read_zarr_to_gpu
 from napari_wsigpu.slide import Slide, open_slide
+from napari_wsigpu.zarr_to_gpu import read_zarr_to_gpu
 
 if TYPE_CHECKING:
     from napari.layers import Layer

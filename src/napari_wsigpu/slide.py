@@ -14,20 +14,22 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from napari_wsigpu.associated import AssociatedImage
+from napari_wsigpu.codecs.choose import choose_decoder
 from napari_wsigpu.codecs.color import EmbeddedProfile, wants_srgb
-from napari_wsigpu.display.fetcher import tile_fetcher
 from napari_wsigpu.errors import LevelError, RegionError, SlideClosedError, TileError
 from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.formats.tiff import is_rgb
-from napari_wsigpu.gpu.choose import choose_decoder
 from napari_wsigpu.reading.batches import in_turn, read_ahead
 from napari_wsigpu.reading.grid import Grid
 from napari_wsigpu.reading.level import LevelArray
 from napari_wsigpu.reading.log import TileLog
 from napari_wsigpu.reading.mosaic import parts_of
+from napari_wsigpu.reading.open_slides import pack
 from napari_wsigpu.reading.plan import Regions, Wish
 from napari_wsigpu.reading.reader import RegionReader
 from napari_wsigpu.reading.scaling import ScaledReader, Target, find_target
+from napari_wsigpu.runtime import PackedSlide
+from napari_wsigpu.runtime import default as default_runtime
 from napari_wsigpu.storage.file import FileSource
 from napari_wsigpu.storage.files import FilesSource
 from napari_wsigpu.storage.memory import MemorySource
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.layout import Channel, LevelLayout, PyramidLevel, SlideLayout
     from napari_wsigpu.reading.cache import TileKey
     from napari_wsigpu.reading.plan import Keep
+    from napari_wsigpu.runtime import Runtime
     from napari_wsigpu.storage.source import ByteSource
 
 LARGEST_OVERVIEW = 1024
@@ -58,7 +61,11 @@ _slide_numbers = count()
 
 
 def open_slide(
-    path: str | os.PathLike[str], device: str = "auto", threads: int | None = None
+    path: str | os.PathLike[str],
+    device: str = "auto",
+    threads: int | None = None,
+    *,
+    runtime: Runtime | None = None,
 ) -> Slide:
     """Open a whole-slide image.
 
@@ -72,6 +79,8 @@ def open_slide(
         What decodes tiles: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
     threads : int, optional
         How many threads decode on the CPU, the one that reads included; by default one a core.
+    runtime : Runtime, optional
+        Caches and devices to use instead of those that all slides of the process share.
 
     Returns
     -------
@@ -89,14 +98,14 @@ def open_slide(
     >>> with open_slide("slide.svs") as slide:  # doctest: +SKIP
     ...     pixels = slide.read_region((10_000, 8_000), (512, 512))
     """
-    return Slide(describe(path), device, threads)
+    return Slide(describe(path), device, threads, runtime=runtime)
 
 
 class Slide:
     """An open whole-slide image. Safe to use from many threads.
 
     Made by `open_slide`. A slide can be pickled; another process then opens the file
-    without parsing it again.
+    without parsing it again, with the default runtime of that process.
 
     Attributes
     ----------
@@ -110,6 +119,8 @@ class Slide:
         Label images that lie on the slide, each a slide of its own of one channel: its pixels are
         numbers of objects, and 0 where there is none. They are closed with the slide.
         ``layout.labels`` says where they lie, and their colours and properties.
+    runtime : Runtime
+        The caches and devices that it shares with other slides.
     clearings : int
         How often its tiles were dropped; displays decode what they show again then.
     """
@@ -121,8 +132,10 @@ class Slide:
         threads: int | None = None,
         *,
         keeps_whole: bool = True,
+        runtime: Runtime | None = None,
     ) -> None:
         self.layout = layout
+        self.runtime = default_runtime() if runtime is None else runtime
         self._number = next(_slide_numbers)
         self._idle = threading.Condition()
         self._reading = 0
@@ -151,6 +164,9 @@ class Slide:
                 source,
                 decoder,
                 self._log,
+                self.runtime.tiles,
+                self.runtime.devices,
+                self.runtime.throughput,
                 device,
                 keeps_whole=keeps_whole,
             )
@@ -179,7 +195,7 @@ class Slide:
             for index, item in enumerate(layout.associated)
         }
         self.labels: Mapping[str, Slide] = {
-            item.name: Slide(item.layout, "cpu") for item in layout.labels
+            item.name: Slide(item.layout, "cpu", runtime=self.runtime) for item in layout.labels
         }
 
     # What it is
@@ -624,6 +640,10 @@ class Slide:
         own = device if self.device == "auto" and device != "cpu" else self.device
         return partial(_reopened, self.layout, own, self._threads or 1, self._display_color)
 
+    def packed(self, device: str) -> PackedSlide:
+        """Return what tasks of another process open the slide by, as `opener` says, but once."""
+        return PackedSlide(pack(self.opener(device)))
+
     @property
     def pyramid(self) -> tuple[PyramidLevel, ...]:
         """What viewers show, finest first: the slide's levels, and others by 2 x 2 averages.
@@ -742,7 +762,8 @@ class Slide:
         most_failed : int, optional
             Name only the first so many failed tiles.
         """
-        return {**self._log.stats(most_failed), "display": tile_fetcher.stats(self._number)}
+        display = self.runtime.fetcher.stats(self._number)
+        return {**self._log.stats(most_failed), "display": display}
 
     def clear_cache(self) -> None:
         """Drop this slide's decoded tiles, from memory and from devices."""
@@ -752,7 +773,7 @@ class Slide:
     def release(self) -> None:
         """Let go of file handle, threads and tiles; the next read takes them again."""
         self._source.release()  # a server's answers could be long in coming
-        tile_fetcher.forget_slide(self._number)
+        self.runtime.fetcher.forget_slide(self._number)
         self._source.release()
         self.clear_cache()
         self._release_readers()
@@ -769,7 +790,7 @@ class Slide:
         self._source.close()
         with self._idle:
             self._idle.wait_for(lambda: self._reading == 0)
-        tile_fetcher.forget_slide(self._number)
+        self.runtime.fetcher.forget_slide(self._number)
         self.clear_cache()
         self._release_readers()
         for label in self.labels.values():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tifffile
 
-from napari_wsigpu import SlideError, open_slide
+from napari_wsigpu import SlideError, open_slide, runtime
 from napari_wsigpu.compat.cucim import (
     CacheType,
     CuImage,
@@ -18,7 +18,6 @@ from napari_wsigpu.compat.cucim import (
     preferred_memory_capacity,
 )
 from napari_wsigpu.errors import DeviceError
-from napari_wsigpu.reading.cache import tile_cache
 from tests import oracles, philips, slides
 from tests.conftest import decoding_threads
 
@@ -411,15 +410,15 @@ def test_associated_images_of_a_closed_slide(aperio):
 
 
 def test_the_cache_is_ours(image, monkeypatch):
-    monkeypatch.setattr(tile_cache, "budget", tile_cache.budget)
+    monkeypatch.setattr(runtime.default().tiles, "budget", runtime.default().tiles.budget)
     cache = CuImage.cache("per_process", memory_capacity=3)
     assert int(cache.type) == 1
-    assert cache.memory_capacity == tile_cache.budget == 3 << 20
+    assert cache.memory_capacity == runtime.default().tiles.budget == 3 << 20
     assert cache.memory_size == cache.size == 0
     assert cache.config == {"type": "per_process", "memory_capacity": 3, "record_stat": False}
     image.read_region()
-    assert cache.memory_size == tile_cache.used > 0
-    assert cache.free_memory == (3 << 20) - tile_cache.used
+    assert cache.memory_size == runtime.default().tiles.used > 0
+    assert cache.free_memory == (3 << 20) - runtime.default().tiles.used
     cache.reserve(2)
     assert cache.memory_capacity == 3 << 20
     cache.reserve(5)
@@ -427,7 +426,7 @@ def test_the_cache_is_ours(image, monkeypatch):
     assert cache.capacity == 26
     assert cache.memory_size > 0
     assert CuImage.cache("nocache").type == CacheType.NoCache
-    assert tile_cache.budget == 0
+    assert runtime.default().tiles.budget == 0
     with pytest.raises(ValueError, match=r"Slide\.stats"):
         CuImage.cache("per_process", record_stat=True)
 

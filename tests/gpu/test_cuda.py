@@ -20,17 +20,16 @@ import numpy as np
 import pytest
 import tifffile
 
-from napari_wsigpu import open_slide
+from napari_wsigpu import open_slide, runtime
 from napari_wsigpu import slide as slide_module
 from napari_wsigpu.codecs.jpeg import header_length
 from napari_wsigpu.errors import DeviceError, RegionError, SlideReadError
-from napari_wsigpu.gpu import choose
-from napari_wsigpu.gpu import tiles as device_cache
 from napari_wsigpu.gpu.cuda import CudaDevice, PinnedMemory
+from napari_wsigpu.gpu.devices import Devices
 from napari_wsigpu.gpu.verify import TOLERANCES
 from napari_wsigpu.reading import device as device_module
 from napari_wsigpu.reading.cache import TileKey
-from napari_wsigpu.reading.open_slides import open_slides
+from napari_wsigpu.runtime import Runtime
 from tests import slides, tiffbytes
 from tests.conftest import pinned_places
 from tests.host_device import WrappedDecoder
@@ -58,18 +57,19 @@ JPEG_SCRIPT = """
 import json, sys
 import cupy
 import numpy as np
-from napari_wsigpu import open_slide
-from napari_wsigpu.gpu.choose import gpu_worker
+from napari_wsigpu import open_slide, runtime
 from napari_wsigpu.gpu.cuda import PinnedMemory
 
+device = runtime.default().devices.worker(0).device
+
 if len(sys.argv) > 2:
-    gpu_worker(0).device.pinned = PinnedMemory(cupy, int(sys.argv[2]))
+    device.pinned = PinnedMemory(cupy, int(sys.argv[2]))
 with open_slide(sys.argv[1], device="cpu") as slide:
     expected = slide.levels[0][...].astype(int)
 with open_slide(sys.argv[1], device="cuda") as slide:
     found = slide.levels[0][...].astype(int)
     decoded = slide.stats()["decoded"]
-path = gpu_worker(0).device.decoder("jpeg")[1]
+path = device.decoder("jpeg")[1]
 print(json.dumps([path, int(abs(found - expected).max()), decoded.get("nvimagecodec", 0)]))
 """
 
@@ -77,7 +77,7 @@ print(json.dumps([path, int(abs(found - expected).max()), decoded.get("nvimageco
 @pytest.fixture(scope="module", autouse=True)
 def device():
     try:
-        found = choose.gpu_worker(0).device
+        found = runtime.default().devices.worker(0).device
     except DeviceError as error:
         pytest.skip(str(error))
     return found
@@ -337,7 +337,7 @@ class TestPixels:
             found = copy.compute(scheduler="synchronous")
             assert (found == slide.levels[0].read(..., "cuda")).all()
         finally:
-            open_slides.close()
+            runtime.default().open_slides.close()
 
     @pytest.mark.parametrize("at_once", [1, 2 * TILE[0] * WIDTH, MIB])
     def test_stains_are_the_hosts(self, jpeg, cupy, monkeypatch, at_once):
@@ -603,14 +603,10 @@ class TestLoad:
                 decoder, path = super().decoder(kind)
                 return WrappedDecoder(decoder, decode), path
 
-        workers = {}
-        monkeypatch.setattr(choose, "CudaDevice", Flaky)
-        monkeypatch.setattr(choose, "_workers", workers)
-        monkeypatch.setattr(device_cache, "_caches", {})
         monkeypatch.setattr(device_module, "BATCH_TILES", 20)
-        yield choose.gpu_worker(0).device
-        for worker in workers.values():
-            worker.close()
+        with runtime.using(Runtime(Devices(Flaky))) as shared:
+            yield shared.devices.worker(0).device
+        shared.close()
 
     def test_no_memory_is_lost_and_no_pixel_wrong(
         self, tmp_path, flaky, cupy, jpeg_path, monkeypatch, caplog

@@ -5,9 +5,9 @@ import logging
 import numpy as np
 import pytest
 
-from napari_wsigpu import open_slide, read_zarr_to_gpu
+from napari_wsigpu import open_slide, read_zarr_to_gpu, runtime
 from napari_wsigpu.errors import DeviceError
-from napari_wsigpu.gpu import choose, gds, raw_reader
+from napari_wsigpu.gpu import gds, raw_reader
 from napari_wsigpu.gpu import zarr as zarr_gpu
 from tests.gpu import test_raw_reader
 from tests.gpu.test_raw_reader import HEIGHT, KINDS, WIDTH, WINDOWS
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.gpu
 @pytest.fixture(scope="module", autouse=True)
 def device():
     try:
-        found = choose.gpu_worker(0).device
+        found = runtime.default().devices.worker(0).device
     except DeviceError as error:
         pytest.skip(str(error))
     return found
@@ -47,7 +47,7 @@ def small_pieces(device, monkeypatch):
     monkeypatch.setattr(gds, "LARGEST_PIECE", 5000)
     monkeypatch.setattr(gds, "SMALLEST_PIECE", 100)
     loader = gds.Loader(device)
-    monkeypatch.setattr(choose.gpu_worker(0), "loader", loader)
+    monkeypatch.setattr(runtime.default().devices.worker(0), "loader", loader)
     yield
     loader.close()
 

@@ -8,10 +8,10 @@ import imagecodecs
 import numpy as np
 import pytest
 
+from napari_wsigpu import runtime
 from napari_wsigpu.codecs.color import ColorProfile
 from napari_wsigpu.codecs.jpeg import Stacking, header_length, read_header
 from napari_wsigpu.errors import DeviceError
-from napari_wsigpu.gpu import choose
 from napari_wsigpu.gpu.device import AVERAGED_TYPES, TileFormat
 from napari_wsigpu.gpu.tables import JPEG_TILE, PASTE, SEGMENT
 from napari_wsigpu.reading.average import resample_area
@@ -27,7 +27,7 @@ TYPES = ["uint8", "uint16", "float32"]
 def device(request, tmp_path_factory):
     if request.param == "cuda":
         try:
-            found = choose.gpu_worker(0).device
+            found = runtime.default().devices.worker(0).device
         except DeviceError as error:
             pytest.skip(str(error))
         yield found

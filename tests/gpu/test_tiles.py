@@ -7,9 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from napari_wsigpu.gpu import tiles as device_cache
 from napari_wsigpu.gpu.device import TileFormat
-from napari_wsigpu.gpu.tiles import NOBODY, DeviceTiles, device_tiles
+from napari_wsigpu.gpu.devices import Devices
+from napari_wsigpu.gpu.tiles import NOBODY, DeviceTiles
 from tests.host_device import HostDevice, at
 
 TILE = TileFormat(4, 8, 1, "uint8")
@@ -194,8 +194,7 @@ class TestBudget:
         assert held(cache) == list(range(10, 20))
 
     def test_memory_is_taken_in_large_parts(self, device, monkeypatch):
-        monkeypatch.setattr(device_cache, "SLAB_BYTES", 5 * 32)
-        cache = DeviceTiles(device, 1 << 20)
+        cache = DeviceTiles(device, 1 << 20, 5 * 32)
         put(cache, 0)
         assert device.live == 5 * 32
         put(cache, 1, 2, 3, 4)
@@ -244,24 +243,24 @@ class TestBudget:
     @pytest.mark.parametrize(
         ("total", "budget"), [(8000, 1000), (1 << 34, 2 << 30), (1 << 40, 2 << 30), (0, 0)]
     )
-    def test_of_the_process(self, host_gpu, monkeypatch, total, budget):
+    def test_of_the_process(self, device, monkeypatch, total, budget):
         monkeypatch.setattr(HostDevice, "memory", (0, total))
-        cache = device_tiles(host_gpu)
+        devices = Devices()
+        cache = devices.tiles(device)
         assert cache.budget == budget
-        assert device_tiles(host_gpu) is cache
-        assert device_tiles(HostDevice()) is cache  # one a device, by its name
+        assert devices.tiles(device) is cache
+        assert devices.tiles(HostDevice()) is cache  # one a device, by its name
 
 
 class TestShortMemory:
     @pytest.mark.parametrize(("free", "places"), [(100, 50), (49, 25), (3, 3), (1, 1)])
     def test_half_and_half_again(self, free, places, monkeypatch):
         """100 places are wanted: 100, 50, 25, 12, 6, 3, 1."""
-        monkeypatch.setattr(device_cache, "SLAB_BYTES", 0)
         device = HostDevice(free=free * 32)
         asked = []
         allocate = device.allocate
         monkeypatch.setattr(device, "allocate", lambda size: asked.append(size) or allocate(size))
-        cache = DeviceTiles(device, 1 << 30)
+        cache = DeviceTiles(device, 1 << 30, 0)
         reserved = reserve(cache, 100)
         expected = 100 if free == 100 else places
         assert len(reserved.places) == len(reserved.slots.addresses) == expected
@@ -352,8 +351,7 @@ class TestGivingUp:
         assert held(cache, 2, 1) == [5]
 
     def test_trim_frees_formats_that_hold_nothing(self, device, monkeypatch):
-        monkeypatch.setattr(device_cache, "SLAB_BYTES", 0)
-        cache = DeviceTiles(device, 20 * 192)
+        cache = DeviceTiles(device, 20 * 192, 0)
         put(cache, 0, tile=WIDE, slide=1)
         put(cache, 0, slide=2)
         cache.trim()
@@ -365,8 +363,7 @@ class TestGivingUp:
         assert held(cache, 2) == [0]
 
     def test_clear_frees_all(self, device, monkeypatch):
-        monkeypatch.setattr(device_cache, "SLAB_BYTES", 0)
-        cache = DeviceTiles(device, 20 * 192)
+        cache = DeviceTiles(device, 20 * 192, 0)
         put(cache, 0, tile=WIDE, slide=1)
         put(cache, 0, slide=2)
         cache.clear()

@@ -18,7 +18,6 @@ from napari_wsigpu.errors import (
 )
 from napari_wsigpu.gpu import cuda
 from napari_wsigpu.gpu import zarr as zarr_gpu
-from napari_wsigpu.gpu.zarr import read_zarr_to_gpu
 from napari_wsigpu.storage.zarr_chunks import (
     MOST_CHUNKS,
     axes_of,
@@ -26,6 +25,7 @@ from napari_wsigpu.storage.zarr_chunks import (
     encoded,
     find_chunks,
 )
+from napari_wsigpu.zarr_to_gpu import read_zarr_to_gpu
 
 pytest.importorskip("nvidia.nvimgcodec")
 numcodecs = pytest.importorskip("numcodecs")
@@ -284,12 +284,12 @@ class TestDamage:
             read_zarr_to_gpu(array, how=way_of(name))
 
 
-def test_a_machine_without_a_gpu_is_told_of_zarr(tmp_path, monkeypatch):
+def test_a_machine_without_a_gpu_is_told_of_zarr(tmp_path, host_machine, monkeypatch):
     def refuse(index):
         monkeypatch.setattr(cuda, "driver_is_there", lambda: False)
         return cuda.import_cuda("cupy", f"cuda:{index}")
 
-    monkeypatch.setattr(zarr_gpu, "gpu_worker", refuse)
+    host_machine.open = refuse
     with pytest.raises(DeviceError, match=r"no NVIDIA driver; read the array by zarr\.$"):
         read_zarr_to_gpu(make(tmp_path / "a.zarr"))
 

@@ -17,7 +17,7 @@ import tifffile
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from napari_wsigpu import open_slide
+from napari_wsigpu import open_slide, runtime
 from napari_wsigpu import slide as slide_module
 from napari_wsigpu.errors import (
     DeviceError,
@@ -29,15 +29,14 @@ from napari_wsigpu.errors import (
     TileError,
 )
 from napari_wsigpu.geometry import Rect
-from napari_wsigpu.gpu import tiles as device_cache
 from napari_wsigpu.gpu import workspace
 from napari_wsigpu.gpu.batch import GpuBatch
-from napari_wsigpu.gpu.tiles import device_tiles
 from napari_wsigpu.gpu.worker import DecodeWorker
 from napari_wsigpu.gpu.workspace import Workspace
 from napari_wsigpu.reading import device as device_module
 from napari_wsigpu.reading import halving
 from napari_wsigpu.reading.plan import Regions, Wish, plan_regions
+from napari_wsigpu.runtime import Runtime
 from tests import slides, tiffbytes
 from tests.conftest import pinned_places
 from tests.host_device import HostStream, WrappedDecoder
@@ -723,7 +722,7 @@ class TestMemory:
         path, levels = files[kind]
         with open_slide(path, device="cuda") as slide:
             size = slide.layout.levels[0].tile_bytes
-            cache = device_tiles(host_gpu)
+            cache = runtime.default().devices.tiles(host_gpu)
             cache.budget = tiles * size
             for index in (0, 1, 0, 2):
                 expected = levels[index]
@@ -749,14 +748,18 @@ class TestMemory:
             assert decoded(slide).get("nvimagecodec", 0) == 0
         assert pinned_places() == 0
 
-    def test_memory_that_runs_out_in_mid_read(self, jpeg, host_gpu, monkeypatch):
+    def test_memory_that_runs_out_in_mid_read(self, files, host_machine, monkeypatch):
         monkeypatch.setattr(device_module, "BATCH_TILES", 5)
-        monkeypatch.setattr(device_cache, "SLAB_BYTES", 0)
-        slide, (level, *_) = jpeg
-        host_gpu.free = 7 * slide.layout.levels[0].tile_bytes
-        np.testing.assert_array_equal(whole(slide), level)
-        np.testing.assert_array_equal(slide.levels[0][...], level)
-        assert pinned_places() == 0
+        path, (level, *_) = files["JPEG YCbCr"]
+        with (
+            runtime.using(Runtime(host_machine.devices(slab_bytes=0))) as shared,
+            open_slide(path, device="cuda") as slide,
+        ):
+            host_machine.device.free = 7 * slide.layout.levels[0].tile_bytes
+            np.testing.assert_array_equal(whole(slide), level)
+            np.testing.assert_array_equal(slide.levels[0][...], level)
+            assert pinned_places() == 0
+        shared.close()
 
     @staticmethod
     def short_of(host_gpu, monkeypatch, most):
@@ -1046,7 +1049,7 @@ def test_eight_threads_read_exact_pixels(files, host_gpu, tiles):
     with contextlib.ExitStack() as stack:
         for slide, _ in open_slides:
             stack.enter_context(slide)
-        device_tiles(host_gpu).budget = tiles * 32 * 48 * 3
+        runtime.default().devices.tiles(host_gpu).budget = tiles * 32 * 48 * 3
         end = time.monotonic() + 0.8
         wrong, counts = [], []
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from napari_wsigpu import open_slide
+from napari_wsigpu import open_slide, runtime
 from napari_wsigpu.codecs import raw
 from napari_wsigpu.codecs.cpu import CpuDecoder
 from napari_wsigpu.errors import SlideChangedError, SlideClosedError, SlideNotFoundError, TileError
 from napari_wsigpu.geometry import Rect
 from napari_wsigpu.reading import host
-from napari_wsigpu.reading.cache import TileCache, tile_cache
+from napari_wsigpu.reading.cache import TileCache
 from napari_wsigpu.reading.host import HostExecutor
 from napari_wsigpu.reading.log import TileLog
 from napari_wsigpu.reading.plan import Regions, Wish, plan_regions, plan_tiles
@@ -137,15 +137,15 @@ class TestCache:
 
     def test_without_a_budget_pixels_are_the_same(self, slide_of, monkeypatch):
         slide, pixels = slide_of()
-        before = tile_cache.budget
+        before = runtime.default().tiles.budget
         try:
-            tile_cache.budget = 0
+            runtime.default().tiles.budget = 0
             for _ in range(2):
                 np.testing.assert_array_equal(slide.levels[0][...], pixels)
-            assert tile_cache.used == 0
+            assert runtime.default().tiles.used == 0
             assert slide.stats()["cache_hits"] == 0
         finally:
-            tile_cache.budget = before
+            runtime.default().tiles.budget = before
 
     def test_slides_do_not_share_tiles(self, slide_of):
         (first, pixels), (second, _) = slide_of(), slide_of(missing=range(25))
@@ -156,12 +156,12 @@ class TestCache:
         assert first.stats()["cache_hits"] == 25
 
     def test_close_drops_the_slides_tiles(self, slide_of):
-        before = tile_cache.used
+        before = runtime.default().tiles.used
         slide, _ = slide_of()
         slide.levels[0][...]
-        assert tile_cache.used > before
+        assert runtime.default().tiles.used > before
         slide.close()
-        assert tile_cache.used == before
+        assert runtime.default().tiles.used == before
 
 
 class TestBatches:

@@ -7,9 +7,8 @@ import pytest
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.errors import DeviceError
-from napari_wsigpu.gpu import choose, verify
-from napari_wsigpu.gpu.choose import FEWEST_TILES, TRIALS
-from napari_wsigpu.reading import in_use, reader
+from napari_wsigpu.gpu import devices, verify
+from napari_wsigpu.reading.throughput import FEWEST_TILES, SHARES, TRIALS, tile_kind
 from tests.reading.test_reader import TILES, decoded, files, read_cold, wait_for
 
 __all__ = ["files"]
@@ -19,20 +18,20 @@ GPU = "GPU 0 (host memory)"
 
 def learn(slide, seconds):
     """Have each way measured."""
-    key = reader._key(slide.layout.levels[0])
+    key = tile_kind(slide.layout.levels[0])
     for way, each in seconds.items():
         for _ in range(2 * TRIALS):
-            in_use.pace.note(key, way, FEWEST_TILES, each)
+            slide.runtime.throughput.note(key, way, FEWEST_TILES, each)
 
 
 @pytest.fixture
 def slow_start(host_gpu, monkeypatch):
-    monkeypatch.setattr(choose.threading.Thread, "start", lambda thread: None)
+    monkeypatch.setattr(devices.threading.Thread, "start", lambda thread: None)
 
 
 class TestAuto:
-    def test_without_a_driver(self, files, host_gpu, monkeypatch):
-        monkeypatch.setattr(choose, "driver_is_there", lambda: False)
+    def test_without_a_driver(self, files, host_machine, host_runtime):
+        host_machine.driver = False
         with open_slide(files["jpeg"][0]) as slide:
             for _ in range(2):
                 assert slide.decoder == ("CPU", "this machine has no NVIDIA driver")
@@ -43,7 +42,7 @@ class TestAuto:
         with open_slide(path) as slide:
             assert slide.decoder == ("CPU", "the GPU starts with the first tiles")
             read_cold(slide)
-            wait_for(lambda: in_use.background_start.waiting("jpeg") is None)
+            wait_for(lambda: slide.runtime.devices.background.waiting("jpeg") is None)
             both = f"{GPU} and CPU"
             assert slide.decoder == (both, "which of them is faster is being measured")
             for fastest, expected in (
@@ -51,20 +50,20 @@ class TestAuto:
                 ("cpu", ("CPU", "measured faster than the GPU")),
                 ("both", (both, "JPEG without a hardware engine; together they are faster")),
             ):
-                learn(slide, {way: 1 - (way == fastest) / 2 for way in choose.SHARES})
+                learn(slide, {way: 1 - (way == fastest) / 2 for way in SHARES})
                 assert slide.decoder == expected
 
     def test_while_it_starts(self, files, slow_start):
         with open_slide(files["jpeg"][0]) as slide:
-            in_use.background_start.worker("jpeg")
+            slide.runtime.devices.background.worker("jpeg")
             assert slide.decoder == ("CPU", "the GPU is starting")
 
     @pytest.mark.parametrize("where", ["device", "decoder"])
-    def test_a_gpu_that_does_not_start(self, files, host_gpu, monkeypatch, where):
+    def test_a_gpu_that_does_not_start(self, files, host_machine, host_gpu, monkeypatch, where):
         def broken(*_):
             raise DeviceError("'cuda:0' is broken.")
 
-        owner, name = (choose, "CudaDevice") if where == "device" else (host_gpu, "decoder")
+        owner, name = (host_machine, "open") if where == "device" else (host_gpu, "decoder")
         monkeypatch.setattr(owner, name, broken)
         with open_slide(files["jpeg"][0]) as slide:
             read_cold(slide)
@@ -147,7 +146,7 @@ class TestSwitching:
         path, pixels = files["jpeg"]
         with open_slide(path) as slide:
             read_cold(slide)
-            wait_for(lambda: in_use.background_start.waiting("jpeg") is None)
+            wait_for(lambda: slide.runtime.devices.background.waiting("jpeg") is None)
             with monkeypatch.context() as broken:
 
                 def fail(*_, **options):

@@ -9,8 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from napari_wsigpu import open_slide
-from napari_wsigpu.reading.cache import tile_cache
+from napari_wsigpu import open_slide, runtime
 from tests import slides
 
 SHAPE = (83, 131, 4)
@@ -194,18 +193,18 @@ class TestComputedLevels:
         path = tmp_path / "slide.tif"
         pixels = slides.picture(515, 975).repeat(4, 0).repeat(4, 1)
         slides.write_pyramid(path, pixels, (), tile=(128, 128))
-        before = tile_cache.budget
+        before = runtime.default().tiles.budget
         try:
-            tile_cache.budget = 5 << 20
+            runtime.default().tiles.budget = 5 << 20
             with open_slide(path, device="cpu") as slide:
                 top = len(slide.pyramid) - 1
                 overview = slide.level_array(top)[...]
                 decoded = slide.stats()["decoded"]["cpu"]
-                assert decoded * 128 * 128 * 3 > tile_cache.budget
+                assert decoded * 128 * 128 * 3 > runtime.default().tiles.budget
                 np.testing.assert_array_equal(slide.level_array(top)[...], overview)
                 assert slide.stats()["decoded"]["cpu"] == decoded
         finally:
-            tile_cache.budget = before
+            runtime.default().tiles.budget = before
 
     def test_they_are_area_averages(self, tmp_path):
         path = tmp_path / "slide.tif"

@@ -8,16 +8,16 @@ import imagecodecs
 import numpy as np
 import pytest
 
-from napari_wsigpu import open_slide
+from napari_wsigpu import open_slide, runtime
 from napari_wsigpu.errors import (
     DeviceError,
     SlideChangedError,
     SlideClosedError,
     SlideReadError,
 )
-from napari_wsigpu.gpu import choose, cuda
-from napari_wsigpu.reading import reader
-from napari_wsigpu.reading.cache import TileKey, tile_cache
+from napari_wsigpu.gpu import cuda
+from napari_wsigpu.reading.cache import TileKey
+from napari_wsigpu.reading.throughput import SHARES, TRIALS, tile_kind
 from tests import slides, tiffbytes
 from tests.conftest import pinned_places
 
@@ -72,16 +72,16 @@ def gpu_threads():
 
 
 @pytest.fixture
-def ready(host_gpu):
+def ready(host_runtime):
     """Return once the device was started in the background."""
 
     def start(kind="jpeg"):
-        wait_for(lambda: reader.background_start.worker(kind))
+        wait_for(lambda: host_runtime.devices.background.worker(kind))
 
     return start
 
 
-class FakePace:
+class FakeThroughput:
     """Says what it is told to, and remembers what was measured."""
 
     def __init__(self, way, share=0.5):
@@ -99,7 +99,9 @@ class FakePace:
 
 
 class TestAuto:
-    def test_the_cpu_decodes_until_the_device_is_ready(self, files, host_gpu, monkeypatch):
+    def test_the_cpu_decodes_until_the_device_is_ready(
+        self, files, host_gpu, host_runtime, monkeypatch
+    ):
         path, pixels = files["jpeg"]
         allowed = threading.Event()
         decoder = host_gpu.decoder
@@ -114,27 +116,26 @@ class TestAuto:
                 np.testing.assert_array_equal(read_cold(slide), pixels)
                 assert decoded(slide) == (count * TILES, 0)
             allowed.set()
-            wait_for(lambda: reader.background_start.worker("jpeg"))
+            wait_for(lambda: host_runtime.devices.background.worker("jpeg"))
             np.testing.assert_array_equal(read_cold(slide), pixels)
             assert decoded(slide) == (2 * TILES, TILES)
 
-    def test_without_a_driver_nothing_is_started(self, files, host_gpu, monkeypatch):
-        monkeypatch.setattr(choose, "driver_is_there", lambda: False)
-        monkeypatch.setattr(choose, "CudaDevice", None)
+    def test_without_a_driver_nothing_is_started(self, files, host_machine, host_runtime):
+        host_machine.driver, host_machine.open = False, None
         with open_slide(files["jpeg"][0]) as slide:
             for count in (1, 2, 3):
                 read_cold(slide)
                 assert decoded(slide) == (count * TILES, 0)
-        assert reader.background_start.worker("jpeg") is None
+        assert host_runtime.devices.background.worker("jpeg") is None
 
-    def test_with_a_device_that_cannot_be_used(self, files, host_gpu, monkeypatch, caplog):
+    def test_with_a_device_that_cannot_be_used(self, files, host_machine, host_gpu, caplog):
         asked = []
 
         def broken(index):
             asked.append(index)
             raise DeviceError("no CuPy")
 
-        monkeypatch.setattr(choose, "CudaDevice", broken)
+        host_machine.open = broken
         path, pixels = files["jpeg"]
         with open_slide(path) as slide:
             read_cold(slide)
@@ -160,26 +161,26 @@ class TestAuto:
             np.testing.assert_array_equal(read_cold(slide), pixels)
             assert decoded(slide) == (2 * TILES, 0)
 
-    def test_each_way_is_tried_and_then_the_fastest_used(self, files, ready):
+    def test_each_way_is_tried_and_then_the_fastest_used(self, files, ready, host_runtime):
         path, pixels = files["jpeg"]
         ready()
         with open_slide(path) as slide:
-            pace, key = reader.pace, reader._key(slide.layout.levels[0])
-            for _ in range(choose.TRIALS):
+            throughput, key = host_runtime.throughput, tile_kind(slide.layout.levels[0])
+            for _ in range(TRIALS):
                 np.testing.assert_array_equal(read_cold(slide), pixels)
-            assert decoded(slide) == (0, choose.TRIALS * TILES)
-            for _ in range(choose.TRIALS):
+            assert decoded(slide) == (0, TRIALS * TILES)
+            for _ in range(TRIALS):
                 np.testing.assert_array_equal(read_cold(slide), pixels)
-            assert decoded(slide) == (choose.TRIALS * TILES, choose.TRIALS * TILES)
-            assert not pace.settled(key)
-            for _ in range(choose.TRIALS):
+            assert decoded(slide) == (TRIALS * TILES, TRIALS * TILES)
+            assert not throughput.settled(key)
+            for _ in range(TRIALS):
                 np.testing.assert_array_equal(read_cold(slide), pixels)
-            assert sum(decoded(slide)) == 3 * choose.TRIALS * TILES
-            assert pace.settled(key)
+            assert sum(decoded(slide)) == 3 * TRIALS * TILES
+            assert throughput.settled(key)
             for fastest in ("cpu", "gpu"):
-                for way in choose.SHARES:
+                for way in SHARES:
                     for _ in range(9):
-                        pace.note(key, way, TILES, 1e-9 if way == fastest else 1e3)
+                        throughput.note(key, way, TILES, 1e-9 if way == fastest else 1e3)
                 before = decoded(slide)
                 np.testing.assert_array_equal(read_cold(slide), pixels)
                 gained = np.subtract(decoded(slide), before).tolist()
@@ -189,35 +190,35 @@ class TestAuto:
         ("way", "by_cpu", "noted"),
         [("gpu", 0, "gpu"), ("cpu", TILES, "cpu"), ("both", 10, "both")],
     )
-    def test_what_is_measured(self, files, ready, monkeypatch, way, by_cpu, noted):
+    def test_what_is_measured(self, files, ready, host_runtime, way, by_cpu, noted):
         path, pixels = files["jpeg"]
         ready()
-        pace = FakePace(way, share=0.6)
-        monkeypatch.setattr(reader, "pace", pace)
+        throughput = host_runtime.throughput = FakeThroughput(way, share=0.6)
         with open_slide(path) as slide:
             np.testing.assert_array_equal(read_cold(slide), pixels)
             assert decoded(slide) == (by_cpu, TILES - by_cpu)
             slide.levels[0][...]  # nothing to decode
-        assert [note for note in pace.notes if note[1]] == [(noted, TILES)]
+        assert [note for note in throughput.notes if note[1]] == [(noted, TILES)]
 
-    def test_pixels_for_the_device_by_the_way_that_is_fastest(self, files, ready, monkeypatch):
+    def test_pixels_for_the_device_by_the_way_that_is_fastest(self, files, ready, host_runtime):
         path, pixels = files["jpeg"]
         ready()
+        throughput = host_runtime.throughput = FakeThroughput("", share=0.6)
         with open_slide(path) as slide:
             before = (0, 0)
             for way, by_cpu in (("gpu", 0), ("cpu", TILES), ("both", 10)):
-                monkeypatch.setattr(reader, "pace", FakePace(way, share=0.6))
+                throughput.way = way
                 slide.clear_cache()
                 found = slide.read_region((0, 0), slide.dimensions, device="cuda")
                 np.testing.assert_array_equal(found, pixels)
                 assert np.subtract(decoded(slide), before).tolist() == [by_cpu, TILES - by_cpu]
                 before = decoded(slide)
 
-    def test_what_the_device_cannot_decode_does_not_start_it(self, files, host_gpu):
+    def test_what_the_device_cannot_decode_does_not_start_it(self, files, host_runtime):
         path, pixels = files["raw"]
         with open_slide(path) as slide:
             np.testing.assert_array_equal(read_cold(slide), pixels)
-        assert choose._workers == {}
+        assert host_runtime.devices.started(0) is None
 
     def test_computed_levels_and_associated_images_are_the_cpus(self, tmp_path, ready):
         ready()
@@ -233,10 +234,10 @@ class TestAuto:
 
 class TestFailures:
     @pytest.fixture
-    def failing(self, files, ready, host_gpu, monkeypatch):
+    def failing(self, files, ready, host_gpu, host_runtime, monkeypatch):
         """A slide by "auto" whose device fails at the first batch."""
         ready()
-        monkeypatch.setattr(reader, "pace", FakePace("gpu"))
+        host_runtime.throughput = FakeThroughput("gpu")
         calls = []
 
         def fail(*args, **options):
@@ -283,9 +284,11 @@ class TestFailures:
             slide.read_region((0, 0), slide.dimensions, device="cuda")
         np.testing.assert_array_equal(slide.read_region((0, 0), slide.dimensions), pixels)
 
-    def test_tiles_that_are_there_already(self, files, ready, host_gpu, monkeypatch, caplog):
+    def test_tiles_that_are_there_already(
+        self, files, ready, host_gpu, host_runtime, monkeypatch, caplog
+    ):
         ready()
-        monkeypatch.setattr(reader, "pace", FakePace("gpu"))
+        host_runtime.throughput = FakeThroughput("gpu")
         path, pixels = files["jpeg"]
 
         def fail(*args, **options):
@@ -316,10 +319,10 @@ class TestVerification:
 
     @pytest.mark.parametrize("device", ["auto", "cuda"])
     def test_wrong_pixels_are_never_shown(
-        self, files, ready, wrong, host_gpu, monkeypatch, caplog, device
+        self, files, ready, wrong, host_gpu, host_runtime, caplog, device
     ):
         ready("jpeg2000")
-        monkeypatch.setattr(reader, "pace", FakePace("gpu"))
+        host_runtime.throughput = FakeThroughput("gpu")
         path, pixels = files["33003"]
         with open_slide(path, device=device) as slide:
             np.testing.assert_array_equal(read_cold(slide), pixels)
@@ -330,7 +333,7 @@ class TestVerification:
             live = host_gpu.live
             np.testing.assert_array_equal(read_cold(slide), pixels)
             assert host_gpu.live == live  # these are the CPU's altogether
-            assert tile_cache.used
+            assert runtime.default().tiles.used
             found = slide.read_region((0, 0), slide.dimensions, device="cuda")
             np.testing.assert_array_equal(found, pixels)
             assert decoded(slide) == (3 * TILES, 0)
@@ -366,8 +369,8 @@ class TestDevices:
             assert slide.stats()["cache_hits"] == TILES
 
     @pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:0", "auto"])
-    def test_a_pickled_slide_keeps_its_own(self, files, host_gpu, monkeypatch, device):
-        monkeypatch.setattr(choose, "driver_is_there", lambda: False)  # "auto" starts nothing
+    def test_a_pickled_slide_keeps_its_own(self, files, host_machine, host_gpu, device):
+        host_machine.driver = False  # "auto" starts nothing
         path, pixels = files["jpeg"]
         with open_slide(path, device=device) as slide:
             level = pickle.dumps(slide.levels[0])
@@ -389,10 +392,12 @@ class TestDevices:
             with pytest.raises(DeviceError, match="device 'auto'; use"):
                 slide.read_region((0, 0), (5, 5), device="auto")
 
-    def test_cuda_is_the_slides_own(self, files, host_gpu, monkeypatch):
+    def test_cuda_is_the_slides_own(self, files, host_runtime, monkeypatch):
         asked = []
-        gpu_worker = reader.gpu_worker
-        monkeypatch.setattr(reader, "gpu_worker", lambda i: asked.append(i) or gpu_worker(0))
+        worker = host_runtime.devices.worker
+        monkeypatch.setattr(
+            host_runtime.devices, "worker", lambda index: asked.append(index) or worker(0)
+        )
         with open_slide(files["jpeg"][0], device="cuda:3") as slide:
             slide.read_region((0, 0), (5, 5), device="cuda")
             slide.levels[0][0, 0]
@@ -400,23 +405,19 @@ class TestDevices:
             slide.read_region((0, 0), (5, 5), device="cuda:0")
             assert asked[-1] == 0
 
-    def test_slides_share_one_worker(self, files, host_gpu):
+    def test_slides_share_one_worker(self, files, host_runtime):
         workers = set()
         for _ in range(3):
             with open_slide(files["jpeg"][0], device="cuda") as slide:
                 slide.levels[0][...]
-                workers.add(choose.gpu_worker(0))
+                workers.add(host_runtime.devices.worker(0))
         assert len(workers) == 1
         assert len(gpu_threads()) <= 1
 
 
 class TestWithoutCuda:
-    @pytest.fixture(autouse=True)
-    def nothing_started(self, monkeypatch):
-        monkeypatch.setattr(choose, "_workers", {})
-
     @pytest.fixture(params=["driver", "CuPy", "nvImageCodec"])
-    def lacking(self, request, monkeypatch):
+    def lacking(self, request, monkeypatch, fresh_runtime):
         """A machine without one of these; gives what an error has to say."""
         monkeypatch.setattr(cuda, "driver_is_there", lambda: request.param != "driver")
         if request.param == "driver":
@@ -494,10 +495,10 @@ class TestTilesOfDisplays:
             slide.read_tiles(keys)
             for key in keys:
                 part = pixels[key.row * 32 :, key.column * 48 :][:32, :48]
-                kept = tile_cache.get(key)  # at an edge it may be whole
+                kept = runtime.default().tiles.get(key)  # at an edge it may be whole
                 np.testing.assert_array_equal(kept[: part.shape[0], : part.shape[1]], part)
             slide.clear_cache()
-            assert all(tile_cache.get(key) is None for key in keys)
+            assert all(runtime.default().tiles.get(key) is None for key in keys)
 
     @pytest.mark.parametrize("device", ["cpu", "cuda"])
     def test_a_tile_that_fails_is_background_and_not_kept(self, tmp_path, host_gpu, device):
@@ -518,9 +519,9 @@ class TestTilesOfDisplays:
             for _ in range(2):
                 found = slide.read_tiles(keys)
                 self.check(found, exact)
-                assert tile_cache.get(keys[7]) is None
+                assert runtime.default().tiles.get(keys[7]) is None
                 assert (found[keys[7]] == slide.layout.background).all()
-            assert tile_cache.get(keys[8]) is not None
+            assert runtime.default().tiles.get(keys[8]) is not None
             assert slide.stats()["failed"] == 1
 
     @pytest.mark.parametrize("device", ["cpu", "cuda"])

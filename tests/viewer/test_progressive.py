@@ -17,7 +17,7 @@ from napari.utils.notifications import notification_manager
 from qtpy.QtWidgets import QApplication
 
 import napari_wsigpu
-from napari_wsigpu import open_slide
+from napari_wsigpu import open_slide, runtime
 from napari_wsigpu.codecs import cpu
 from napari_wsigpu.errors import (
     DisplayTimeoutError,
@@ -25,7 +25,6 @@ from napari_wsigpu.errors import (
     SlideClosedError,
     SlideReadError,
 )
-from napari_wsigpu.reading.cache import tile_cache
 from napari_wsigpu.viewer import progressive
 from napari_wsigpu.viewer.layers import slide_layers
 from napari_wsigpu.viewer.sample import sample_path
@@ -154,7 +153,7 @@ def test_zooming_out_shows_no_flash(make_viewer, slicing, gate):
     [layer] = viewer.open(sample_path(), plugin=PLUGIN)
     look_at(viewer, layer, 2600, 3300, 4)
     napari_wsigpu.wait(layer, 30)
-    tile_cache.forget(layer.data[0].slide.display_number)
+    runtime.default().tiles.forget(layer.data[0].slide.display_number)
     gate.clear()
     drawn = []
     scene = viewer.window._qt_viewer.canvas._scene_canvas
@@ -388,14 +387,14 @@ def test_failed_tiles_do_not_keep_a_display_waiting(make_viewer, damaged_slide):
 def test_a_cache_smaller_than_the_view_only_costs_time(make_viewer, monkeypatch, budget):
     viewer = make_viewer()
     [layer] = viewer.open(sample_path(), plugin=PLUGIN)
-    before = tile_cache.budget
-    tile_cache.budget = budget
+    before = runtime.default().tiles.budget
+    runtime.default().tiles.budget = budget
     try:
         look_at(viewer, layer, 2600, 3300, 1)
         napari_wsigpu.wait(layer, 30)
         np.testing.assert_array_equal(*shown(layer))
     finally:
-        tile_cache.budget = before
+        runtime.default().tiles.budget = before
 
 
 def test_removing_a_layer_in_mid_decode_lets_everything_go(make_viewer, slicing, gate):

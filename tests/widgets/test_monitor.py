@@ -14,14 +14,13 @@ from qtpy.QtCore import Qt
 from qtpy.QtTest import QTest
 from qtpy.QtWidgets import QAbstractButton, QLabel, QSlider
 
+from napari_wsigpu import runtime
 from napari_wsigpu.errors import DeviceError
-from napari_wsigpu.gpu import choose
-from napari_wsigpu.gpu.tiles import tiles_on
-from napari_wsigpu.reading.cache import DEFAULT_BUDGET, tile_cache
+from napari_wsigpu.reading.cache import DEFAULT_BUDGET
 from napari_wsigpu.slide import Slide
 from napari_wsigpu.units import byte_size
 from napari_wsigpu.viewer.sample import sample_path
-from napari_wsigpu.widgets import device_choice, failures
+from napari_wsigpu.widgets import failures
 from tests.widgets.conftest import assert_text_grows, click
 
 MB = 10**6
@@ -46,13 +45,12 @@ def add_monitor(viewer):
 def monitor(viewer):
     get_plugin_settings("napari-wsigpu").slides.open_inspector = False
     yield add_monitor(viewer)
-    tile_cache.budget = DEFAULT_BUDGET
+    runtime.default().tiles.budget = DEFAULT_BUDGET
 
 
 @pytest.fixture
-def gpu(host_gpu, monkeypatch):
+def gpu(host_gpu):
     """A machine with a GPU."""
-    monkeypatch.setattr(device_choice, "driver_is_there", lambda: True)
     return host_gpu
 
 
@@ -101,13 +99,13 @@ def test_the_cache_is_that_of_the_process(monitor, slide_is_open, display):
     [layer] = slide_is_open(sample_path())
     whole(layer)
     display.waitUntil(lambda: monitor.host.bar.value() > 0)
-    used = tile_cache.used
+    used = runtime.default().tiles.used
     click(monitor.clear)
-    assert tile_cache.used < used
-    assert monitor.host.used.text() == f"{byte_size(tile_cache.used)} used"
+    assert runtime.default().tiles.used < used
+    assert monitor.host.used.text() == f"{byte_size(runtime.default().tiles.used)} used"
     QTest.keyClick(monitor.host.slider, Qt.Key_Home)
-    assert tile_cache.budget == 64 * MB
-    tile_cache.budget = 96 * MB
+    assert runtime.default().tiles.budget == 64 * MB
+    runtime.default().tiles.budget = 96 * MB
     display.waitUntil(lambda: monitor.host.budget.text() == "of 96 MB")
 
 
@@ -171,10 +169,9 @@ class TestFailures:
 
 class TestDevice:
     def test_without_a_driver_there_is_no_gpu_to_choose(
-        self, viewer, slide_is_open, monkeypatch, host_gpu
+        self, viewer, slide_is_open, host_machine, host_runtime
     ):
-        for module in (choose, device_choice):
-            monkeypatch.setattr(module, "driver_is_there", lambda: False)
+        host_machine.driver = False
         made = add_monitor(viewer)
         slide_is_open(sample_path())
         button = made.choice.buttons["cuda"]
@@ -204,7 +201,7 @@ class TestDevice:
         assert slide.stats()["decoded"]["nvimagecodec"] >= 25
         assert np.abs(found.astype(int) - expected).max() <= 3
         display.waitUntil(monitor.device.isVisible)
-        tiles = tiles_on("cuda:0")
+        tiles = runtime.default().devices.tiles_on("cuda:0")
         display.waitUntil(lambda: monitor.device.bar.value() > 0)
         QTest.keyClick(monitor.device.slider, Qt.Key_Home)
         assert tiles.budget == 64 * MB
@@ -212,18 +209,18 @@ class TestDevice:
         assert slide.device == "auto"
 
     def test_starting_it_keeps_nobody_waiting(
-        self, gpu, monitor, slide_is_open, gate, settled, monkeypatch
+        self, gpu, host_machine, monitor, slide_is_open, gate, settled
     ):
-        slow = choose.CudaDevice
+        slow = host_machine.open
 
         def start(index):
             assert threading.current_thread() is not threading.main_thread()
             gate.wait()
             return slow(index)
 
-        monkeypatch.setattr(choose, "driver_is_there", lambda: False)  # "auto" starts nothing
+        host_machine.driver = False  # "auto" starts nothing
         first, second = slide_is_open(sample_path(), sample_path())
-        monkeypatch.setattr(choose, "CudaDevice", start)
+        host_machine.open = start
         click(monitor.choice.buttons["cuda"])
         assert monitor.decoder.text() == "Starting the GPU…"
         assert not monitor.choice.isEnabled()
@@ -236,12 +233,12 @@ class TestDevice:
         assert second.data[0].slide.device == "cuda"
 
     def test_one_that_does_not_work_is_said_and_not_offered_again(
-        self, gpu, monitor, slide_is_open, settled, monkeypatch
+        self, gpu, host_machine, monitor, slide_is_open, settled
     ):
         def broken(index):
             raise DeviceError("'cuda:0' can't be used, because it is broken; use device='cpu'.")
 
-        monkeypatch.setattr(choose, "CudaDevice", broken)
+        host_machine.open = broken
         [layer] = slide_is_open(sample_path())
         buttons = monitor.choice.buttons
         click(buttons["cuda"])

@@ -24,15 +24,17 @@ import numpy as np
 import tifffile
 
 from napari_wsigpu.errors import RegionError, SlideError, SlideReadError, file_error
-from napari_wsigpu.gpu.choose import cuda_index
 from napari_wsigpu.gpu.cuda import import_cuda
-from napari_wsigpu.reading.cache import tile_cache
+from napari_wsigpu.gpu.devices import cuda_index
+from napari_wsigpu.runtime import default
 from napari_wsigpu.slide import open_slide
 from napari_wsigpu.storage.url import is_url, public_url
 from napari_wsigpu.tags import RESUNIT, Tag
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from napari_wsigpu.reading.cache import TileCache
 
 Locations = Iterable[int] | Iterable[Iterable[int]]
 
@@ -360,9 +362,13 @@ class CuImage:
             raise RegionError("Hits are not counted for the whole cache; use Slide.stats().")
         if type is not None:
             on = type in ("per_process", "shared_memory")
-            tile_cache.budget = 0
-            tile_cache.budget = config.get("memory_capacity", 1024) * MIB if on else 0
+            _tiles().budget = 0
+            _tiles().budget = config.get("memory_capacity", 1024) * MIB if on else 0
         return ImageCache()
+
+
+def _tiles() -> TileCache:
+    return default().tiles
 
 
 class CuImageIterator:
@@ -401,42 +407,42 @@ class ImageCache:
     @property
     def type(self) -> CacheType:
         """Whether it may hold tiles at all."""
-        return CacheType.PerProcess if tile_cache.budget else CacheType.NoCache
+        return CacheType.PerProcess if _tiles().budget else CacheType.NoCache
 
     @property
     def config(self) -> dict[str, Any]:
         """Its settings; `memory_capacity` in MiB."""
         name = ("nocache", "per_process")[self.type]
-        return {"type": name, "memory_capacity": tile_cache.budget // MIB, "record_stat": False}
+        return {"type": name, "memory_capacity": _tiles().budget // MIB, "record_stat": False}
 
     @property
     def memory_size(self) -> int:
         """Bytes held."""
-        return tile_cache.used
+        return _tiles().used
 
     @property
     def memory_capacity(self) -> int:
         """Bytes to hold at most."""
-        return tile_cache.budget
+        return _tiles().budget
 
     @property
     def free_memory(self) -> int:
         """Bytes that can still be held without dropping a tile."""
-        return tile_cache.budget - tile_cache.used
+        return _tiles().budget - _tiles().used
 
     @property
     def size(self) -> int:
         """How many tiles of 256 x 256 RGB pixels the held bytes make."""
-        return tile_cache.used // USUAL_TILE_BYTES
+        return _tiles().used // USUAL_TILE_BYTES
 
     @property
     def capacity(self) -> int:
         """How many tiles of 256 x 256 RGB pixels it can hold."""
-        return tile_cache.budget // USUAL_TILE_BYTES
+        return _tiles().budget // USUAL_TILE_BYTES
 
     def reserve(self, memory_capacity: int, **_: Any) -> None:
         """Hold this many MiB, unless it already is more; keeps what it holds."""
-        tile_cache.budget = max(tile_cache.budget, memory_capacity * MIB)
+        _tiles().budget = max(_tiles().budget, memory_capacity * MIB)
 
 
 def preferred_memory_capacity(

@@ -253,6 +253,3 @@ class TileFetcher:
 def _number(key: TileKey) -> int:
     """Return the number of a key's slide, whatever colours it is in."""
     return key.slide if key.slide >= 0 else ~key.slide
-
-
-tile_fetcher = TileFetcher()

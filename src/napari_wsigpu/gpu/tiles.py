@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from napari_wsigpu.gpu.device import Device, TileFormat
 
 SLAB_BYTES, SLAB_TILES = 128 << 20, 4096
-LARGEST_BUDGET = 2 << 30
-PART_OF_DEVICE = 8
 NOBODY = -1
 
 
@@ -85,6 +83,8 @@ class DeviceTiles:
         Whose memory it is.
     budget : int
         Bytes of device memory to take at most.
+    slab_bytes : int
+        Bytes to allocate at a time, as far as the budget has them.
 
     Attributes
     ----------
@@ -92,9 +92,10 @@ class DeviceTiles:
         Whose memory it is.
     """
 
-    def __init__(self, device: Device, budget: int) -> None:
+    def __init__(self, device: Device, budget: int, slab_bytes: int = SLAB_BYTES) -> None:
         self.device = device
         self._budget = budget
+        self._slab_bytes = slab_bytes
         self._lock = threading.Lock()
         self._shelves: dict[TileFormat, Shelf] = {}
         self._levels: dict[tuple[int, int], LevelPlaces] = {}
@@ -258,7 +259,7 @@ class DeviceTiles:
             if not self._give_up_another(shelf):
                 break
         room = (self._budget - self._taken()) // shelf.tile_bytes
-        wanted = max(missing, min(SLAB_TILES, SLAB_BYTES // shelf.tile_bytes))
+        wanted = max(missing, min(SLAB_TILES, self._slab_bytes // shelf.tile_bytes))
         count = min(wanted, max(room, 0 if shelf.size else 1))
         while count > 0:
             try:
@@ -294,21 +295,3 @@ def _lowest(values: NDArray[np.int64], count: int) -> NDArray[np.int64]:
     if count >= len(values):
         return np.arange(len(values))
     return np.argpartition(values, count)[:count]
-
-
-_lock = threading.Lock()
-_caches: dict[str, DeviceTiles] = {}
-
-
-def device_tiles(device: Device) -> DeviceTiles:
-    """Return the process's cache on a device: at most 2 GiB and an eighth of its memory."""
-    with _lock:
-        if device.name not in _caches:
-            budget = min(LARGEST_BUDGET, device.memory[1] // PART_OF_DEVICE)
-            _caches[device.name] = DeviceTiles(device, budget)
-        return _caches[device.name]
-
-
-def tiles_on(name: str) -> DeviceTiles | None:
-    """Return the process's cache on a device by its name; None if nothing was decoded there."""
-    return _caches.get(name)

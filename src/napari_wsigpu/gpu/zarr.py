@@ -19,7 +19,7 @@ from napari_wsigpu.errors import (
     SlideReadError,
     UnsupportedArrayError,
 )
-from napari_wsigpu.gpu.choose import cuda_index, gpu_worker
+from napari_wsigpu.gpu.devices import cuda_index
 from napari_wsigpu.gpu.gds import Transfer
 from napari_wsigpu.gpu.nvcomp import decompress
 from napari_wsigpu.storage.zarr_chunks import axes_of, batches_of, encoded, find_chunks, plan
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from napari_wsigpu.gpu.device import Device, Stream
+    from napari_wsigpu.gpu.devices import Devices
     from napari_wsigpu.gpu.gds import Loader
     from napari_wsigpu.storage.zarr_chunks import Axis, Chunk, Encoded
 
@@ -38,53 +39,27 @@ logger = logging.getLogger(__name__)
 _said: set[str] = set()
 
 
-def read_zarr_to_gpu(
-    array: Any, selection: Any = ..., *, device: str = "cuda", how: str = "auto"
-) -> Any:
-    """Read a part of a Zarr array into device memory.
+def read_zarr(devices: Devices, array: Any, selection: Any, device: str, how: str) -> Any:
+    """Read a part of a Zarr array into device memory, as `read_zarr_to_gpu` says.
 
     Parameters
     ----------
-    array : zarr.Array, str or PathLike
-        The array, of Zarr v2 or v3, or where it is.
-    selection : int, slice, ellipsis or tuple of these
-        The part, as in ``array[selection]``; slices go forward.
-    device : str
-        ``"cuda"`` or ``"cuda:1"``.
-    how : {"auto", "direct", "nvcomp", "host"}
-        The way: uncompressed chunks of local files straight into device memory, by GPUDirect
-        Storage where that works; chunks of zstd or LZ4 in the same way, decompressed there by
-        nvCOMP; any array by zarr on the host, and one copy. By default the first of them that
-        can be gone. What fails then is said once in the log, and the next one is tried.
+    devices : Devices
+        What has the device.
+    array, selection, device, how
+        As there.
 
     Returns
     -------
     cupy.ndarray
-        Of the array's type. Chunks that are missing hold the fill value.
-
-    Raises
-    ------
-    MissingPackageError
-        If zarr is not installed.
-    RegionError
-        If the selection is none, or does not fit the array or the device's memory.
-    DeviceError
-        If the device can't be used.
-    UnsupportedArrayError
-        If the array can't be read in the way that was asked for.
-    SlideReadError
-        If it can't be read at all.
-
-    Examples
-    --------
-    >>> pixels = read_zarr_to_gpu("slide.zarr/0", np.s_[0, :, 1024:2048])  # doctest: +SKIP
+        Of the array's type.
     """
     if how not in ("auto", *WAYS):
         raise RegionError(
             f"There is no way {how!r} to read; use 'auto', 'direct', 'nvcomp' or 'host'."
         )
     try:
-        worker = gpu_worker(cuda_index(device))
+        worker = devices.worker(cuda_index(device))
     except DeviceError as error:
         sentence = str(error).replace("device='cpu', 'cuda'", "device='cuda'")
         raise DeviceError(sentence.replace("use device='cpu'", "read the array by zarr")) from error

@@ -1,4 +1,4 @@
-"""Decoded tiles in memory: one least-recently-used cache for the process."""
+"""Decoded tiles in memory: a least-recently-used cache."""
 
 from __future__ import annotations
 
@@ -205,6 +205,3 @@ class Recurrence:
             again = np.count_nonzero(seen[rows, columns] > self._count - held)
             seen[rows, columns] = self._count
         return bool(again >= WORTH_KEEPING * len(tiles))
-
-
-tile_cache = TileCache()

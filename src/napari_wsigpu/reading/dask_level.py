@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from napari_wsigpu.reading.open_slides import open_slides, pack
-
 if TYPE_CHECKING:
     from napari_wsigpu.layout import LevelLayout
-    from napari_wsigpu.reading.level import LevelArray
+    from napari_wsigpu.reading.level import LevelArray, PackedOwner
 
 CHUNK_BYTES = 32 << 20
 
@@ -44,7 +42,7 @@ class DaskLevel:
         self._place = level.number, level.channel, level.tolerant
         self._device = device
         self._level: LevelArray | None = level
-        self._packed: bytes | None = None
+        self._packed: PackedOwner | None = None
 
     def __getitem__(self, key: Any) -> Any:
         """Return the pixels at `key` on the device, as `LevelArray.read` does."""
@@ -52,13 +50,13 @@ class DaskLevel:
             return self._level.read(key, self._device)
         assert self._packed is not None
         number, channel, tolerant = self._place
-        with open_slides.use(self._packed) as slide:
+        with self._packed.use() as slide:
             return slide.level_array(number, channel, tolerant=tolerant).read(key, self._device)
 
     def __getstate__(self) -> dict[str, Any]:
         if self._packed is None:
             assert self._level is not None
-            self._packed = pack(self._level.slide.opener(self._device))
+            self._packed = self._level.slide.packed(self._device)
         return self.__dict__ | {"_level": None}
 
     def __dask_tokenize__(self) -> tuple[str, str]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from napari_wsigpu.gpu.choose import background_start, pace, started_worker
 from napari_wsigpu.gpu.codestream import recipe
+from napari_wsigpu.reading.throughput import tile_kind
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
-
+    from napari_wsigpu.gpu.devices import Devices
     from napari_wsigpu.layout import LevelLayout
+    from napari_wsigpu.reading.throughput import Throughput
 
 CPU = "CPU"
 # By what is decoded, and the path that nvImageCodec decodes it on.
@@ -23,7 +23,12 @@ ENGINES = {
 
 
 def decoder_in_use(
-    image: LevelLayout, device: str, index: int | None, against: str | None, key: Hashable
+    image: LevelLayout,
+    device: str,
+    index: int | None,
+    against: str | None,
+    devices: Devices,
+    throughput: Throughput,
 ) -> tuple[str, str]:
     """Say what decodes an image; nothing is started for that.
 
@@ -37,8 +42,10 @@ def decoder_in_use(
         The number of that CUDA device.
     against : str or None
         Why the slide has to be decoded on the CPU, if something spoke against the GPU.
-    key : Hashable
-        What the pace of such tiles is measured under.
+    devices : Devices
+        What there is to decode on.
+    throughput : Throughput
+        How fast such tiles were decoded so far.
 
     Returns
     -------
@@ -53,21 +60,22 @@ def decoder_in_use(
     if against is not None:
         return CPU, against
     if index is not None:
-        return _gpu(index, how.kind)
-    waiting = background_start.waiting(how.kind)
+        return _gpu(devices, index, how.kind)
+    waiting = devices.background.waiting(how.kind)
     if waiting is not None:
         return CPU, waiting
-    gpu, engine = _gpu(0, how.kind)
-    if not pace.settled(key):
+    gpu, engine = _gpu(devices, 0, how.kind)
+    key = tile_kind(image)
+    if not throughput.settled(key):
         return f"{gpu} and {CPU}", "which of them is faster is being measured"
-    way = pace.choose(key)
+    way = throughput.choose(key)
     if way == "both":
         return f"{gpu} and {CPU}", f"{engine}; together they are faster"
     return (gpu, engine) if way == "gpu" else (CPU, "measured faster than the GPU")
 
 
-def _gpu(index: int, kind: str) -> tuple[str, str]:
-    worker = started_worker(index)
+def _gpu(devices: Devices, index: int, kind: str) -> tuple[str, str]:
+    worker = devices.started(index)
     if worker is None:
         return f"GPU {index}", "it is starting"
     name = f"GPU {index} ({worker.device.model})"

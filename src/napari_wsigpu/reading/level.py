@@ -14,6 +14,7 @@ from napari_wsigpu.reading.dask_level import DaskLevel, tiles_a_chunk
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     import dask.array
     from numpy.typing import DTypeLike, NDArray
@@ -23,6 +24,13 @@ if TYPE_CHECKING:
     Read = Callable[[Span, Span, int | None], NDArray[Any]]
 
 VIEWER_CHUNK = 128
+
+
+class PackedOwner(Protocol):
+    """What levels belong to, on its way to tasks in other processes."""
+
+    def use(self) -> AbstractContextManager[LevelOwner]:
+        """Give out the owner, open at least as long as the context."""
 
 
 class LevelOwner(Protocol):
@@ -42,7 +50,7 @@ class LevelOwner(Protocol):
     ) -> Any:
         """Return a region of a level, of one channel or all, in a device's memory."""
 
-    def opener(self, device: str) -> Callable[[], LevelOwner]:
+    def packed(self, device: str) -> PackedOwner:
         """Return what opens the slide for tasks that put pixels on a device; picklable."""
 
     def close(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import pickle
 import threading
 import zlib
@@ -84,7 +83,3 @@ class OpenSlides:
             surplus = [self._open.pop(packed) for packed in idle[: max(0, len(idle) - most)]]
         for slide in surplus:
             slide.close()
-
-
-open_slides = OpenSlides()
-atexit.register(open_slides.close)

@@ -12,30 +12,33 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from napari_wsigpu.errors import DeviceError, RegionError
-from napari_wsigpu.gpu.choose import background_start, cuda_index, device_index, gpu_worker, pace
 from napari_wsigpu.gpu.codestream import recipe
+from napari_wsigpu.gpu.devices import cuda_index, device_index
 from napari_wsigpu.gpu.nvimagecodec import NvImageCodecDecoder
-from napari_wsigpu.gpu.tiles import device_tiles
 from napari_wsigpu.gpu.verify import Verifier
 from napari_wsigpu.memory import RegionMemory
-from napari_wsigpu.reading.cache import TileKey, tile_cache
+from napari_wsigpu.reading.cache import TileKey
 from napari_wsigpu.reading.device import DeviceExecutor
 from napari_wsigpu.reading.halving import Halving
 from napari_wsigpu.reading.host import HostExecutor
 from napari_wsigpu.reading.in_use import decoder_in_use
 from napari_wsigpu.reading.plan import Regions, Wish, plan_regions, tile_rect
+from napari_wsigpu.reading.throughput import tile_kind
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Hashable, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.color import ColorTable
     from napari_wsigpu.codecs.cpu import CpuDecoder
+    from napari_wsigpu.gpu.devices import Devices
     from napari_wsigpu.gpu.worker import DecodeWorker
     from napari_wsigpu.layout import LevelLayout, PyramidLevel, SlideLayout
+    from napari_wsigpu.reading.cache import TileCache
     from napari_wsigpu.reading.log import TileLog
     from napari_wsigpu.reading.plan import ReadPlan
+    from napari_wsigpu.reading.throughput import Throughput
     from napari_wsigpu.storage.source import ByteSource
 
 USUAL = Wish()
@@ -59,6 +62,9 @@ class RegionReader:
         Which level is averaged from which.
     source, cpu, log
         Where bytes come from, what decodes them on the CPU, and what counts tiles.
+    tiles, devices, throughput
+        Where tiles are kept on the host, what decodes and keeps them on devices, and how fast each
+        was so far.
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``: what shall decode.
     keeps_whole : bool
@@ -74,6 +80,9 @@ class RegionReader:
         source: ByteSource,
         cpu: CpuDecoder,
         log: TileLog,
+        tiles: TileCache,
+        devices: Devices,
+        throughput: Throughput,
         device: str,
         *,
         keeps_whole: bool = True,
@@ -90,6 +99,9 @@ class RegionReader:
         self._source = source
         self._cpu = cpu
         self._log = log
+        self._tiles = tiles
+        self._devices = devices
+        self._throughput = throughput
         self._choice = device, device_index(device)
         self._keeps_whole = keeps_whole
         self._memory = RegionMemory()
@@ -104,12 +116,12 @@ class RegionReader:
             layout.background,
             source,
             cpu,
-            tile_cache,
+            tiles,
             log,
-            lambda image, tiles, seconds: pace.note(_key(image), "cpu", tiles, seconds),
+            lambda image, count, seconds: throughput.note(tile_kind(image), "cpu", count, seconds),
         )
         if self._choice[1] is not None:
-            gpu_worker(self._choice[1])
+            devices.worker(self._choice[1])
 
     @property
     def device(self) -> str:
@@ -128,7 +140,7 @@ class RegionReader:
     def device(self, device: str) -> None:
         index = device_index(device)
         if index is not None:
-            gpu_worker(index)
+            self._devices.worker(index)
         self._choice, self._gpu_failure = (device, index), None
 
     @property
@@ -136,7 +148,7 @@ class RegionReader:
         """What decodes level 0 now, and why; see `decoder_in_use`."""
         image = self._images[0].stored[0]
         against = self._verifier.reason or self._gpu_failure
-        return decoder_in_use(image, *self._choice, against, _key(image))
+        return decoder_in_use(image, *self._choice, against, self._devices, self._throughput)
 
     def read(self, number: int, regions: Regions, wish: Wish = USUAL) -> NDArray[Any]:
         """Read regions of one image that are all of one size, to the host.
@@ -230,7 +242,7 @@ class RegionReader:
             ]
             for key in spoilt:
                 keep.pop(key._replace(slide=slide))
-        tile_cache.put_all(keep, pixels.nbytes)
+        self._tiles.put_all(keep, pixels.nbytes)
         return found
 
     def _whole_tiles(
@@ -254,7 +266,9 @@ class RegionReader:
             If the device can't be used.
         """
         own = self._choice[1]
-        return gpu_worker(own if device == "cuda" and own is not None else cuda_index(device))
+        return self._devices.worker(
+            own if device == "cuda" and own is not None else cuda_index(device)
+        )
 
     def read_to_device(
         self,
@@ -301,14 +315,14 @@ class RegionReader:
         image = self._images[number].stored[0]
         way = "gpu" if own is not None else "cpu"
         if wanted == "auto" and not isinstance(recipe(image), str):
-            way = pace.choose(_key(image))
+            way = self._throughput.choose(tile_kind(image))
         pixels = executor.read(
             number,
             plans,
             regions.offsets,
             wish,
             to_host=False,
-            share=_share(image, way),
+            share=self._share(image, way),
             out=out,
             stream=stream,
         )
@@ -352,7 +366,7 @@ class RegionReader:
 
     def clear_cache(self) -> None:
         """Drop the slide's decoded tiles, on the host and on devices."""
-        tile_cache.forget(self._slide)
+        self._tiles.forget(self._slide)
         with self._lock:
             executors = list(self._executors.values())
         for executor in executors:
@@ -396,13 +410,13 @@ class RegionReader:
             return executor.read(number, plans, regions.offsets, wish, to_host=True, share=share)
 
         if index is not None:
-            return read(gpu_worker(index), 1.0)
-        worker = background_start.worker(how.kind)
-        way = "cpu" if worker is None else pace.choose(_key(image))
+            return read(self._devices.worker(index), 1.0)
+        worker = self._devices.background.worker(how.kind)
+        way = "cpu" if worker is None else self._throughput.choose(tile_kind(image))
         if worker is None or way == "cpu":
             return None
         try:
-            return read(worker, _share(image, way))
+            return read(worker, self._share(image, way))
         except DeviceError as error:
             with self._lock:
                 first = self._gpu_failure is None
@@ -421,12 +435,19 @@ class RegionReader:
                     self._background,
                     self._source,
                     NvImageCodecDecoder(worker, self._cpu, self._verifier),
-                    device_tiles(worker.device),
+                    self._devices.tiles(worker.device),
                     self._log,
-                    _note,
+                    self._note,
                 )
                 self._executors[id(worker)] = executor
             return executor
+
+    def _note(self, image: LevelLayout, tiles: int, seconds: float, share: float) -> None:
+        self._throughput.note(tile_kind(image), "gpu" if share == 1 else "both", tiles, seconds)
+
+    def _share(self, image: LevelLayout, way: str) -> float:
+        """Return the part of the tiles that the device decodes."""
+        return self._throughput.share(tile_kind(image)) if way == "both" else float(way == "gpu")
 
 
 def _views(pixels: NDArray[Any], regions: Regions) -> list[NDArray[Any]]:
@@ -455,18 +476,3 @@ def _too_large(regions: Regions) -> RegionError:
         f"A batch of {len(regions)} regions of {width} x {height} pixels doesn't fit into memory; "
         "use a smaller batch_size."
     )
-
-
-def _note(image: LevelLayout, tiles: int, seconds: float, share: float) -> None:
-    pace.note(_key(image), "gpu" if share == 1 else "both", tiles, seconds)
-
-
-def _share(image: LevelLayout, way: str) -> float:
-    """Return the part of the tiles that the device decodes."""
-    return pace.share(_key(image)) if way == "both" else float(way == "gpu")
-
-
-def _key(image: LevelLayout) -> Hashable:
-    """Name what takes equally long to decode."""
-    grid, encoding = image.grid, image.encoding
-    return (grid.tile_height, grid.tile_width, image.channels, encoding.compression, encoding.dtype)

@@ -23,12 +23,10 @@ from napari.utils.notifications import show_warning
 from qtpy.QtCore import QObject, QTimer, Signal
 
 from napari_wsigpu.display import resample
-from napari_wsigpu.display.fetcher import tile_fetcher
 from napari_wsigpu.display.picture import Picture, View
 from napari_wsigpu.display.wanted import next_likely, on_screen
 from napari_wsigpu.errors import SlideReadError
 from napari_wsigpu.memory import PictureMemory
-from napari_wsigpu.reading.cache import tile_cache
 from napari_wsigpu.reading.level import VIEWER_CHUNK
 from napari_wsigpu.viewer.layers import slide_of
 
@@ -42,6 +40,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.layout import LevelLayout
     from napari_wsigpu.reading.cache import TileKey
     from napari_wsigpu.reading.level import LevelArray
+    from napari_wsigpu.runtime import Runtime
     from napari_wsigpu.slide import Slide
 
 REFRESH_SECONDS = 0.1
@@ -112,12 +111,13 @@ def fits(layer: Layer) -> bool:
 
 
 def _start_display(viewer: Viewer, layer: Layer) -> None:
-    if layer in _displays or slide_of(layer) is None:
+    slide = slide_of(layer)
+    if layer in _displays or slide is None:
         return
     if not fits(layer):
         logger.warning("This version of napari draws slides only once all tiles are decoded")
         return
-    _displays[layer] = ProgressiveDisplay(layer)
+    _displays[layer] = ProgressiveDisplay(layer, slide.runtime)
     # The level that napari picks has up to twice the canvas' pixels along each axis.
     height, width = (2 * side + 2 * VIEWER_CHUNK for side in viewer.canvas.size)
     base = layer.data[0]
@@ -214,6 +214,8 @@ class ProgressiveDisplay:
     ----------
     layer : Image
         A layer that shows a slide.
+    runtime : Runtime
+        What that slide shares with others.
 
     Attributes
     ----------
@@ -221,9 +223,10 @@ class ProgressiveDisplay:
         Whether slices are read exactly for the time being.
     """
 
-    def __init__(self, layer: Image) -> None:
+    def __init__(self, layer: Image, runtime: Runtime) -> None:
         self._layer = ref(layer)
         self._slide: Slide
+        self._runtime = runtime
         self._levels: list[LevelArray] = []
         self._looks: tuple[str, int] = ("", 0)
         self.waits = False
@@ -335,7 +338,7 @@ class ProgressiveDisplay:
         if view != last:
             self._forget_failure()
             self._motion = _motion(last, view)
-            tile_fetcher.shown(picture.found, picture.lacked)
+            self._runtime.fetcher.shown(picture.found, picture.lacked)
             self.slide.count_shown(len(picture.found) + len(picture.lacked), len(picture.found))
         self._want(picture)
         return pixels
@@ -354,7 +357,7 @@ class ProgressiveDisplay:
 
     def close(self) -> None:
         """Give the layer its own slicing back, and want no tiles any more."""
-        tile_fetcher.forget(self)
+        self._runtime.fetcher.forget(self)
         with suppress(RuntimeError):  # the application ends, and Qt's part is gone already
             self._timer.stop()
             self._idle.stop()
@@ -386,13 +389,14 @@ class ProgressiveDisplay:
             materialize = layer._level_materializer or (lambda number: np.asarray(levels[number]))
             overview = materialize(len(levels) - 1)
         self._slide, self._levels, self._looks = slide, levels, looks
+        self._runtime = slide.runtime
         self._picture = Picture(
             slide.display_number,
             {level.number: level.layout for level in levels},
             overview,
             slide.display_background,
             levels[0].channel,
-            tile_cache,
+            self._runtime.tiles,
             _memory,
         )
 
@@ -401,7 +405,7 @@ class ProgressiveDisplay:
         self._exact = not wanted
         if self._error is not None:
             return
-        tile_fetcher.want(self, wanted, self._likely(picture, at_rest=False))
+        self._runtime.fetcher.want(self, wanted, self._likely(picture, at_rest=False))
         if wanted:
             self._idle.stop()
         else:
@@ -410,10 +414,10 @@ class ProgressiveDisplay:
     def _prefetch(self) -> None:
         """Have all that may be next fetched, now that the view is exact and at rest."""
         if self._picture is not None and self._exact:
-            tile_fetcher.want(self, (), self._likely(self._picture, at_rest=True))
+            self._runtime.fetcher.want(self, (), self._likely(self._picture, at_rest=True))
 
     def _likely(self, picture: Picture, *, at_rest: bool) -> list[TileKey]:
-        budget = int(tile_cache.budget * PREFETCH_SHARE)
+        budget = int(self._runtime.tiles.budget * PREFETCH_SHARE)
         return next_likely(picture, self._motion, budget, at_rest=at_rest)
 
     def _settle(self) -> None:
@@ -421,7 +425,7 @@ class ProgressiveDisplay:
         self._exact = True
         self._idle.stop()
         self._forget_failure()
-        tile_fetcher.forget(self)
+        self._runtime.fetcher.forget(self)
 
     def _forget_failure(self) -> None:
         """Begin anew with another view: what failed of the last one is of no interest."""
@@ -451,7 +455,7 @@ class ProgressiveDisplay:
             return
         if layer is None or not layer.visible:
             # It is sliced again when it is shown; until then tiles would only pile up.
-            tile_fetcher.forget(self)
+            self._runtime.fetcher.forget(self)
             return
         due = self._last_refresh + REFRESH_SECONDS - time.perf_counter()
         if due <= 0 or picture.complete_at_hand:

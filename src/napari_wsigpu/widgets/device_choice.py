@@ -5,8 +5,8 @@ from __future__ import annotations
 from qtpy.QtCore import Signal
 from qtpy.QtWidgets import QButtonGroup, QHBoxLayout, QLabel, QRadioButton, QWidget
 
-from napari_wsigpu.gpu.choose import NO_DRIVER
-from napari_wsigpu.gpu.cuda import driver_is_there
+from napari_wsigpu.gpu.devices import NO_DRIVER
+from napari_wsigpu.runtime import default
 
 AUTO, GPU, CPU = "auto", "cuda", "cpu"
 CHOICES = {
@@ -47,7 +47,7 @@ class DeviceChoice(QWidget):  # type: ignore[misc]
             layout.addWidget(button)
         layout.addStretch()
         group.buttonClicked.connect(self._emit)
-        if not driver_is_there():
+        if not default().devices.has_driver():
             self.refuse_gpu(f"{NO_DRIVER[0].upper()}{NO_DRIVER[1:]}.")
 
     def show_device(self, device: str) -> None:

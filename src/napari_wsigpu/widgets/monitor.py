@@ -17,9 +17,8 @@ from qtpy.QtWidgets import (
 )
 from superqt import QElidingLabel
 
-from napari_wsigpu.gpu.choose import device_index
-from napari_wsigpu.gpu.tiles import DeviceTiles, tiles_on
-from napari_wsigpu.reading.cache import tile_cache
+from napari_wsigpu.gpu.devices import device_index
+from napari_wsigpu.runtime import default
 from napari_wsigpu.units import byte_size
 from napari_wsigpu.widgets.budgets import Budget, machine_memory
 from napari_wsigpu.widgets.column import Column
@@ -37,6 +36,8 @@ if TYPE_CHECKING:
 
     from napari import Viewer
 
+    from napari_wsigpu.gpu.tiles import DeviceTiles
+    from napari_wsigpu.runtime import Runtime
     from napari_wsigpu.slide import Slide
 
 INTERVAL_MS = 500
@@ -91,7 +92,7 @@ class DecodeMonitor(SlideDock):
         self.readings = Readings(READINGS)
         self.host = Budget("Cache in memory", "Decoded tiles of all slides in main memory")
         self.device = Budget("Cache on the GPU", "Decoded tiles of all slides in the GPU's memory")
-        self.host.offer(machine_memory(), tile_cache.budget)
+        self.host.offer(machine_memory(), self._runtime.tiles.budget)
         self.clear = QPushButton("Clear cache")
         self.clear.setAccessibleName("Clear cache")
         self.clear.setToolTip("Drop this slide's decoded tiles, from memory and from the GPU")
@@ -203,10 +204,16 @@ class DecodeMonitor(SlideDock):
             decoder, why = slide.decoder
             self.decoder.setText(f"{decoder}: {why}.")
 
+    @property
+    def _runtime(self) -> Runtime:
+        """What the slide shares with others."""
+        return default() if self.slide is None else self.slide.runtime
+
     def _show_memory(self, slide: Slide) -> None:
-        self.host.show_use(tile_cache.used, tile_cache.budget)
+        cache = self._runtime.tiles
+        self.host.show_use(cache.used, cache.budget)
         index = None if slide.device == CPU else device_index(slide.device) or 0
-        tiles = None if index is None else tiles_on(f"cuda:{index}")
+        tiles = None if index is None else self._runtime.devices.tiles_on(f"cuda:{index}")
         self.device.setVisible(tiles is not None)
         if tiles is not None:
             if tiles is not self._device_tiles:
@@ -250,7 +257,7 @@ class DecodeMonitor(SlideDock):
             self._show_memory(self.slide)
 
     def _set_host_budget(self, budget: int) -> None:
-        tile_cache.budget = budget
+        self._runtime.tiles.budget = budget
 
     def _set_device_budget(self, budget: int) -> None:
         if self._device_tiles is not None:

@@ -1,0 +1,89 @@
+"""What slides share, and that they share nothing else."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+import napari_wsigpu
+from napari_wsigpu import open_slide, runtime
+from napari_wsigpu.runtime import Runtime
+from tests import slides
+
+HEIGHT, WIDTH = 100, 150
+
+
+@pytest.fixture
+def path(tmp_path):
+    slides.write_aperio(tmp_path / "slide.svs", slides.picture(HEIGHT, WIDTH))
+    return tmp_path / "slide.svs"
+
+
+def test_slides_share_the_default_one(path):
+    with open_slide(path) as first, open_slide(path) as second:
+        assert first.runtime is second.runtime is runtime.default()
+
+
+def test_another_one_is_used_where_it_is_given(path):
+    own = Runtime()
+    held = runtime.default().tiles.used
+    with open_slide(path, runtime=own) as slide:
+        pixels = slide.levels[0][...]
+        assert own.tiles.used
+        assert runtime.default().tiles.used == held
+        slide.clear_cache()
+        assert own.tiles.used == 0
+        np.testing.assert_array_equal(slide.levels[0][...], pixels)
+    assert own.tiles.used == 0
+    own.close()
+
+
+def test_another_default_lasts_as_long_as_its_context(path):
+    before, other = runtime.default(), Runtime()
+    with runtime.using(other) as used:
+        assert used is runtime.default() is other
+        slide = open_slide(path)
+    assert runtime.default() is before
+    assert slide.runtime is other
+    slide.close()
+    with pytest.raises(FileNotFoundError), runtime.using(other):
+        open_slide(path.parent / "none.svs")
+    assert runtime.default() is before
+
+
+def test_a_pickled_slide_uses_the_default_of_where_it_lands(path):
+    with open_slide(path, runtime=Runtime()) as slide:
+        packed = pickle.dumps(slide)
+    with runtime.using(Runtime()) as there, pickle.loads(packed) as copy:
+        assert copy.runtime is there
+
+
+def test_label_images_share_their_slides(tmp_path):
+    zarrs = pytest.importorskip("tests.zarrs", exc_type=ImportError)
+    zarrs.write_image(tmp_path / "slide.zarr", [np.zeros((3, 64, 64), np.uint8)])
+    zarrs.write_label(tmp_path / "slide.zarr", "cells", [np.ones((64, 64), np.uint16)])
+    own = Runtime()
+    with open_slide(tmp_path / "slide.zarr", runtime=own) as slide:
+        assert [label.runtime for label in slide.labels.values()] == [own]
+
+
+def test_closing_it_closes_slides_that_tasks_opened(path):
+    with runtime.using(Runtime()) as shared:
+        with open_slide(path) as slide:
+            packed = pickle.loads(pickle.dumps(slide.packed("cpu")))
+        with packed.use() as first, packed.use() as second:
+            assert first is second
+        assert len(shared.open_slides) == 1
+        shared.close()
+        assert len(shared.open_slides) == 0
+
+
+class TestOldNames:
+    def test_of_the_cache(self):
+        with pytest.warns(DeprecationWarning, match=r"runtime\.default\(\)\.tiles"):
+            found = napari_wsigpu.engine.cache.tile_cache
+        assert found is runtime.default().tiles
+
+    def test_there_are_no_others(self):
+        with pytest.raises(AttributeError, match="no attribute 'TileCache'"):
+            napari_wsigpu.engine.cache.TileCache  # noqa: B018
