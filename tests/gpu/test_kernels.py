@@ -367,6 +367,7 @@ def test_planes_become_pixels(device, stream, size, sampling, to_rgb):
         tiles["target"] = targets.addresses
         tiles["planes"] = places.addresses.reshape(5, 3)
         doubts = each.shared(5, np.int32)
+        doubts[:] = 0
         if each is not device:
             # The stand-in looks at a scan even if it is empty.
             end = np.zeros(1, np.uint8)
