@@ -31,6 +31,7 @@ SHIM = r"""
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <tuple>
 #include <utility>
 
@@ -57,8 +58,15 @@ static uchar4 make_uchar4(unsigned char x, unsigned char y, unsigned char z, uns
     return uchar4(x, y, z, w);
 }
 
-struct uint4 {
+struct alignas(16) uint4 {
     unsigned x, y, z, w;
+    uint4() {}
+    uint4 &operator=(const uint4 &other) {
+        misaligned += ((size_t)this & 15) > 0;
+        unsigned words[4] = {other.x, other.y, other.z, other.w};
+        memcpy((void *)this, words, sizeof words);
+        return *this;
+    }
     uint4(const uint4 &other) : x(other.x), y(other.y), z(other.z), w(other.w) {
         misaligned += ((size_t)&other & 15) > 0;
     }

@@ -367,6 +367,7 @@ def test_planes_become_pixels(device, stream, size, sampling, to_rgb):
         tiles["target"] = targets.addresses
         tiles["planes"] = places.addresses.reshape(5, 3)
         doubts = each.shared(5, np.int32)
+        doubts[:] = 0
         if each is not device:
             # The stand-in looks at a scan even if it is empty.
             end = np.zeros(1, np.uint8)
@@ -390,6 +391,7 @@ def doubts_of(device, stream, plane, scan, length, marks):
     rows["scan"], rows["length"] = scan.ctypes.data, length
     rows["shades"], rows["quantum"], rows["codes"] = marks[:2], marks[2], marks[3:]
     doubts = device.shared(1, np.int32)
+    doubts[:] = 0
     device.merge_planes(rows, tile, (1, 1), doubts, stream, to_rgb=False)
     stream.synchronize()
     np.testing.assert_array_equal(memory.get(1, tile[:3], "uint8")[..., 0], plane)
@@ -452,6 +454,7 @@ def test_strips_are_looked_for(device, stream):
     rows["strip"][:4] = memory.addresses
     rows["shades"] = 207, 128
     doubts = device.shared(5, np.int32)
+    doubts[:] = 0
     device.merge_planes(rows, tile, (1, 1), doubts, stream, to_rgb=False)
     stream.synchronize()
     assert doubts.astype(bool).tolist() == [False, True, False, True, False]

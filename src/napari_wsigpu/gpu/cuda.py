@@ -64,11 +64,14 @@ JPEG_ENGINES = {
 }
 # About what a batch of a thousand tiles is stacked to; 3 is nvImageCodec's name of 4:2:0.
 LARGEST_STACK, SUBSAMPLED = (37_888, 256), 3
+SIDE, QUALITY, ROUNDS = 64, 75, 2
 # Without it, images of less than a million pixels keep the processor busy instead.
 ALL_ON_GPU = "nvjpeg_cuda_decoder:hybrid_huffman_threshold=0"
 PINNED_BUDGET = 1 << 30
 THREADS = 256
-WORD = 4
+MOST_UPLOADED = 64 << 10
+# Bytes that a thread copies at once, and how often: fewer blocks take less time to start.
+CHUNK, CHUNKS_A_THREAD = 16, 4
 # How many rows of a tile one block of threads copies: fewer blocks take less time to start.
 ROWS_A_BLOCK, MOST_BLOCKS = 8, 0xFFFF
 KERNELS = (
@@ -264,8 +267,9 @@ class CudaDevice:
                 )
                 if self._decodes(decoder, 1, (64, 64)):
                     self.jpegs_at_once, self.jpegs_filled = engine.at_once, engine.filled
-                    with suppress(MemoryError):  # then the first large batch takes longer
-                        self._decodes(decoder, engine.at_once, LARGEST_STACK)
+                    with suppress(MemoryError):  # then the first large batches take longer
+                        for _ in range(ROUNDS):
+                            self._decodes(decoder, engine.at_once, LARGEST_STACK)
                     return decoder, name
         raise DeviceError(f"nvImageCodec can't decode JPEG on '{self.name}'; is nvJPEG installed?")
 
@@ -278,8 +282,13 @@ class CudaDevice:
         return self._library.images(on_device=True)
 
     def _decodes(self, decoder: LibraryDecoder, count: int, size: tuple[int, int]) -> bool:
-        """Decode so many black pictures: the decoder takes memory for the largest one only once."""
-        encoded = imagecodecs.jpeg8_encode(np.zeros((*size, 3), np.uint8), subsampling="420")
+        """Decode so many pictures that have as many bytes as those of tissue have.
+
+        The decoder takes memory for the largest ones that there were, once for each of its turns.
+        """
+        noise = np.random.default_rng(0).integers(100, 156, (SIDE, size[1], 3), dtype=np.uint8)
+        pixels = np.resize(noise, (*size, 3))
+        encoded = imagecodecs.jpeg8_encode(pixels, level=QUALITY, subsampling="420")
         picture = np.frombuffer(encoded, np.uint8)
         small = -(-size[0] // 2), -(-size[1] // 2), 1
         planes = ((*size, 1), small, small)
@@ -385,7 +394,10 @@ class CudaDevice:
         """Copy a table to the device, as bytes."""
         with stream:
             copied = self._cupy.empty(table.nbytes, np.uint8)
-        self.upload(int(copied.data.ptr), np.ascontiguousarray(table), stream)
+        data, address = np.ascontiguousarray(table).view(np.uint8), int(copied.data.ptr)
+        # For more at once, CUDA would wait until the stream has done all before.
+        for first in range(0, len(data), MOST_UPLOADED):
+            self.upload(address + first, data[first : first + MOST_UPLOADED], stream)
         return copied
 
     def paste(
@@ -404,8 +416,8 @@ class CudaDevice:
         sample = np.dtype(tile.dtype).itemsize
         pixel = sample if channel is not None else sample * tile.channels
         sizes = tile.width, sample * tile.channels, sample * (channel or 0), pixel, *step
-        words = tile.width * pixel // WORD + 2
-        grid = len(pastes), _row_blocks(tile.height), -(-words // THREADS)
+        chunks = tile.height * (tile.width * pixel // CHUNK + 2)
+        grid = len(pastes), min(-(-chunks // (THREADS * CHUNKS_A_THREAD)), MOST_BLOCKS)
         table = self.table(pastes, stream)
         self._launch("paste", grid, (table, *map(np.int32, sizes), pixels), stream)
 

@@ -1,32 +1,46 @@
 // The structures Paste, Segment and JpegTile are put before this text; see gpu/tables.py.
 
-// Parts of tiles to their places in regions. One block is some rows of one part, a thread of it
-// four bytes that are aligned in the region. pixel: bytes to copy of each pixel of `tile_pixel`
-// bytes, after `skip`. down, across: every how many rows and columns one is copied.
+// 16 bytes from anywhere, read as words: those around them that no word would do without, too.
+__device__ uint4 load_16(const unsigned char *from) {
+    const unsigned int *words = (const unsigned int *)((size_t)from & ~(size_t)3);
+    const int shift = 8 * (int)((size_t)from & 3);
+    uint4 found;
+    found.x = words[0];
+    found.y = words[1];
+    found.z = words[2];
+    found.w = words[3];
+    if (shift) {
+        const unsigned int next = words[4];
+        found.x = found.x >> shift | found.y << (32 - shift);
+        found.y = found.y >> shift | found.z << (32 - shift);
+        found.z = found.z >> shift | found.w << (32 - shift);
+        found.w = found.w >> shift | next << (32 - shift);
+    }
+    return found;
+}
+
+// Parts of tiles to their places in regions. A column of blocks is one part, a thread of it 16
+// bytes that are aligned in the region. pixel: bytes to copy of each pixel of `tile_pixel` bytes,
+// after `skip`. down, across: every how many rows and columns one is copied.
 extern "C" __global__ void paste(const Paste *pastes, int tile_width, int tile_pixel, int skip,
                                  int pixel, int down, int across, unsigned char *out) {
     const Paste part = pastes[blockIdx.x];
-    const long long past = (long long)part.width * pixel;
-    for (int y = blockIdx.y; y < part.height; y += gridDim.y) {
+    const int bytes = part.width * pixel, chunks = bytes / 16 + 2;
+    const bool whole = pixel == tile_pixel && across == 1;
+    const long long threads = (long long)gridDim.y * blockDim.x;
+    for (long long i = (long long)blockIdx.y * blockDim.x + threadIdx.x;
+         i < (long long)part.height * chunks; i += threads) {
+        const int y = i / chunks;
         const unsigned char *row = (const unsigned char *)part.source +
                                    (size_t)y * down * tile_width * tile_pixel + skip;
         unsigned char *target = out + (part.target + y * part.pitch) * pixel;
-        const long long word = 4 * ((long long)blockIdx.z * blockDim.x + threadIdx.x) -
-                               (long long)((size_t)target & 3);
-        unsigned char bytes[4];
-        for (int k = 0; k < 4; ++k) {
-            const int i = word + k;
-            if (i < 0 || i >= past) continue;
-            bytes[k] = row[pixel == tile_pixel && across == 1
-                               ? i
-                               : (size_t)(i / pixel) * across * tile_pixel + i % pixel];
+        const int begin = 16 * (int)(i % chunks) - (int)((size_t)target & 15);
+        if (whole && begin >= 0 && begin + 16 <= bytes) {
+            *(uint4 *)(target + begin) = load_16(row + begin);
+            continue;
         }
-        if (word >= 0 && word + 4 <= past) {
-            *(uchar4 *)(target + word) = make_uchar4(bytes[0], bytes[1], bytes[2], bytes[3]);
-        } else {
-            for (int k = 0; k < 4; ++k)
-                if (word + k >= 0 && word + k < past) target[word + k] = bytes[k];
-        }
+        for (int k = begin < 0 ? 0 : begin; k < begin + 16 && k < bytes; ++k)
+            target[k] = row[whole ? k : (size_t)(k / pixel) * across * tile_pixel + k % pixel];
     }
 }
 

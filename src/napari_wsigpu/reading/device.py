@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 BATCH_TILES = 1024
 BATCH_PIXEL_BYTES = 256 << 20
 IN_FLIGHT = 2
+# So many are read by one thread at a time.
+MANY_TILES = 512
 
 
 @dataclass
@@ -142,7 +144,7 @@ class DeviceExecutor:
             )
         self._lock = threading.Lock()
         # Two that read a thousand tiles each wait for each other in the interpreter at every one.
-        self._reading = threading.Lock() if isinstance(source, FileSource) else nullcontext()
+        self._reading = threading.Lock()
         self._released = False
         self._doubted = False
         self._idle_streams: list[Stream] = []
@@ -498,7 +500,7 @@ class DeviceExecutor:
     def _encoded(self, image: LevelLayout, tiles: Integers) -> EncodedBatch:
         offsets, wanted = image.grid.ranges(*tiles.T)
         spacing = self._decoder.spacing(image, len(tiles))
-        with self._reading:
+        with self._reading if len(tiles) >= MANY_TILES else nullcontext():
             joined = self._source.read_joined(
                 offsets.ravel(), wanted.ravel(), self._decoder.worker.take_buffer, spacing
             )

@@ -1,0 +1,167 @@
+"""A whole level as a grid of regions, and regions at a resolution that no level has."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from napari_wsigpu import open_slide
+from napari_wsigpu.errors import LevelError, RegionError, TileError
+from tests import slides
+
+HEIGHT, WIDTH, TILE = 700, 900, 64
+MPP = 0.25
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    found = tmp_path_factory.mktemp("tiles") / "slide.svs"
+    fields = ("AppMag = 40", f"MPP = {MPP}")
+    slides.write_aperio(found, slides.picture(HEIGHT, WIDTH), fields=fields, tile=(TILE, TILE))
+    return found
+
+
+@pytest.fixture
+def slide(path):
+    with open_slide(path, device="cpu") as found:
+        yield found
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(
+    ("size", "overlap", "batch_size"),
+    [
+        (64, 0, 16),
+        (128, 0, 5),
+        (50, 0, 7),
+        (50, 20, 7),
+        ((30, 90), 3, 64),
+        (1000, 0, 2),
+        (17, 0, 99),
+    ],
+)
+def test_a_grid_shows_the_level_and_decodes_each_tile_once(
+    path, slide, host_gpu, device, size, overlap, batch_size
+):
+    width, height = (size, size) if isinstance(size, int) else size
+    seen = set()
+    with open_slide(path, device=device) as read:
+        options = {"overlap": overlap, "batch_size": batch_size, "device": device}
+        for batch, locations in read.tiles(size, **options):
+            assert len(batch) == len(locations) <= batch_size
+            for pixels, location in zip(batch, locations, strict=True):
+                assert np.array_equal(pixels, slide.read_region(location, (width, height)))
+            seen.update(locations)
+        grid = read.layout.levels[0].grid
+        assert sum(read.stats()["decoded"].values()) == grid.rows * grid.columns
+    columns, rows = {x for x, _ in seen}, {y for _, y in seen}
+    assert seen == {(x, y) for x in columns for y in rows}
+    assert columns == set(range(0, max(columns) + 1, width - overlap))
+    assert max(columns) < WIDTH <= max(columns) + width
+    assert max(rows) < HEIGHT <= max(rows) + height
+
+
+def test_a_grid_of_a_coarser_level_says_where_its_regions_are(slide):
+    for batch, locations in slide.tiles(40, level=1, batch_size=8):
+        for pixels, location in zip(batch, locations, strict=True):
+            assert np.array_equal(pixels, slide.read_region(location, (40, 40), 1))
+
+
+def test_a_grid_at_a_resolution_is_what_regions_there_show(slide):
+    for batch, locations in slide.tiles(40, mpp=0.61, batch_size=8):
+        for pixels, location in zip(batch, locations, strict=True):
+            assert np.array_equal(pixels, slide.read_region(location, (40, 40), mpp=0.61))
+
+
+def test_a_closed_grid_leaves_nothing(path, leaves_nothing):
+    with open_slide(path, device="cpu") as slide:
+        tiles = slide.tiles(32, batch_size=4)
+        next(tiles)
+        tiles.close()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        ({"size": 0}, RegionError),
+        ({"size": "a"}, RegionError),
+        ({"size": 64, "overlap": 64}, RegionError),
+        ({"size": 64, "overlap": -1}, RegionError),
+        ({"size": 64, "level": 9}, LevelError),
+        ({"size": 64, "batch_size": 0}, RegionError),
+        ({"size": 64, "mpp": 0.5, "level": 1}, RegionError),
+    ],
+)
+def test_what_no_grid_can_be_is_refused(slide, wrong, error):
+    with pytest.raises(error):
+        next(iter(slide.tiles(**wrong)))
+
+
+def averaged(pixels, size, scale):
+    """Return the mean of what lies under each pixel, the slow and obvious way."""
+    found = np.zeros((*size, pixels.shape[2]))
+    for y, x in np.ndindex(size):
+        top, left = y * scale, x * scale
+        bottom, right = min(top + scale, len(pixels)), min(left + scale, pixels.shape[1])
+        total, weights = np.zeros(pixels.shape[2]), 0.0
+        for row in range(int(top), math.ceil(bottom)):
+            for column in range(int(left), math.ceil(right)):
+                down = min(bottom, row + 1) - max(top, row)
+                across = min(right, column + 1) - max(left, column)
+                total += down * across * pixels[row, column]
+                weights += down * across
+        found[y, x] = total / weights
+    return found
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("mpp", [0.25, 0.3, 0.61])
+def test_a_resolution_is_an_area_average_of_the_finer_level(path, host_gpu, device, mpp):
+    location, size = (101, 53), (23, 17)
+    scale = mpp / MPP
+    with open_slide(path, device=device) as slide:
+        height, width = (math.ceil(length * scale - 1e-6) for length in size[::-1])
+        source = int(scale >= 2)
+        down = scale / 2**source
+        height, width = (math.ceil(length * down - 1e-6) for length in size[::-1])
+        finer = slide.read_region(location, (width, height), source)
+        found = slide.read_region(location, size, mpp=mpp, device=device)
+        assert found.shape == (17, 23, 3)
+        assert np.abs(found - averaged(finer, size[::-1], down)).max() <= 0.51
+        [batch] = slide.read_regions([location], size, mpp=mpp, batch_size=1, device=device)
+        assert np.array_equal(batch[0], found)
+
+
+def test_a_resolution_that_a_level_has_is_that_level(slide):
+    found = slide.read_region((40, 80), (30, 20), mpp=2 * MPP)
+    assert np.array_equal(found, slide.read_region((40, 80), (30, 20), 1))
+
+
+@pytest.mark.parametrize("mpp", [0.1, 0, -1, math.nan, math.inf, "0.5"])
+def test_a_resolution_that_can_not_be_is_refused(slide, mpp):
+    with pytest.raises(RegionError, match="mpp"):
+        slide.read_region((0, 0), (8, 8), mpp=mpp)
+
+
+def test_a_slide_that_does_not_say_its_resolution_has_none(tmp_path):
+    path = tmp_path / "slide.svs"
+    slides.write_aperio(path, slides.picture(100, 100), fields=("AppMag = 40",))
+    with open_slide(path) as slide, pytest.raises(RegionError, match="use level"):
+        slide.read_region((0, 0), (8, 8), mpp=0.5)
+
+
+def test_a_failed_batch_names_the_region(path, tmp_path):
+    damaged = tmp_path / "damaged.svs"
+    data = bytearray(path.read_bytes())
+    with open_slide(path) as slide:
+        grid = slide.layout.levels[0].grid
+        start, count = int(grid.offsets[0, 3, 4]), int(grid.byte_counts[0, 3, 4])
+    data[start : start + count] = bytes(count)
+    damaged.write_bytes(data)
+    places = [(0, 0), (4 * TILE + 5, 3 * TILE + 5), (600, 600)]
+    with open_slide(damaged, device="cpu") as slide, pytest.raises(TileError) as caught:
+        list(slide.read_regions(places, (20, 20), batch_size=3))
+    assert caught.value.locations == (places[1],)
+    assert f"in the region at {places[1]}" in str(caught.value)
