@@ -39,9 +39,9 @@ READING_PATH = ("codecs", "gpu", "reading")
 MOST_LINES = 400
 # Longer ones, with how long they may be.
 LONG = {
-    "napari_wsigpu.gpu.cuda": 509,
+    "napari_wsigpu.gpu.cuda": 521,
     "napari_wsigpu.gpu.library": 438,
-    "napari_wsigpu.reading.device": 640,
+    "napari_wsigpu.reading.device": 642,
     "napari_wsigpu.reading.host": 513,
     "napari_wsigpu.reading.plan": 467,
     "napari_wsigpu.reading.reader": 478,
