@@ -22,7 +22,8 @@ from benchmarks.transfers.zarr_arrays import create, require_zarr, stored
 from napari_wsigpu import runtime
 from napari_wsigpu.errors import DeviceError, MissingPackageError
 from napari_wsigpu.gpu.nvcomp import LARGEST_BLOCK, Lz4Encoder
-from napari_wsigpu.storage.zarr_write import ChunkWriter, DeviceChunkWriter, KvikioChunkWriter
+from napari_wsigpu.gpu.zarr_write import DeviceChunkWriter, KvikioChunkWriter
+from napari_wsigpu.storage.zarr_write import ChunkWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -16,6 +16,7 @@ import numpy as np
 from napari_wsigpu.associated import AssociatedImage
 from napari_wsigpu.codecs.choose import choose_decoder
 from napari_wsigpu.codecs.color import EmbeddedProfile, wants_srgb
+from napari_wsigpu.display.source import DisplaySource
 from napari_wsigpu.errors import LevelError, RegionError, SlideClosedError, TileError
 from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.formats.tiff import is_rgb
@@ -46,13 +47,11 @@ if TYPE_CHECKING:
     from napari_wsigpu.codecs.color import Color
     from napari_wsigpu.geometry import Span
     from napari_wsigpu.layout import Channel, LevelLayout, PyramidLevel, SlideLayout
-    from napari_wsigpu.reading.cache import TileKey
     from napari_wsigpu.reading.plan import Keep
     from napari_wsigpu.runtime import Runtime
     from napari_wsigpu.storage.source import ByteSource
 
 LARGEST_OVERVIEW = 1024
-REMOTE_BATCH = 64
 # Batches at the same time to the host and to a device, and single regions to a device.
 AHEAD_ON_HOST, AHEAD_ON_DEVICE, REGIONS_ON_DEVICE = 2, 3, 4
 FARTHEST = 1 << 60
@@ -121,8 +120,8 @@ class Slide:
         ``layout.labels`` says where they lie, and their colours and properties.
     runtime : Runtime
         The caches and devices that it shares with other slides.
-    clearings : int
-        How often its tiles were dropped; displays decode what they show again then.
+    displayed : DisplaySource
+        What displays read of it.
     """
 
     def __init__(
@@ -140,7 +139,6 @@ class Slide:
         self._idle = threading.Condition()
         self._reading = 0
         self._closed = False
-        self.clearings = 0
         self._display_color: Color = "stored"
         self._threads = threads
         decoder = choose_decoder(layout, threads)
@@ -179,6 +177,14 @@ class Slide:
         }
         first = layout.levels[0]
         self._profile = self._profile_of("", first, layout.icc, rgb=layout.rgb)
+        self.displayed = DisplaySource(
+            self._number,
+            layout,
+            self._pyramid,
+            self._profile.table,
+            lambda *which: self._guarded(partial(self._reader.read_tiles, *which)),
+            self._log,
+        )
         self.levels = tuple(self.level_array(index) for index in range(self.level_count))
         self.associated_images: Mapping[str, AssociatedImage] = {
             item.name: AssociatedImage(
@@ -656,69 +662,6 @@ class Slide:
         """
         return self._pyramid
 
-    # What displays show
-
-    @property
-    def display_number(self) -> int:
-        """The slide's number in the keys of tiles, in its `display_color`."""
-        return self._number if self.display_color == "stored" else ~self._number
-
-    @property
-    def display_background(self) -> Any:
-        """Value of pixels that the file does not hold, in its `display_color`."""
-        table = self._profile.table(self.display_color)
-        if table is None:
-            return self.layout.background
-        return table.background(self.layout.background, self._pyramid[0].layout.channels)
-
-    def read_tiles(self, keys: Sequence[TileKey]) -> dict[TileKey, NDArray[Any]]:
-        """Decode whole tiles of one level for a display: those that fail show the background.
-
-        Parameters
-        ----------
-        keys : sequence of TileKey
-            Tiles of this slide, all of one level and in the same colours.
-
-        Returns
-        -------
-        dict of TileKey to ndarray, shape (height, width, channels)
-            Cut to the level. All but failed ones are in the cache now.
-
-        Raises
-        ------
-        SlideClosedError
-            If the slide was closed.
-        SlideReadError, SlideChangedError
-            If the file can't be read now, or is another one.
-        DeviceError
-            If the device that shall decode them fails.
-        """
-        first = keys[0]
-        table = self._profile.table("stored" if first.slide >= 0 else "srgb")
-        tiles = {(key.row, key.column): key for key in keys}
-        found = self._guarded(partial(self._reader.read_tiles, first.level, tiles, table))
-        return {tiles[tile]: found[tile] for tile in tiles}
-
-    @property
-    def least_batch(self) -> int:
-        """How many tiles are worth a read of its own: many where each read is a request."""
-        return 1 if self.layout.remote is None else REMOTE_BATCH
-
-    def parts_of(self, level: int) -> int:
-        """Return how many stored tiles are decoded for one tile of a level of `pyramid`."""
-        levels = {item.number: item for item in self._pyramid}
-        below, own = levels[level], levels[level].layout
-        while below.layout.computed and below.finer is not None:
-            below = levels[below.finer]
-        stored = below.layout
-        shrunk = stored.width * stored.height / (own.width * own.height)
-        pixels = own.grid.tile_width * own.grid.tile_height * shrunk
-        return max(1, round(pixels / (stored.grid.tile_width * stored.grid.tile_height)))
-
-    def count_shown(self, asked: int, at_hand: int) -> None:
-        """Count the tiles of a display's new view, and those that were at hand for it."""
-        self._log.count(tiles_asked=asked, cache_hits=at_hand)
-
     # Resources
 
     @property
@@ -767,7 +710,7 @@ class Slide:
 
     def clear_cache(self) -> None:
         """Drop this slide's decoded tiles, from memory and from devices."""
-        self.clearings += 1
+        self.displayed.clearings += 1
         self._reader.clear_cache()
 
     def release(self) -> None:

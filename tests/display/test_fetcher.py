@@ -53,7 +53,7 @@ class Source:
 
 class Screen:
     def __init__(self, source):
-        self.slide = source
+        self.source = source
         self.landed = Counter()
         self.errors = []
 
@@ -292,7 +292,7 @@ def test_tiles_are_read_from_the_slide_they_were_wanted_of(fetcher):
     fetcher.want(stays, first.keys(30))
     fetcher.want(turned, first.keys(30))
     assert first.begun.wait(TIMEOUT)
-    turned.slide = second
+    turned.source = second
     first.gate.set()
     until(lambda: len(stays.landed) == 30)
     assert second.read == []

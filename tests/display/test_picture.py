@@ -27,7 +27,7 @@ def picture_of(slide, channel=None, budget=1 << 20):
     levels = dict(enumerate(slide.layout.levels))
     overview = slide.levels[-1][...] if channel is None else slide.levels[-1][..., channel]
     return Picture(
-        slide.display_number, levels, overview, slide.layout.background, channel,
+        slide.displayed.number("stored"), levels, overview, slide.layout.background, channel,
         TileCache(budget), PictureMemory(),
     )  # fmt: skip
 
@@ -41,7 +41,7 @@ def fetch(slide, picture, level, tiles, *, land=True):
     """Decode tiles as the fetcher does: into the picture's cache, and to the picture."""
     keys = [picture.key_of(level, *tile) for tile in tiles]
     if keys:
-        found = slide.read_tiles(keys)
+        found = slide.displayed.read_tiles(keys)
         for key, tile in found.items():
             picture._cache.put(key, tile)
         if land:
@@ -186,7 +186,7 @@ def test_tiles_that_the_file_lacks_have_each_channels_own_background(tmp_path):
     small = tiffbytes.page(slides.picture(32, 32), bytes, tile=(32, 32))
     with open_slide(tiffbytes.write(tmp_path / "sparse.tif", [page, small])) as sparse:
         picture = Picture(
-            sparse.display_number, dict(enumerate(sparse.layout.levels)),
+            sparse.displayed.number("stored"), dict(enumerate(sparse.layout.levels)),
             sparse.levels[1][..., 1], np.array([1, 2, 3], np.uint8), 1,
             TileCache(0), PictureMemory(),
         )  # fmt: skip

@@ -25,7 +25,15 @@ def picture(slide):
     levels = dict(enumerate(slide.layout.levels))
     overview = slide.levels[-1][...]
     cache = TileCache(1 << 20)
-    return Picture(slide.display_number, levels, overview, 0, None, cache, PictureMemory())
+    return Picture(
+        slide.displayed.number("stored"),
+        levels,
+        overview,
+        0,
+        None,
+        cache,
+        PictureMemory(),
+    )
 
 
 def have(picture, level, tiles):

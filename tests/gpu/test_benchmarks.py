@@ -7,7 +7,8 @@ import pytest
 
 from benchmarks.__main__ import main
 from napari_wsigpu.gpu.nvcomp import Lz4Encoder
-from napari_wsigpu.storage.zarr_write import ChunkWriter, DeviceChunkWriter, KvikioChunkWriter
+from napari_wsigpu.gpu.zarr_write import DeviceChunkWriter, KvikioChunkWriter
+from napari_wsigpu.storage.zarr_write import ChunkWriter
 from tests import slides
 
 pytestmark = pytest.mark.gpu

@@ -301,7 +301,9 @@ class TestPixels:
             places = [(row, column) for row in range(grid.rows) for column in range(grid.columns)]
             expected = cpu.levels[0][...]
             for some in (places[3:4], places[::2], places):
-                found = slide.read_tiles([TileKey(slide.display_number, 0, *at) for at in some])
+                found = slide.displayed.read_tiles(
+                    [TileKey(slide.displayed.number("stored"), 0, *at) for at in some]
+                )
                 assert len(found) == len(some)
                 for key, tile in found.items():
                     top, left = key.row * grid.tile_height, key.column * grid.tile_width

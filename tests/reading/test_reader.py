@@ -479,7 +479,7 @@ class TestTilesOfDisplays:
         with open_slide(path, device=device) as slide:
             keys = self.keys(slide)
             for some in (keys[7:8], keys[::3], keys):
-                found = slide.read_tiles(some)
+                found = slide.displayed.read_tiles(some)
                 assert list(found) == some
                 self.check(found, pixels)
             by_cpu, by_device = decoded(slide)[:2]
@@ -492,7 +492,7 @@ class TestTilesOfDisplays:
         path, pixels = files["jpeg"]
         with open_slide(path, device=device) as slide:
             keys = self.keys(slide)
-            slide.read_tiles(keys)
+            slide.displayed.read_tiles(keys)
             for key in keys:
                 part = pixels[key.row * 32 :, key.column * 48 :][:32, :48]
                 kept = runtime.default().tiles.get(key)  # at an edge it may be whole
@@ -517,7 +517,7 @@ class TestTilesOfDisplays:
             slide.clear_cache()
             keys = self.keys(slide)
             for _ in range(2):
-                found = slide.read_tiles(keys)
+                found = slide.displayed.read_tiles(keys)
                 self.check(found, exact)
                 assert runtime.default().tiles.get(keys[7]) is None
                 assert (found[keys[7]] == slide.layout.background).all()
@@ -537,7 +537,7 @@ class TestTilesOfDisplays:
             [number] = [level.number for level in slide.pyramid if level.inserted]
             exact = slides.average(slide.levels[0][...], 2)
             [key] = [TileKey(slide._number, number, 0, 0)]
-            tile = slide.read_tiles([key])[key]
+            tile = slide.displayed.read_tiles([key])[key]
             np.testing.assert_array_equal(tile, exact[: tile.shape[0], : tile.shape[1]])
 
     @pytest.mark.parametrize(("factor", "parts"), [(4, 4), (8, 4)])
@@ -549,14 +549,14 @@ class TestTilesOfDisplays:
         ]
         path = tiffbytes.write(tmp_path / "slide.tif", pages)
         with open_slide(path, device="cpu") as slide:
-            assert slide.parts_of(0) == 1
+            assert slide.displayed.parts_of(0) == 1
             inserted = [level.number for level in slide.pyramid if level.inserted]
             for power, number in enumerate(inserted):
                 slide.clear_cache()
                 before = slide.stats()["decoded"]["cpu"]
-                slide.read_tiles([TileKey(slide._number, number, 1, 1)])
+                slide.displayed.read_tiles([TileKey(slide._number, number, 1, 1)])
                 made_of = slide.stats()["decoded"]["cpu"] - before
-                assert slide.parts_of(number) == made_of == parts * 4**power
+                assert slide.displayed.parts_of(number) == made_of == parts * 4**power
 
     @pytest.mark.parametrize("device", ["cpu", "cuda"])
     @pytest.mark.parametrize("error", [SlideReadError, SlideChangedError])
@@ -574,12 +574,12 @@ class TestTilesOfDisplays:
                 patch.setattr(slide._source, "read", fail)
                 patch.setattr(slide._source, "read_joined", fail)
                 with pytest.raises(error, match="gone"):
-                    slide.read_tiles(keys)
+                    slide.displayed.read_tiles(keys)
             assert slide.stats()["failed"] == 0
-            self.check(slide.read_tiles(keys), pixels)
+            self.check(slide.displayed.read_tiles(keys), pixels)
 
     def test_a_closed_slide_says_so(self, files):
         with open_slide(files["raw"][0]) as slide:
             keys = self.keys(slide)
         with pytest.raises(SlideClosedError):
-            slide.read_tiles(keys)
+            slide.displayed.read_tiles(keys)

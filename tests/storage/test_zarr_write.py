@@ -7,13 +7,9 @@ import pytest
 
 from napari_wsigpu.errors import MissingPackageError, UnsupportedSlideError
 from napari_wsigpu.gpu.nvcomp import LARGEST_BLOCK, Lz4Encoder
+from napari_wsigpu.gpu.zarr_write import DeviceChunkWriter, KvikioChunkWriter
 from napari_wsigpu.storage import zarr_write
-from napari_wsigpu.storage.zarr_write import (
-    ChunkWriter,
-    DeviceChunkWriter,
-    KvikioChunkWriter,
-    blocks,
-)
+from napari_wsigpu.storage.zarr_write import ChunkWriter, blocks
 from tests import slides
 from tests.conftest import decoding_threads
 from tests.host_cupy import DeviceArray, install

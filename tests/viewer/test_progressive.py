@@ -153,7 +153,7 @@ def test_zooming_out_shows_no_flash(make_viewer, slicing, gate):
     [layer] = viewer.open(sample_path(), plugin=PLUGIN)
     look_at(viewer, layer, 2600, 3300, 4)
     napari_wsigpu.wait(layer, 30)
-    runtime.default().tiles.forget(layer.data[0].slide.display_number)
+    runtime.default().tiles.forget(layer.data[0].slide.displayed.number("stored"))
     gate.clear()
     drawn = []
     scene = viewer.window._qt_viewer.canvas._scene_canvas
@@ -564,7 +564,7 @@ def test_wait_raises_why_tiles_can_not_be_had(make_viewer, monkeypatch):
     def broken(keys):
         raise RuntimeError("the device is gone")
 
-    monkeypatch.setattr(slide, "read_tiles", broken)
+    monkeypatch.setattr(slide.displayed, "read_tiles", broken)
     look_at(viewer, layer, 2600, 3300, 1)
     with pytest.raises(RuntimeError, match="the device is gone"):
         napari_wsigpu.wait(layer, 30)
@@ -574,7 +574,7 @@ class Unsteady:
     """Reads tiles of a slide, but fails so many times before."""
 
     def __init__(self, slide, error, times):
-        self.read_tiles = slide.read_tiles
+        self.read_tiles = slide.displayed.read_tiles
         self.error, self.left = error, times
         self.asked = []
 
@@ -599,7 +599,7 @@ def unsteady(make_viewer, monkeypatch):
         settle()
         slide.clear_cache()
         reader = Unsteady(slide, error, times)
-        monkeypatch.setattr(slide, "read_tiles", reader)
+        monkeypatch.setattr(slide.displayed, "read_tiles", reader)
         look_at(viewer, layer, 2600, 3300, 1)
         canvas_of(viewer)
         return viewer, layer, reader

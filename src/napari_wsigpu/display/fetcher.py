@@ -45,8 +45,8 @@ class Display(Protocol):
     """Who wants tiles of a slide. The fetcher calls it from its own thread."""
 
     @property
-    def slide(self) -> TileSource:
-        """The slide."""
+    def source(self) -> TileSource:
+        """What has the slide's tiles; the same for all displays of it."""
 
     def land(self, tiles: Mapping[TileKey, NDArray[Any]]) -> None:
         """Take tiles of one level, wanted or not."""
@@ -100,7 +100,7 @@ class TileFetcher:
                 return
             flying = self._in_flight
             wanted = _Wanted(
-                display.slide,
+                display.source,
                 [key for key in on_screen if key not in flying],
                 [key for key in next_likely if key not in flying],
             )

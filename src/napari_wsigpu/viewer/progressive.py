@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from napari.layers import Image, Layer
     from numpy.typing import NDArray
 
+    from napari_wsigpu.display.source import DisplaySource
     from napari_wsigpu.layout import LevelLayout
     from napari_wsigpu.reading.cache import TileKey
     from napari_wsigpu.reading.level import LevelArray
     from napari_wsigpu.runtime import Runtime
-    from napari_wsigpu.slide import Slide
 
 REFRESH_SECONDS = 0.1
 IDLE_MS = 100
@@ -225,7 +225,7 @@ class ProgressiveDisplay:
 
     def __init__(self, layer: Image, runtime: Runtime) -> None:
         self._layer = ref(layer)
-        self._slide: Slide
+        self._source: DisplaySource
         self._runtime = runtime
         self._levels: list[LevelArray] = []
         self._looks: tuple[str, int] = ("", 0)
@@ -260,9 +260,9 @@ class ProgressiveDisplay:
     # What the fetcher sees
 
     @property
-    def slide(self) -> Slide:
-        """The slide that the layer shows."""
-        return self._slide
+    def source(self) -> DisplaySource:
+        """What has the tiles of the slide that the layer shows."""
+        return self._source
 
     def land(self, tiles: Mapping[TileKey, NDArray[Any]]) -> None:
         """Take tiles of one level and have the layer refreshed if it shows them."""
@@ -339,7 +339,7 @@ class ProgressiveDisplay:
             self._forget_failure()
             self._motion = _motion(last, view)
             self._runtime.fetcher.shown(picture.found, picture.lacked)
-            self.slide.count_shown(len(picture.found) + len(picture.lacked), len(picture.found))
+            self.source.count_shown(len(picture.found) + len(picture.lacked), len(picture.found))
         self._want(picture)
         return pixels
 
@@ -376,7 +376,8 @@ class ProgressiveDisplay:
         if layer is None or slide is None:
             self._picture = None
             return
-        levels, looks = list(layer.data), (slide.display_color, slide.clearings)
+        levels, source = list(layer.data), slide.displayed
+        looks = slide.display_color, source.clearings
         before = self._picture
         same = before is not None and _same(levels, self._levels)
         if same and looks == self._looks:
@@ -388,13 +389,13 @@ class ProgressiveDisplay:
                 layer._reset_thumbnail_level_data()
             materialize = layer._level_materializer or (lambda number: np.asarray(levels[number]))
             overview = materialize(len(levels) - 1)
-        self._slide, self._levels, self._looks = slide, levels, looks
+        self._source, self._levels, self._looks = source, levels, looks
         self._runtime = slide.runtime
         self._picture = Picture(
-            slide.display_number,
+            source.number(slide.display_color),
             {level.number: level.layout for level in levels},
             overview,
-            slide.display_background,
+            source.background(slide.display_color),
             levels[0].channel,
             self._runtime.tiles,
             _memory,

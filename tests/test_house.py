@@ -1,0 +1,225 @@
+"""The order of the house: what may import what, and how long a module of the reading path is."""
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import napari_wsigpu
+
+PACKAGE = "napari_wsigpu"
+ROOT = Path(napari_wsigpu.__file__).parent
+
+# Rooms from the ground up: each may import those of the lines above its own, and itself.
+FLOORS = [
+    {"errors", "tags", "units", "geometry", "interrupt"},
+    {"memory", "layout", "privacy"},
+    {"storage"},
+    {"codecs"},
+    {"formats", "gpu"},
+    {"reading"},
+    {"display"},
+    {"runtime", "associated"},
+    {"slide", "zarr_to_gpu", "engine"},
+    {"conversion", "compat", "viewer", "doctor"},
+    {"widgets", "bench"},
+    {PACKAGE},
+    {"cli"},
+]
+# Who says which version this is needs the package that knows it.
+UPWARD = {("doctor", PACKAGE), (PACKAGE, "viewer")}
+
+CUDA = ("cuda", "cupy", "cupyx", "kvikio", "nvidia")
+# Each is tried as it is, in a process of its own.
+CUDA_EXCEPTIONS = {"napari_wsigpu.doctor": {"cupy", "kvikio", "nvidia.nvimgcodec"}}
+
+READING_PATH = ("codecs", "gpu", "reading")
+MOST_LINES = 400
+# Longer ones, with how long they may be.
+LONG = {
+    "napari_wsigpu.gpu.cuda": 521,
+    "napari_wsigpu.gpu.library": 438,
+    "napari_wsigpu.reading.device": 642,
+    "napari_wsigpu.reading.host": 513,
+    "napari_wsigpu.reading.plan": 467,
+    "napari_wsigpu.reading.reader": 478,
+}
+
+
+class Import(NamedTuple):
+    """One imported name: `late` in functions, `checked` where types alone are checked."""
+
+    importer: str
+    imported: str
+    line: int
+    late: bool
+    checked: bool
+
+    def __str__(self):
+        return f"{self.importer}:{self.line} imports {self.imported}"
+
+
+def modules():
+    """Return the path of each module by its name."""
+    found = {}
+    for path in ROOT.rglob("*.py"):
+        parts = path.relative_to(ROOT.parent).with_suffix("").parts
+        found[".".join(parts).removesuffix(".__init__")] = path
+    return found
+
+
+MODULES = modules()
+
+
+def is_type_checking(node):
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
+def names_of(node, importer):
+    """Yield what an import statement, or a call of `import_module`, imports."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        base = node.module or ""
+        if node.level:
+            package = importer if MODULES[importer].name == "__init__.py" else parent(importer)
+            for _ in range(node.level - 1):
+                package = parent(package)
+            base = f"{package}.{base}".rstrip(".")
+        for alias in node.names:
+            full = f"{base}.{alias.name}"
+            yield full if full in MODULES else base
+    elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+        (name, *_) = node.args
+        if isinstance(name, ast.Constant):
+            yield name.value
+
+
+def parent(name):
+    return name.rpartition(".")[0]
+
+
+def imports_of(importer, tree):
+    found = []
+
+    def visit(node, late, checked):
+        names = names_of(node, importer)
+        found.extend(Import(importer, name, node.lineno, late, checked) for name in names)
+        late = late or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        guarded = node.body if is_type_checking(node) else []
+        for child in ast.iter_child_nodes(node):
+            visit(child, late, checked or child in guarded)
+
+    visit(tree, late=False, checked=False)
+    return found
+
+
+TREES = {name: ast.parse(path.read_text("utf-8")) for name, path in MODULES.items()}
+IMPORTS = [item for name, tree in TREES.items() for item in imports_of(name, tree)]
+
+
+def room(name):
+    """Return the folder or module right below the package that a module is, or lies in."""
+    return name.split(".")[1] if "." in name else name
+
+
+def is_ours(name):
+    return name.partition(".")[0] == PACKAGE
+
+
+def test_imports_of_all_kinds_are_found():
+    found = {(item.importer, item.imported): item for item in IMPORTS}
+    assert found[PACKAGE, f"{PACKAGE}.viewer.waiting"].late
+    assert found[f"{PACKAGE}.slide", f"{PACKAGE}.layout"].checked
+    assert (f"{PACKAGE}.gpu.gds", "kvikio.defaults") in found
+
+
+def test_every_room_has_its_floor():
+    known = [name for floor in FLOORS for name in floor]
+    assert sorted(known) == sorted({room(name) for name in MODULES})
+
+
+def test_arrows_between_rooms_point_down():
+    floor_of = {name: number for number, floor in enumerate(FLOORS) for name in floor}
+    wrong = [
+        str(item)
+        for item in IMPORTS
+        if is_ours(item.imported)
+        and (here := room(item.importer)) != (there := room(item.imported))
+        and (here, there) not in UPWARD
+        and floor_of[there] >= floor_of[here]
+    ]
+    assert wrong == []
+
+
+def test_modules_import_each_other_in_no_circle():
+    arrows = defaultdict(set)
+    for item in IMPORTS:
+        if is_ours(item.imported) and not item.late and not item.checked:
+            arrows[item.importer].add(item.imported)
+    assert circle(arrows) is None
+
+
+def circle(arrows):
+    """Return the modules of a circle, None if there is none."""
+    done = set()
+
+    def walk(name, path):
+        if name in path:
+            return [*path[path.index(name) :], name]
+        if name not in done:
+            for other in sorted(arrows.get(name, ())):
+                found = walk(other, [*path, name])
+                if found is not None:
+                    return found
+            done.add(name)
+        return None
+
+    for name in sorted(arrows):
+        found = walk(name, [])
+        if found is not None:
+            return found
+    return None
+
+
+@pytest.mark.parametrize(
+    ("arrows", "found"),
+    [
+        ({}, None),
+        ({"a": {"b", "c"}, "b": {"c"}}, None),
+        ({"a": {"b"}, "b": {"c"}, "c": {"b"}}, ["b", "c", "b"]),
+        ({"a": {"a"}}, ["a", "a"]),
+    ],
+)
+def test_circles_are_found(arrows, found):
+    assert circle(arrows) == found
+
+
+def test_cuda_is_in_one_room():
+    wrong = [
+        str(item)
+        for item in IMPORTS
+        if item.imported.partition(".")[0] in CUDA
+        and room(item.importer) != "gpu"
+        and item.imported not in CUDA_EXCEPTIONS.get(item.importer, ())
+    ]
+    assert wrong == []
+
+
+def lines_of(name):
+    return len(MODULES[name].read_text("utf-8").splitlines())
+
+
+def test_modules_of_the_reading_path_are_short():
+    path = [name for name in MODULES if room(name) in READING_PATH]
+    too_long = {
+        name: count for name in path if (count := lines_of(name)) > LONG.get(name, MOST_LINES)
+    }
+    assert too_long == {}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_exceptions_are_needed(name):
+    assert lines_of(name) > MOST_LINES
