@@ -30,13 +30,13 @@ os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 import cupy
 import imagecodecs
 import numpy as np
-from napari_wsigpu.reading.device_reader import BATCH_TILES, DeviceReader, tile_format
 
 from benchmarks.color import COLORS, open_profiled
 from benchmarks.common import SLIDES, ensure_slide, write_json
 from napari_wsigpu import open_slide, runtime
 from napari_wsigpu.bench import print_table
 from napari_wsigpu.gpu import verify
+from napari_wsigpu.reading.device import BATCH_TILES, tile_format
 from napari_wsigpu.reading.throughput import tile_kind
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from napari_wsigpu import Slide
     from napari_wsigpu.gpu.batch import GpuBatch
+    from napari_wsigpu.reading.device import DeviceExecutor
 
 SIDE = 65536
 SIZES = (512, 1024, 2048, 4096)
@@ -84,7 +85,8 @@ def gpu() -> dict[str, Any]:
     properties = cupy.cuda.runtime.getDeviceProperties(0)
     worker = runtime.default().devices.worker(0)
     engines: dict[str, str | None] = {}
-    worker.run(lambda worker: engines.update(jpeg=worker.engine("jpeg")))
+    with worker.device.active():
+        worker.run(lambda worker: engines.update(jpeg=worker.engine("jpeg")))
     names = [
         name
         for name in (distribution.metadata["Name"] for distribution in metadata.distributions())
@@ -196,22 +198,22 @@ def loop() -> float:
     return min(once() for _ in range(3))
 
 
-def device_reader(slide: Slide) -> DeviceReader:
+def device_executor(slide: Slide) -> DeviceExecutor:
     """Return the part of a slide that reads through the device."""
-    return slide._reader._reader(runtime.default().devices.worker(0))
+    return slide._reader._executor(runtime.default().devices.worker(0))
 
 
 def decode_alone(slide: Slide, x: int, y: int, size: int) -> tuple[float, None]:
     """Time the decoder on a region's tiles, their bytes in memory."""
-    reader, image = device_reader(slide), slide.layout.levels[0]
+    executor, image = device_executor(slide), slide.layout.levels[0]
     tile = image.grid.tile_width
     slide.clear_cache()
-    decoder = reader._decoder
+    decoder = executor._decoder
     rows, columns = np.mgrid[y // tile : -(-(y + size) // tile), x // tile : -(-(x + size) // tile)]
     tiles = np.stack([rows.ravel(), columns.ravel()], -1)
-    cache, format_ = runtime.default().devices.tiles(reader.device), tile_format(image)
+    cache, format_ = runtime.default().devices.tiles(executor.device), tile_format(image)
     count = -(-len(tiles) // BATCH_TILES)
-    parts = [reader._encoded(image, part) for part in np.array_split(tiles, count)]
+    parts = [executor._encoded(image, part) for part in np.array_split(tiles, count)]
     places = [cache.reserve(format_, image.tile_bytes, len(part)) for part in parts]
     begin = time.perf_counter()
     flying: list[GpuBatch] = []
@@ -475,18 +477,18 @@ def cores(given: argparse.Namespace) -> list[dict[str, Any]]:
 
 def at_once(slide: Slide, by_gpu: int, threads: int) -> dict[str, float]:
     """Decode 256 tiles again and again in each thread, for a second."""
-    reader, image = device_reader(slide), slide.layout.levels[0]
+    executor, image = device_executor(slide), slide.layout.levels[0]
     places = np.argwhere(np.ones((16, 16), bool))
-    tiles = [bytes(tile.segments[0] or b"") for tile in reader._encoded(image, places)]
-    cache = runtime.default().devices.tiles(reader.device)
+    tiles = [bytes(tile.segments[0] or b"") for tile in executor._encoded(image, places)]
+    cache = runtime.default().devices.tiles(executor.device)
     reserved = cache.reserve(tile_format(image), image.tile_bytes, len(places))
     counts = [0] * (by_gpu + threads)
     stop = threading.Event()
 
     def gpu_tiles(number: int) -> None:
         while not stop.is_set():
-            batch = reader._encoded(image, places)
-            reader._decoder.schedule(batch, reserved.slots, lambda rows: None).wait()
+            batch = executor._encoded(image, places)
+            executor._decoder.schedule(batch, reserved.slots, lambda rows: None).wait()
             counts[number] += len(tiles)
 
     def cpu_tiles(number: int) -> None:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 PACKAGES = (
     "napari-wsigpu",
+    "cucim-cu12",
+    "cucim-cu13",
     "cupy-cuda12x",
     "cupy-cuda13x",
     "fastslide",

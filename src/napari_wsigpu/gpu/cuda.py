@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import imagecodecs
 import numpy as np
 
+from napari_wsigpu.codecs.jpeg import MOST_ROWS
 from napari_wsigpu.codecs.raw import is_swapped
 from napari_wsigpu.errors import DeviceError
 from napari_wsigpu.gpu.device import AVERAGED_TYPES
@@ -62,8 +63,8 @@ JPEG_ENGINES = {
     "hardware": JpegEngine(HARDWARE, 7, 4, filled=True),
     "hybrid": JpegEngine(HYBRID, 14, 0, filled=False),
 }
-# About what a batch of a thousand tiles is stacked to; 3 is nvImageCodec's name of 4:2:0.
-LARGEST_STACK, SUBSAMPLED = (37_888, 256), 3
+# What a batch of a thousand tiles is stacked to; 3 is nvImageCodec's name of 4:2:0.
+STACKS, STACK, SUBSAMPLED = 22, (MOST_ROWS, 256), 3
 SIDE, QUALITY, ROUNDS = 64, 75, 2
 # Without it, images of less than a million pixels keep the processor busy instead.
 ALL_ON_GPU = "nvjpeg_cuda_decoder:hybrid_huffman_threshold=0"
@@ -269,7 +270,7 @@ class CudaDevice:
                     self.jpegs_at_once, self.jpegs_filled = engine.at_once, engine.filled
                     with suppress(MemoryError):  # then the first large batches take longer
                         for _ in range(ROUNDS):
-                            self._decodes(decoder, engine.at_once, LARGEST_STACK)
+                            self._decodes(decoder, STACKS, STACK)
                     return decoder, name
         raise DeviceError(f"nvImageCodec can't decode JPEG on '{self.name}'; is nvJPEG installed?")
 

@@ -118,5 +118,5 @@ class Grid:
 def _starts(length: int, side: int, overlap: int, scale: float) -> Integers:
     """Return where regions begin that cover an axis, in pixels of the level."""
     count = max(1, math.ceil((length / scale - overlap) / (side - overlap) - EDGE))
-    starts = np.floor(np.arange(count) * ((side - overlap) * scale) + 0.5)
+    starts: NDArray[np.float64] = np.floor(np.arange(count) * ((side - overlap) * scale) + 0.5)
     return starts.astype(np.int64)
