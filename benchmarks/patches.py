@@ -248,7 +248,9 @@ def view(bench: Bench) -> Rows:
 
     def whole(slide: Slide, row: int, column: int) -> None:
         places = product(range(row, row + down), range(column, column + across))
-        slide.read_tiles([TileKey(slide.display_number, 0, y, x) for y, x in places])
+        slide.displayed.read_tiles(
+            [TileKey(slide.displayed.number("stored"), 0, y, x) for y, x in places]
+        )
 
     def region(slide: Slide, row: int, column: int) -> None:
         slide.read_region((column * level.tile_width, row * level.tile_height), (width, height))

@@ -39,7 +39,7 @@ READING_PATH = ("codecs", "gpu", "reading")
 MOST_LINES = 400
 # Longer ones, with how long they may be.
 LONG = {
-    "napari_wsigpu.gpu.cuda": 521,
+    "napari_wsigpu.gpu.cuda": 522,
     "napari_wsigpu.gpu.library": 438,
     "napari_wsigpu.reading.device": 642,
     "napari_wsigpu.reading.host": 513,
