@@ -248,9 +248,8 @@ def view(bench: Bench) -> Rows:
 
     def whole(slide: Slide, row: int, column: int) -> None:
         places = product(range(row, row + down), range(column, column + across))
-        slide.displayed.read_tiles(
-            [TileKey(slide.displayed.number("stored"), 0, y, x) for y, x in places]
-        )
+        number = slide.displayed.number("stored")
+        slide.displayed.read_tiles([TileKey(number, 0, y, x) for y, x in places])
 
     def region(slide: Slide, row: int, column: int) -> None:
         slide.read_region((column * level.tile_width, row * level.tile_height), (width, height))

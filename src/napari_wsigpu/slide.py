@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import math
 import operator
+import os
 import threading
+import warnings
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -38,7 +40,6 @@ from napari_wsigpu.storage.remote import RemoteSource
 from napari_wsigpu.storage.zarr import ZarrSource
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
 
@@ -52,8 +53,18 @@ if TYPE_CHECKING:
     from napari_wsigpu.storage.source import ByteSource
 
 LARGEST_OVERVIEW = 1024
+MOVED = {
+    "clearings",
+    "count_shown",
+    "display_background",
+    "display_number",
+    "least_batch",
+    "parts_of",
+    "read_tiles",
+}
 # Batches at the same time to the host and to a device, and single regions to a device.
 AHEAD_ON_HOST, AHEAD_ON_DEVICE, REGIONS_ON_DEVICE = 2, 3, 4
+MOST_AVERAGING = 8
 FARTHEST = 1 << 60
 
 _slide_numbers = count()
@@ -449,7 +460,7 @@ class Slide:
             read,
             locations,
             batch_size=batch_size,
-            num_workers=_ahead(device, batch_size) if num_workers is None else num_workers,
+            num_workers=_ahead(device, batch_size, target) if num_workers is None else num_workers,
             prefetch_factor=prefetch_factor,
             batch_bytes=(batch_size or 1) * self._region_bytes(size, target.level),
             shuffle=shuffle,
@@ -525,7 +536,7 @@ class Slide:
         table = self._profile.table(color)
         keep: Keep = "partly" if grid.image.parts else "later"
         region_bytes = self._region_bytes((width, height), target.level)
-        bands = grid.bands(_ahead(device, batch_size))
+        bands = grid.bands(_ahead(device, batch_size, target))
 
         def read(
             band: range, batch: list[int], check: Callable[[], None]
@@ -739,6 +750,19 @@ class Slide:
         for label in self.labels.values():
             label.close()
 
+    def __getattr__(self, name: str) -> Any:
+        """Return what was the slide's own before it became that of `displayed`."""
+        if name not in MOVED:
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+        warnings.warn(
+            f"Slide.{name} is deprecated; use Slide.displayed", DeprecationWarning, stacklevel=2
+        )
+        if name == "display_number":
+            return self.displayed.number(self.display_color)
+        if name == "display_background":
+            return self.displayed.background(self.display_color)
+        return getattr(self.displayed, name)
+
     def __enter__(self) -> Slide:
         return self
 
@@ -880,9 +904,11 @@ def _integers(name: str, values: tuple[int, int]) -> tuple[int, int]:
     return first, second
 
 
-def _ahead(device: str, batch_size: int | None) -> int:
+def _ahead(device: str, batch_size: int | None, target: Target) -> int:
     if device == "cpu":
-        return AHEAD_ON_HOST
+        # To average takes a thread about as long as to decode takes several.
+        cores = 1 if target.exact else (os.cpu_count() or 1) // 2
+        return max(AHEAD_ON_HOST, min(cores, MOST_AVERAGING))
     return REGIONS_ON_DEVICE if batch_size is None else AHEAD_ON_DEVICE
 
 

@@ -554,9 +554,10 @@ class TestPool:
         assert len(delivered) < 25
         assert workers or delivered == [0, 1, 2]
 
-    def test_release_joins_threads_and_the_next_batch_starts_new_ones(self, batch):
+    def test_release_joins_threads_and_the_next_batch_starts_new_ones(self, level):
         decoder = CpuDecoder(workers=2)
         for _ in range(2):
+            batch = self.batch_of(level, np.arange(25))
             delivered = Delivered(batch)
             assert decoder.schedule(batch, delivered.slots, delivered).wait() == {}
             decoder.release()

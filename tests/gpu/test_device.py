@@ -183,7 +183,7 @@ class TestEngines:
         return device
 
     def works(self, device, *backends):
-        device._decodes = lambda decoder: decoder[1] in backends
+        device._decodes = lambda decoder, *_: decoder[1] in backends
 
     def test_the_engine_is_preferred(self, device):
         self.works(device, cuda.HARDWARE, cuda.HYBRID)

@@ -14,6 +14,7 @@ from napari_wsigpu.gpu import gds
 from napari_wsigpu.gpu.gds import Loader, Transfer
 from napari_wsigpu.storage.batch import PAGE, Batch
 from napari_wsigpu.storage.file import FileSource, Run, join_ranges
+from napari_wsigpu.storage.source import Spacing
 from tests.host_device import HostDevice
 
 CONTENT = np.random.default_rng(0).bytes(100_000)
@@ -168,7 +169,9 @@ def test_ranges_that_are_to_lie_apart(ranges, data):
     offsets, lengths = np.array(ranges, np.int64).reshape(-1, 2).T
     free = st.sampled_from([0, 0, 1, 700])
     gaps = data.draw(st.lists(free, min_size=len(ranges), max_size=len(ranges)))
-    joined = join_ranges(offsets, lengths, END, gaps=np.array(gaps, np.int64))
+    most = data.draw(st.sampled_from([0, 100, 1 << 16]))
+    spacing = Spacing(np.array(gaps, np.int64), most)
+    joined = join_ranges(offsets, lengths, END, spacing=spacing)
     buffer = bytearray(joined.size)
     end, before = 0, {}
     for offset, place, size in joined.runs:
@@ -176,6 +179,8 @@ def test_ranges_that_are_to_lie_apart(ranges, data):
         buffer[place : place + size] = CONTENT[offset : offset + size]
         end = place + size
     assert set(before.values()) <= {0, *gaps}
+    longest = sum(max(0, length) + most for _, length in ranges)
+    assert all(run.size <= longest for run in joined.runs)
     assert joined.size == (end + max(gaps) if joined.runs else 0)
     for (offset, _), start, found, gap in zip(
         ranges, joined.starts, joined.lengths, gaps, strict=True

@@ -64,6 +64,13 @@ class Memory:
         return found
 
 
+def no_doubts(device, count):
+    """Flags of so many tiles, which a device may set."""
+    doubts = device.shared(count, np.int32)
+    doubts[:] = 0
+    return doubts
+
+
 def samples_of(rng, shape, dtype):
     if np.dtype(dtype).kind == "f":
         return rng.normal(0, 1000, shape).astype(dtype)
@@ -366,7 +373,7 @@ def test_planes_become_pixels(device, stream, size, sampling, to_rgb):
         tiles = np.zeros(5, JPEG_TILE)
         tiles["target"] = targets.addresses
         tiles["planes"] = places.addresses.reshape(5, 3)
-        doubts = each.shared(5, np.int32)
+        doubts = no_doubts(each, 5)
         doubts[:] = 0
         if each is not device:
             # The stand-in looks at a scan even if it is empty.
@@ -390,7 +397,7 @@ def doubts_of(device, stream, plane, scan, length, marks):
     rows["planes"], rows["target"] = memory.addresses
     rows["scan"], rows["length"] = scan.ctypes.data, length
     rows["shades"], rows["quantum"], rows["codes"] = marks[:2], marks[2], marks[3:]
-    doubts = device.shared(1, np.int32)
+    doubts = no_doubts(device, 1)
     doubts[:] = 0
     device.merge_planes(rows, tile, (1, 1), doubts, stream, to_rgb=False)
     stream.synchronize()
@@ -453,7 +460,7 @@ def test_strips_are_looked_for(device, stream):
     rows["target"], rows["planes"] = planes.addresses[:5], planes.addresses[5:, None]
     rows["strip"][:4] = memory.addresses
     rows["shades"] = 207, 128
-    doubts = device.shared(5, np.int32)
+    doubts = no_doubts(device, 5)
     doubts[:] = 0
     device.merge_planes(rows, tile, (1, 1), doubts, stream, to_rgb=False)
     stream.synchronize()

@@ -38,7 +38,7 @@ def use(work, encoded, planes, tiles):
     work.make_room(encoded, planes, tiles)
     assert len(work.encoded) >= encoded
     assert len(work.doubts) >= tiles
-    assert not work.doubts.any()
+    assert not work.doubts[:tiles].any()
     work.encoded[:encoded] = 1
     if planes:
         at(work.planes, (planes,), "uint8")[:] = 2

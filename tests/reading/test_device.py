@@ -31,6 +31,7 @@ from napari_wsigpu.errors import (
 from napari_wsigpu.geometry import Rect
 from napari_wsigpu.gpu import workspace
 from napari_wsigpu.gpu.batch import GpuBatch
+from napari_wsigpu.gpu.tiles import DeviceTiles
 from napari_wsigpu.gpu.worker import DecodeWorker
 from napari_wsigpu.gpu.workspace import Workspace
 from napari_wsigpu.reading import device as device_module
@@ -736,6 +737,27 @@ class TestMemory:
             assert (decoded(slide)["nvimagecodec"] > 0) == (kind in BY_DEVICE)
         assert pinned_places() == 0
         assert host_gpu.live == 0
+
+    @pytest.mark.parametrize("places", [1, 5, 24])
+    def test_fewer_places_than_were_asked_for(self, jpeg, monkeypatch, places):
+        """Others take and let go of places at any time: what comes first is to be pasted first."""
+        slide, (level, *_) = jpeg
+        reserve, wait = DeviceTiles.reserve, GpuBatch.wait
+
+        def some(cache, tile, size, count):
+            return reserve(cache, tile, size, min(count, places))
+
+        def late(batch):
+            time.sleep(0.02)
+            return wait(batch)
+
+        monkeypatch.setattr(DeviceTiles, "reserve", some)
+        monkeypatch.setattr(GpuBatch, "wait", late)
+        np.testing.assert_array_equal(slide.levels[0][...], level)
+        slide.clear_cache()
+        np.testing.assert_array_equal(whole(slide), level)
+        assert decoded(slide) == {"cpu": 0, "nvimagecodec": 2 * TILES}
+        assert pinned_places() == 0
 
     def test_no_device_memory_at_all(self, files, host_gpu):
         host_gpu.free = 0

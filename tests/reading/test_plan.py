@@ -235,7 +235,7 @@ def mosaics(draw):
     pictures = draw(st.lists(levels(missing=("background",)), min_size=2, max_size=3))
     chosen = [*pictures, *draw(st.lists(st.sampled_from(pictures), max_size=2))]
     laid = [Part(image, draw(pieces(image.height)), draw(pieces(image.width))) for image in chosen]
-    mosaic = LevelLayout.canvas(draw(st.integers(9, 50)), draw(st.integers(9, 50)), laid)
+    mosaic = LevelLayout.mosaic(draw(st.integers(9, 50)), draw(st.integers(9, 50)), laid)
     return {0: mosaic, **dict(enumerate(pictures, 1))}
 
 
@@ -283,7 +283,7 @@ class TestMosaics:
         image = level_of(9000, 9000, (16, 16))
         starts = np.arange(0, 9000, 3)
         many = Pieces(starts, starts, 9000)
-        images = {0: LevelLayout.canvas(9000, 9000, [Part(image, many, many)]), 1: image}
+        images = {0: LevelLayout.mosaic(9000, 9000, [Part(image, many, many)]), 1: image}
         (plan,) = plan_regions(0, images, Regions.slice(Span(5, 1000, 9), Span(0, 900, 10)))
         assert len(plan.pastes) == 90
 

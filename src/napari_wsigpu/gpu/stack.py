@@ -367,9 +367,9 @@ def plan_of(stacks: tuple[tuple[int, bool], ...], shape: Shape) -> Plan:
     luma = shape.height * shape.width
     chroma = shape.height // down * -(-shape.width // across)
     steps = [luma, chroma, chroma] if shape.sample_format == PLANES else [luma] * 3
-    counts = [count for count, _ in stacks]
-    ends = np.cumsum(counts, dtype=np.int64)
-    numbers = np.arange(sum(counts)) - np.repeat(ends - counts, counts)
+    counts = np.array([count for count, _ in stacks], np.int64)
+    ends = np.cumsum(counts)
+    numbers = np.arange(counts.sum()) - np.repeat(ends - counts, counts)
     places = np.full((len(numbers), 4), NOWHERE, np.int64)
     places[:, :3] = np.repeat(np.array(firsts, np.int64).reshape(-1, 3), counts, axis=0)
     places[:, :3] += numbers[:, None] * np.array(steps)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 SMALLEST = 1 << 20
 FEW_TILES = 320
+LARGE, PART = 160 << 20, 512
 
 
 class Workspace:
@@ -60,7 +61,8 @@ class Workspace:
             self.encoded = self.device.shared(_generous(encoded), np.uint8)
         if planes > self._planes[0]:
             self.planes, self._planes = 0, (0, None)
-            size = _generous(planes)
+            # As much as a large batch needs, where there is plenty: to take more later takes longer.
+            size = max(_generous(planes), min(LARGE, self.device.memory[1] // PART))
             self.planes, memory = self.device.allocate(size)
             self._planes = size, memory
         if tiles > len(self.doubts):

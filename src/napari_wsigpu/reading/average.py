@@ -87,15 +87,20 @@ def resample_area(
         factors = int(scale[0]), int(scale[1])
         average = area_average(pixels.reshape(count * height, width, channels), *factors)
         return average.reshape(count, *size, channels)
-    sums = np.zeros((count, size[0], width, channels), np.float32)
-    for rows, weight in _taps(size[0], height, scale[0]):
-        sums += weight[:, None, None] * pixels[:, rows]
-    mean = np.zeros((count, *size, channels), np.float32)
-    for columns, weight in _taps(size[1], width, scale[1]):
-        mean += weight[:, None] * sums[:, :, columns]
-    if pixels.dtype.kind in "iu":
-        np.floor(np.add(mean, 0.5, out=mean), out=mean)
-    return mean.astype(pixels.dtype)
+    down, across = _taps(size[0], height, scale[0]), _taps(size[1], width, scale[1])
+    average = np.empty((count, *size, channels), pixels.dtype)
+    # One picture after the other stays in the processor's cache.
+    for picture, target in zip(pixels, average, strict=True):
+        sums = np.zeros((size[0], width, channels), np.float32)
+        for rows, weight in down:
+            sums += weight[:, None, None] * picture[rows]
+        mean = np.zeros((*size, channels), np.float32)
+        for columns, weight in across:
+            mean += weight[:, None] * sums[:, columns]
+        if pixels.dtype.kind in "iu":
+            np.floor(np.add(mean, 0.5, out=mean), out=mean)
+        target[...] = mean
+    return average
 
 
 def _taps(

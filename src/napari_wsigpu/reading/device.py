@@ -466,7 +466,8 @@ class DeviceExecutor:
         """
         image = self._images[plan.image]
         reserved = self._tiles.reserve(tile_format(image), image.tile_bytes, len(tiles))
-        last = last and len(reserved.places) == len(tiles)
+        if len(reserved.places) < len(tiles):
+            last = only = False
         tiles = tiles[: len(reserved.places)]
         addresses[tiles] = reserved.slots.addresses
         pasted = False

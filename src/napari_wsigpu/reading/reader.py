@@ -7,6 +7,7 @@ import math
 import sys
 import threading
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -335,6 +336,12 @@ class RegionReader:
     def send(self, pixels: NDArray[Any], device: str, out: Any = None, stream: Any = None) -> Any:
         """Copy host pixels to a device; see `DeviceExecutor.send`."""
         return self._executor(self.worker(device)).send(pixels, out, stream)
+
+    def fetch(self, pixels: Any, device: str) -> NDArray[Any]:
+        """Copy a device array to the host."""
+        executor = self._executor(self.worker(device))
+        host: NDArray[Any] = executor.work(partial(executor.device.download, pixels))
+        return host
 
     def empty_on(self, device: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         """Return a new array on a device.
