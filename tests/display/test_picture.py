@@ -6,7 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from napari_wsigpu import open_slide
+from napari_wsigpu.display.blocks import touched
 from napari_wsigpu.display.picture import Picture, View
+from napari_wsigpu.geometry import Rect
 from napari_wsigpu.memory import PictureMemory
 from napari_wsigpu.reading.cache import TileCache
 from tests import slides, tiffbytes
@@ -34,7 +36,7 @@ def picture_of(slide, channel=None, budget=1 << 20):
 
 def own_pixels(slide, view, channel=None):
     level = slide.level_array(view.level, channel)
-    return level[view.top : view.bottom, view.left : view.right]
+    return level[view.rect.top : view.rect.bottom, view.rect.left : view.rect.right]
 
 
 def fetch(slide, picture, level, tiles, *, land=True):
@@ -52,23 +54,25 @@ def nearest(slide, view, level):
     """Return a view as the nearest pixels of another level."""
     own, other = slide.layout.levels[view.level], slide.layout.levels[level]
     pixels = slide.levels[level][...]
-    y = ((np.arange(view.top, view.bottom) + 0.5) * (other.height / own.height)).astype(int)
-    x = ((np.arange(view.left, view.right) + 0.5) * (other.width / own.width)).astype(int)
+    y = ((np.arange(view.rect.top, view.rect.bottom) + 0.5) * (other.height / own.height)).astype(
+        int
+    )
+    x = ((np.arange(view.rect.left, view.rect.right) + 0.5) * (other.width / own.width)).astype(int)
     return pixels[np.ix_(np.minimum(y, other.height - 1), np.minimum(x, other.width - 1))]
 
 
 def test_with_nothing_at_hand_the_overview_is_shown(slide):
     picture = picture_of(slide)
-    view = View(1, 10, 140, 20, 190)
+    view = View(1, Rect.between(10, 140, 20, 190))
     np.testing.assert_array_equal(picture.compose(view), nearest(slide, view, 3))
     assert len(picture.missing) == 5 * 6
 
 
 def test_far_coarser_pixels_are_smoothed(slide):
     picture = picture_of(slide)
-    pixels = picture.compose(View(0, 0, 301, 0, 403))
+    pixels = picture.compose(View(0, Rect.between(0, 301, 0, 403)))
     exact = slide.levels[0][...].astype(float)
-    blocky = nearest(slide, View(0, 0, 301, 0, 403), 3)
+    blocky = nearest(slide, View(0, Rect.between(0, 301, 0, 403)), 3)
     assert np.abs(pixels - exact).mean() < np.abs(blocky - exact).mean()
 
 
@@ -80,13 +84,13 @@ def test_the_best_other_level_at_hand_is_shown(slide, at_hand):
         rows, columns = -(-image.height // TILE), -(-image.width // TILE)
         tiles = [(row, column) for row in range(rows) for column in range(columns)]
         fetch(slide, picture, level, tiles, land=False)
-    view = View(1, 5, 151, 0, 202)
+    view = View(1, Rect.between(5, 151, 0, 202))
     np.testing.assert_array_equal(picture.compose(view), nearest(slide, view, at_hand))
 
 
 def test_better_pixels_replace_worse_ones_while_the_view_stays(slide):
     picture = picture_of(slide)
-    view = View(0, 64, 120, 64, 120)
+    view = View(0, Rect.between(64, 120, 64, 120))
     picture.compose(view)
     fetch(slide, picture, 2, [(0, 0)])
     np.testing.assert_array_equal(picture.compose(view), nearest(slide, view, 2))
@@ -94,7 +98,7 @@ def test_better_pixels_replace_worse_ones_while_the_view_stays(slide):
     np.testing.assert_array_equal(picture.compose(view), nearest(slide, view, 1))
     fetch(slide, picture, 0, [(2, 2)])
     mixed = nearest(slide, view, 1)
-    mixed[:32, :32] = own_pixels(slide, View(0, 64, 96, 64, 96))
+    mixed[:32, :32] = own_pixels(slide, View(0, Rect.between(64, 96, 64, 96)))
     assert picture.compose(view) is picture.compose(view)
     np.testing.assert_array_equal(picture.compose(view), mixed)
     assert set(picture.missing) == {(2, 3), (3, 2), (3, 3)}
@@ -106,7 +110,7 @@ def test_better_pixels_replace_worse_ones_while_the_view_stays(slide):
 @pytest.mark.parametrize("channel", [None, 1])
 def test_all_tiles_landed_show_the_levels_own_pixels(slide, channel, budget):
     picture = picture_of(slide, channel, budget)
-    view = View(0, 3, 301, 7, 403)
+    view = View(0, Rect.between(3, 301, 7, 403))
     picture.compose(view)
     fetch(slide, picture, 0, list(picture.missing))
     assert picture.complete_at_hand
@@ -127,21 +131,20 @@ def test_whatever_the_walk_tiles_that_are_not_missing_are_exact(slide, walk):
         image = slide.layout.levels[level]
         top, bottom = sorted((int(a * image.height), int(b * image.height)))
         left, right = sorted((int(c * image.width), int(d * image.width)))
-        view = View(level, top, max(bottom, top + 1), left, max(right, left + 1))
-        view = View(
-            level, min(top, image.height - 1), view.bottom, min(left, image.width - 1), view.right
-        )
-        if view.bottom > image.height or view.right > image.width:
+        bottom, right = max(bottom, top + 1), max(right, left + 1)
+        if bottom > image.height or right > image.width:
             continue
+        view = View(level, Rect.between(top, bottom, left, right))
         for _ in range(2):
             pixels = picture.compose(view)
             exact = own_pixels(slide, view)
             assert pixels.shape == exact.shape
-            for row, column in view.block(image).tiles():
+            for row, column in touched(image, view.rect).cells():
                 if (row, column) not in picture.missing:
                     part = np.s_[
-                        max(0, row * TILE - view.top) : (row + 1) * TILE - view.top,
-                        max(0, column * TILE - view.left) : (column + 1) * TILE - view.left,
+                        max(0, row * TILE - view.rect.top) : (row + 1) * TILE - view.rect.top,
+                        max(0, column * TILE - view.rect.left) : (column + 1) * TILE
+                        - view.rect.left,
                     ]
                     np.testing.assert_array_equal(pixels[part], exact[part])
             some = [tile for tile in picture.missing if random.random() < share]
@@ -150,20 +153,22 @@ def test_whatever_the_walk_tiles_that_are_not_missing_are_exact(slide, walk):
 
 def test_moving_keeps_what_was_shown_exactly_though_the_cache_is_too_small(slide):
     picture = picture_of(slide, budget=0)
-    first, second = View(0, 0, 100, 0, 100), View(0, 20, 120, 10, 110)
+    first, second = View(0, Rect.between(0, 100, 0, 100)), View(0, Rect.between(20, 120, 10, 110))
     picture.compose(first)
     fetch(slide, picture, 0, list(picture.missing))
     picture.compose(first)
     pixels = picture.compose(second)
-    np.testing.assert_array_equal(pixels[:80, :90], own_pixels(slide, View(0, 20, 100, 10, 100)))
+    np.testing.assert_array_equal(
+        pixels[:80, :90], own_pixels(slide, View(0, Rect.between(20, 100, 10, 100)))
+    )
 
 
 def test_a_picture_handed_out_is_not_changed_by_the_next_view(slide):
     picture = picture_of(slide)
-    first = picture.compose(View(0, 0, 100, 0, 100))
+    first = picture.compose(View(0, Rect.between(0, 100, 0, 100)))
     before = first.copy()
     for shift in range(1, 6):
-        picture.compose(View(0, shift, 100 + shift, 0, 100))
+        picture.compose(View(0, Rect.between(shift, 100 + shift, 0, 100)))
     np.testing.assert_array_equal(first, before)
 
 
@@ -175,7 +180,7 @@ def test_tiles_that_the_file_lacks_are_not_missing(tmp_path):
     ]
     with open_slide(tiffbytes.write(tmp_path / "sparse.tif", pages)) as sparse:
         picture = picture_of(sparse)
-        view = View(0, 32, 64, 32, 96)
+        view = View(0, Rect.between(32, 64, 32, 96))
         shown = picture.compose(view)
         np.testing.assert_array_equal(shown[:, :32], own_pixels(sparse, view)[:, :32])
         assert set(picture.missing) == {(1, 2)}
@@ -190,13 +195,13 @@ def test_tiles_that_the_file_lacks_have_each_channels_own_background(tmp_path):
             sparse.levels[1][..., 1], np.array([1, 2, 3], np.uint8), 1,
             TileCache(0), PictureMemory(),
         )  # fmt: skip
-        assert (picture.compose(View(0, 0, 64, 0, 64))[32:, 32:] == 2).all()
+        assert (picture.compose(View(0, Rect.between(0, 64, 0, 64)))[32:, 32:] == 2).all()
 
 
 def test_tiles_of_other_slides_colours_and_far_levels_do_not_land(slide):
     picture = picture_of(slide)
     assert not picture.land({picture.key_of(0, 0, 0): np.zeros((32, 32, 3), np.uint8)})
-    picture.compose(View(2, 0, 32, 0, 32))
+    picture.compose(View(2, Rect.between(0, 32, 0, 32)))
     tile = np.zeros((32, 32, 3), np.uint8)
     key = picture.key_of(2, 0, 0)
     assert not picture.land({key._replace(slide=~key.slide): tile})

@@ -2,8 +2,10 @@ import numpy as np
 import pytest
 
 from napari_wsigpu import open_slide
+from napari_wsigpu.display.blocks import touched
 from napari_wsigpu.display.picture import Picture, View
 from napari_wsigpu.display.wanted import next_likely, on_screen
+from napari_wsigpu.geometry import Rect
 from napari_wsigpu.memory import PictureMemory
 from napari_wsigpu.reading.cache import TileCache
 from tests import slides
@@ -48,7 +50,7 @@ def test_nothing_is_wanted_before_there_is_a_view(picture):
 
 
 def test_a_coarse_preview_comes_first_then_the_view_from_its_centre(picture):
-    view = View(0, 128, 256, 160, 320)
+    view = View(0, Rect.between(128, 256, 160, 320))
     picture.compose(view)
     wanted = on_screen(picture)
     preview = [key for key in wanted if key.level == 2]
@@ -57,14 +59,16 @@ def test_a_coarse_preview_comes_first_then_the_view_from_its_centre(picture):
         (row, column) for row in (2, 3) for column in (2, 3, 4)
     }
     own = wanted[len(preview) :]
-    assert {(key.row, key.column) for key in own} == set(view.block(picture.levels[0]).tiles())
+    assert {(key.row, key.column) for key in own} == set(
+        touched(picture.levels[0], view.rect).cells()
+    )
     assert {key.level for key in own} == {0}
     distances = [np.hypot(key.row - 11.5, key.column - 14.5) for key in own]
     assert distances == sorted(distances)
 
 
 def test_what_is_at_hand_is_not_wanted(picture):
-    view = View(0, 128, 256, 160, 320)
+    view = View(0, Rect.between(128, 256, 160, 320))
     have(picture, 2, [(2, 2), (2, 3)])
     have(picture, 0, [(row, column) for row in range(8, 12) for column in range(10, 20)])
     picture.compose(view)
@@ -76,7 +80,7 @@ def test_what_is_at_hand_is_not_wanted(picture):
 
 def test_a_preview_that_can_not_be_kept_is_wanted_once_a_view(picture):
     """Else the view's own tiles, which come after it, might never have their turn."""
-    view = View(0, 128, 256, 160, 320)
+    view = View(0, Rect.between(128, 256, 160, 320))
     picture.compose(view)
     preview = {key for key in on_screen(picture) if key.level == 2}
     tile = np.zeros((TILE, TILE, 3), np.uint8)
@@ -84,20 +88,20 @@ def test_a_preview_that_can_not_be_kept_is_wanted_once_a_view(picture):
         picture.land({key: tile})
         picture.compose(view)
     assert {key.level for key in on_screen(picture)} == {0}
-    picture.compose(view._replace(right=321))
+    picture.compose(View(0, Rect.between(128, 256, 160, 321)))
     assert {key for key in on_screen(picture) if key.level == 2} >= preview
 
 
 def test_no_preview_where_few_tiles_are_lacking(picture):
-    view = View(0, 128, 256, 160, 320)
-    inside = set(view.block(picture.levels[0]).tiles())
+    view = View(0, Rect.between(128, 256, 160, 320))
+    inside = set(touched(picture.levels[0], view.rect).cells())
     have(picture, 0, inside - {(8, 10), (15, 19)})
     picture.compose(view)
     assert {tuple(key[1:]) for key in on_screen(picture)} == {(0, 8, 10), (0, 15, 19)}
 
 
 def test_no_preview_where_the_overview_is_as_good(picture):
-    picture.compose(View(2, 0, 64, 0, 64))
+    picture.compose(View(2, Rect.between(0, 64, 0, 64)))
     assert {key.level for key in on_screen(picture)} == {2}
 
 
@@ -111,17 +115,17 @@ def test_no_preview_where_the_overview_is_as_good(picture):
     ],
 )
 def test_the_ring_lies_where_the_view_moves_to(picture, motion, rows, columns):
-    view = View(0, 128, 256, 160, 320)
+    view = View(0, Rect.between(128, 256, 160, 320))
     picture.compose(view)
     found = next_likely(picture, motion, 1 << 30, at_rest=True)
     ring = {(key.row, key.column) for key in found if key.level == 0}
-    inside = set(view.block(picture.levels[0]).tiles())
+    inside = set(touched(picture.levels[0], view.rect).cells())
     assert ring == {(row, column) for row in rows for column in columns} - inside
 
 
 @pytest.mark.parametrize("motion", [(0, 0), (-1, 3)])
 def test_a_view_that_moves_wants_only_what_lies_ahead(picture, motion):
-    picture.compose(View(1, 64, 128, 80, 160))
+    picture.compose(View(1, Rect.between(64, 128, 80, 160)))
     found = next_likely(picture, motion, 1 << 30, at_rest=False)
     at_rest = next_likely(picture, motion, 1 << 30, at_rest=True)
     ring = [key for key in at_rest if key.level == 1]
@@ -130,7 +134,7 @@ def test_a_view_that_moves_wants_only_what_lies_ahead(picture, motion):
 
 
 def test_the_next_coarser_and_finer_levels_follow(picture):
-    picture.compose(View(1, 64, 128, 80, 160))
+    picture.compose(View(1, Rect.between(64, 128, 80, 160)))
     found = next_likely(picture, (0, 0), 1 << 30, at_rest=True)
     levels = [key.level for key in found]
     assert levels == sorted(levels, key=[1, 2, 0].index)
@@ -142,7 +146,7 @@ def test_the_next_coarser_and_finer_levels_follow(picture):
 
 
 def test_prefetch_stays_within_its_budget_and_the_slide(picture):
-    picture.compose(View(0, 0, 64, 0, 64))
+    picture.compose(View(0, Rect.between(0, 64, 0, 64)))
     found = next_likely(picture, (0, 0), 5 * TILE * TILE * 3, at_rest=True)
     assert len(found) == 5
     for key in next_likely(picture, (0, 0), 1 << 30, at_rest=True):

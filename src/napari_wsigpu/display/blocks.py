@@ -3,34 +3,19 @@
 from __future__ import annotations
 
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from napari_wsigpu.geometry import Span
+from napari_wsigpu.geometry import Rect
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection
 
     from napari_wsigpu.layout import LevelLayout
 
 
-class Block(NamedTuple):
-    """A rectangle of tiles; `bottom` and `right` are beyond it."""
-
-    top: int
-    bottom: int
-    left: int
-    right: int
-
-    def tiles(self) -> Iterator[tuple[int, int]]:
-        """Yield row and column of each of its tiles."""
-        for row in range(self.top, self.bottom):
-            for column in range(self.left, self.right):
-                yield row, column
-
-
-def blocks(tiles: Collection[tuple[int, int]]) -> list[Block]:
+def blocks(tiles: Collection[tuple[int, int]]) -> list[Rect]:
     """Cut a set of tiles, given by row and column, into few rectangles that don't overlap."""
-    found: list[Block] = []
+    found: list[Rect] = []
     growing: dict[tuple[int, int], int] = {}
     last = None
     for row, in_row in groupby(sorted(set(tiles)), key=lambda tile: tile[0]):
@@ -42,20 +27,34 @@ def blocks(tiles: Collection[tuple[int, int]]) -> list[Block]:
             index = growing.get((left, right))
             if index is None:
                 index = len(found)
-                found.append(Block(row, row + 1, left, right))
+                found.append(Rect(row, left, 1, right - left))
             else:
-                found[index] = found[index]._replace(bottom=row + 1)
+                found[index] = found[index]._replace(height=row + 1 - found[index].top)
             grown[left, right] = index
         growing, last = grown, row
     return found
 
 
-def extent(image: LevelLayout, block: Block) -> tuple[Span, Span]:
-    """Return the rows and columns of an image that a block covers."""
+def covered(image: LevelLayout, block: Rect) -> Rect:
+    """Return the pixels of an image that a block of its tiles covers."""
     height, width = image.grid.tile_height, image.grid.tile_width
-    top, left = block.top * height, block.left * width
-    bottom, right = min(block.bottom * height, image.height), min(block.right * width, image.width)
-    return Span(top, 1, bottom - top), Span(left, 1, right - left)
+    return Rect.between(
+        block.top * height,
+        min(block.bottom * height, image.height),
+        block.left * width,
+        min(block.right * width, image.width),
+    )
+
+
+def touched(image: LevelLayout, pixels: Rect) -> Rect:
+    """Return the tiles that pixels of an image lie in."""
+    height, width = image.grid.tile_height, image.grid.tile_width
+    return Rect.between(
+        pixels.top // height,
+        -(-pixels.bottom // height),
+        pixels.left // width,
+        -(-pixels.right // width),
+    )
 
 
 def _runs(columns: list[int]) -> list[tuple[int, int]]:

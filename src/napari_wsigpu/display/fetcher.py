@@ -84,7 +84,7 @@ class TileFetcher:
         self._thread: threading.Thread | None = None
         self._in_flight: frozenset[TileKey] = frozenset()
         self._flies_ahead = False
-        self._pace: dict[tuple[int, int], float] = {}
+        self._seconds: dict[tuple[int, int], float] = {}
         self._ahead: set[TileKey] = set()
         self._fetched_ahead: Counter[int] = Counter()
         self._hits_ahead: Counter[int] = Counter()
@@ -149,7 +149,9 @@ class TileFetcher:
                     keys[:] = [key for key in keys if _number(key) != slide]
             self._changed.wait_for(lambda: all(_number(key) != slide for key in self._in_flight))
             self._ahead = {key for key in self._ahead if _number(key) != slide}
-            self._pace = {place: pace for place, pace in self._pace.items() if place[0] != slide}
+            self._seconds = {
+                level: seconds for level, seconds in self._seconds.items() if level[0] != slide
+            }
             for counts in (self._fetched_ahead, self._hits_ahead, self._last_batch):
                 counts.pop(slide, None)
 
@@ -205,25 +207,25 @@ class TileFetcher:
     def _batch_size(self, key: TileKey, source: TileSource) -> int:
         """Return how many tiles keep all cores at work for as long as a batch may take."""
         side_by_side = -(-threads_at_work() // source.parts_of(key.level))
-        pace = self._pace_of(key)
-        if pace is None:
+        seconds = self._seconds_of(key)
+        if seconds is None:
             return side_by_side
-        tiles = int(BATCH_SECONDS / max(pace, BATCH_SECONDS / BATCH_TILES))
+        tiles = int(BATCH_SECONDS / max(seconds, BATCH_SECONDS / BATCH_TILES))
         return max(1, tiles // side_by_side) * side_by_side
 
     def _takes_long(self, key: TileKey) -> bool:
         """Whether one tile of a level is known to take too long to be fetched ahead."""
-        pace = self._pace_of(key)
-        return pace is not None and pace > SLOWEST_AHEAD
+        seconds = self._seconds_of(key)
+        return seconds is not None and seconds > SLOWEST_AHEAD
 
-    def _pace_of(self, key: TileKey) -> float | None:
+    def _seconds_of(self, key: TileKey) -> float | None:
         """Return seconds a tile of a level, None as long as they are not known."""
-        return self._pace.get((_number(key), key.level))
+        return self._seconds.get((_number(key), key.level))
 
     def _land(self, batch: _Batch, tiles: Mapping[TileKey, NDArray[Any]], seconds: float) -> None:
         first = batch.keys[0]
         with self._changed:
-            self._pace[_number(first), first.level] = seconds / len(batch.keys)
+            self._seconds[_number(first), first.level] = seconds / len(batch.keys)
             if batch.ahead:
                 if len(self._ahead) > MOST_REMEMBERED:
                     self._ahead.clear()

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.display.blocks import Block, blocks, extent
+from napari_wsigpu.display.blocks import blocks, covered, touched
 from napari_wsigpu.display.resample import Axis, draw, draw_smoothly, shows_blocks
+from napari_wsigpu.geometry import Rect
 from napari_wsigpu.reading.cache import TileKey
 from napari_wsigpu.reading.mosaic import touches
 from napari_wsigpu.reading.plan import tile_rect
@@ -26,44 +27,10 @@ if TYPE_CHECKING:
 
 
 class View(NamedTuple):
-    """A region of a level; `bottom` and `right` are beyond it."""
+    """A region of a level."""
 
     level: int
-    top: int
-    bottom: int
-    left: int
-    right: int
-
-    def block(self, image: LevelLayout) -> Block:
-        """Return the tiles of the level that it touches."""
-        height, width = image.grid.tile_height, image.grid.tile_width
-        return Block(
-            self.top // height,
-            -(-self.bottom // height),
-            self.left // width,
-            -(-self.right // width),
-        )
-
-    def common(self, other: View) -> View | None:
-        """Return what it shares with another view of the same level."""
-        shared = View(
-            self.level,
-            max(self.top, other.top),
-            min(self.bottom, other.bottom),
-            max(self.left, other.left),
-            min(self.right, other.right),
-        )
-        same = self.level == other.level
-        return (
-            shared if same and shared.top < shared.bottom and shared.left < shared.right else None
-        )
-
-    def part(self, inner: View) -> tuple[slice, slice]:
-        """Return where a view that lies in this one does so."""
-        return (
-            slice(inner.top - self.top, inner.bottom - self.top),
-            slice(inner.left - self.left, inner.right - self.left),
-        )
+    rect: Rect
 
 
 class Picture:
@@ -211,15 +178,17 @@ class Picture:
     def _begin(self, view: View, hand: _Hand) -> None:
         """Compose another region: of the old picture, as far as it goes, and of what is at hand."""
         image = self.levels[view.level]
-        shape = (view.bottom - view.top, view.right - view.left, *self.overview.shape[2:])
+        shape = (view.rect.height, view.rect.width, *self.overview.shape[2:])
         old_view, old, old_missing = self._view, self._pixels, self._missing
-        common = None if old_view is None else view.common(old_view)
+        common = None
+        if old_view is not None and old_view.level == view.level:
+            common = view.rect.intersection(old_view.rect)
         pixels = self._memory.empty(shape, image.dtype)
         fresh: dict[Tile, NDArray[Any] | None] = {}
         missing: dict[Tile, int] = {}
-        tiles = list(view.block(image).tiles())
+        tiles = list(touched(image, view.rect).cells())
         for tile in tiles:
-            if common is not None and _lies_in(_clipped(view, image, tile), common):
+            if common is not None and common.contains(_clipped(view, image, tile)):
                 if tile in old_missing:
                     missing[tile] = old_missing[tile]
             else:
@@ -228,7 +197,7 @@ class Picture:
         absent = [tile for tile, pixels_of in fresh.items() if pixels_of is None]
         self._approximate(dict.fromkeys(absent, len(self.levels)), hand)
         if common is not None and old_view is not None:
-            pixels[view.part(common)] = old[old_view.part(common)]
+            pixels[view.rect.slices(common)] = old[old_view.rect.slices(common)]
         for tile, own in fresh.items():
             if own is not None:
                 self._paste(tile, own)
@@ -279,56 +248,49 @@ class Picture:
         for other in (level - 1, *range(level + 1, top)):
             if other < 0 or self._rank(other) >= rank:
                 continue
-            under = self._under(part, other).block(self.levels[other])
-            if all(hand.tile(other, place) is not None for place in under.tiles()):
+            under = touched(self.levels[other], self._under(part, other))
+            if all(hand.tile(other, place) is not None for place in under.cells()):
                 return int(other)
         return top if self._rank(top) < rank else None
 
-    def _under(self, part: View, level: int) -> View:
+    def _under(self, part: Rect, level: int) -> Rect:
         """Return the region of another level that lies under a part of the view."""
-        own, other = self.levels[part.level], self.levels[level]
+        assert self._view is not None
+        own, other = self.levels[self._view.level], self.levels[level]
         down, across = other.height / own.height, other.width / own.width
         top, bottom = (int((y + 0.5) * down) for y in (part.top, part.bottom - 1))
         left, right = (int((x + 0.5) * across) for x in (part.left, part.right - 1))
-        return View(
-            level,
+        return Rect.between(
             min(top, other.height - 1),
             min(bottom, other.height - 1) + 1,
             min(left, other.width - 1),
             min(right, other.width - 1) + 1,
         )
 
-    def _draw(self, level: int, block: Block, hand: _Hand) -> None:
+    def _draw(self, level: int, block: Rect, hand: _Hand) -> None:
         """Draw a block of the view's tiles by the pixels of another level."""
         assert self._view is not None
         own, other = self.levels[self._view.level], self.levels[level]
-        rows, columns = extent(own, block)
-        whole = View(
-            self._view.level,
-            rows.start,
-            rows.start + rows.length,
-            columns.start,
-            columns.start + columns.length,
-        )
-        part = whole.common(self._view)
+        part = covered(own, block).intersection(self._view.rect)
         assert part is not None
         under = self._under(part, level)
-        height, width = under.bottom - under.top, under.right - under.left
+        height, width = under.height, under.width
         by_rows, by_columns = other.height / own.height, other.width / own.width
         down = Axis(part.top * by_rows - under.top, by_rows)
         across = Axis(part.left * by_columns - under.left, by_columns)
-        pixels = self._pixels[self._view.part(part)]
+        pixels = self._pixels[self._view.rect.slices(part)]
         if shows_blocks(down, across, pixels):
             source = np.empty((height, width, *pixels.shape[2:]), pixels.dtype)
-            self._gather(under, np.arange(height), np.arange(width), hand, source)
+            self._gather(level, under, np.arange(height), np.arange(width), hand, source)
             draw_smoothly(source, down, across, pixels)
         else:
             y, x = down.under(pixels.shape[0], height), across.under(pixels.shape[1], width)
-            self._gather(under, y, x, hand, pixels)
+            self._gather(level, under, y, x, hand, pixels)
 
     def _gather(
         self,
-        under: View,
+        level: int,
+        under: Rect,
         rows: NDArray[np.intp],
         columns: NDArray[np.intp],
         hand: _Hand,
@@ -338,19 +300,21 @@ class Picture:
 
         `rows` and `columns` count from the region's corner.
         """
-        for top, left, tile in self._pieces(under, hand):
+        for top, left, tile in self._pieces(level, under, hand):
             y = slice(*np.searchsorted(rows, (top, top + tile.shape[0])))
             x = slice(*np.searchsorted(columns, (left, left + tile.shape[1])))
             draw(tile, rows[y] - top, columns[x] - left, out[y, x])
 
-    def _pieces(self, under: View, hand: _Hand) -> Iterator[tuple[int, int, NDArray[Any]]]:
+    def _pieces(
+        self, level: int, under: Rect, hand: _Hand
+    ) -> Iterator[tuple[int, int, NDArray[Any]]]:
         """Yield what is at hand under a region, and where it begins, seen from its corner."""
-        if under.level == len(self.levels) - 1:
+        if level == len(self.levels) - 1:
             yield -under.top, -under.left, self.overview
             return
-        image = self.levels[under.level]
-        for row, column in under.block(image).tiles():
-            tile = hand.tile(under.level, (row, column))
+        image = self.levels[level]
+        for row, column in touched(image, under).cells():
+            tile = hand.tile(level, (row, column))
             assert tile is not None
             top, left = row * image.grid.tile_height, column * image.grid.tile_width
             yield top - under.top, left - under.left, tile
@@ -378,29 +342,11 @@ def _put(
 ) -> None:
     """Copy what a view shows of a tile to its place in the view's pixels."""
     part = _clipped(view, image, tile)
-    top, left = tile[0] * image.grid.tile_height, tile[1] * image.grid.tile_width
-    pixels[view.part(part)] = own[
-        part.top - top : part.bottom - top, part.left - left : part.right - left
-    ]
+    pixels[view.rect.slices(part)] = own[covered(image, Rect(*tile, 1, 1)).slices(part)]
 
 
-def _clipped(view: View, image: LevelLayout, tile: Tile) -> View:
+def _clipped(view: View, image: LevelLayout, tile: Tile) -> Rect:
     """Return the part of a view that a tile covers."""
-    grid = image.grid
-    top, left = tile[0] * grid.tile_height, tile[1] * grid.tile_width
-    return View(
-        view.level,
-        max(view.top, top),
-        min(view.bottom, top + grid.tile_height),
-        max(view.left, left),
-        min(view.right, left + grid.tile_width),
-    )
-
-
-def _lies_in(part: View, whole: View) -> bool:
-    return (
-        part.top >= whole.top
-        and part.bottom <= whole.bottom
-        and part.left >= whole.left
-        and part.right <= whole.right
-    )
+    part = view.rect.intersection(covered(image, Rect(*tile, 1, 1)))
+    assert part is not None
+    return part

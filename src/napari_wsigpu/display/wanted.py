@@ -5,12 +5,13 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from napari_wsigpu.display.picture import View
+from napari_wsigpu.display.blocks import touched
+from napari_wsigpu.geometry import Rect
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from napari_wsigpu.display.picture import Picture
+    from napari_wsigpu.display.picture import Picture, View
     from napari_wsigpu.layout import LevelLayout
     from napari_wsigpu.reading.cache import TileKey
 
@@ -108,19 +109,18 @@ def _preview_level(levels: Sequence[LevelLayout], level: int) -> int | None:
 def _ring(picture: Picture, view: View, motion: tuple[float, float]) -> Iterator[Place]:
     """Return the tiles just outside of a view on the sides it moves to, a screen's eighth wide."""
     image = picture.levels[view.level]
-    block = view.block(image)
-    high = max(1, (block.bottom - block.top) // 8)
-    wide = max(1, (block.right - block.left) // 8)
+    block = touched(image, view.rect)
+    high, wide = max(1, block.height // 8), max(1, block.width // 8)
     down, right = motion
     still = down == right == 0
-    ring = block._replace(
-        top=block.top - high * (still or down < 0),
-        bottom=block.bottom + high * (still or down > 0),
-        left=block.left - wide * (still or right < 0),
-        right=block.right + wide * (still or right > 0),
+    ring = Rect.between(
+        block.top - high * (still or down < 0),
+        block.bottom + high * (still or down > 0),
+        block.left - wide * (still or right < 0),
+        block.right + wide * (still or right > 0),
     )
-    inside = set(block.tiles())
-    outside = [(view.level, *tile) for tile in _in_grid(set(ring.tiles()) - inside, image)]
+    inside = set(block.cells())
+    outside = [(view.level, *tile) for tile in _in_grid(set(ring.cells()) - inside, image)]
     yield from _from_centre(outside, picture, view)
 
 
@@ -128,12 +128,12 @@ def _under_centre(picture: Picture, view: View, level: int) -> Iterator[Place]:
     """Return the tiles of another level that a view of as many pixels would show there."""
     own, other = picture.levels[view.level], picture.levels[level]
     down, across = other.height / own.height, other.width / own.width
-    y, x = (view.top + view.bottom) / 2 * down, (view.left + view.right) / 2 * across
-    height, width = (view.bottom - view.top) / 2, (view.right - view.left) / 2
-    there = View(
-        level, max(0, int(y - height)), int(y + height), max(0, int(x - width)), int(x + width)
+    y, x = view.rect.centre
+    y, x, height, width = y * down, x * across, view.rect.height / 2, view.rect.width / 2
+    there = Rect.between(
+        max(0, int(y - height)), int(y + height), max(0, int(x - width)), int(x + width)
     )
-    tiles = _in_grid(set(there.block(other).tiles()), other)
+    tiles = _in_grid(set(touched(other, there).cells()), other)
     yield from _from_centre([(level, *tile) for tile in tiles], picture, view)
 
 
@@ -158,8 +158,8 @@ def _from_centre(places: list[Place], picture: Picture, view: View) -> list[Plac
         return places
     own, image = picture.levels[view.level], picture.levels[places[0][0]]
     grid = image.grid
-    y = (view.top + view.bottom) / 2 * image.height / own.height
-    x = (view.left + view.right) / 2 * image.width / own.width
+    y, x = view.rect.centre
+    y, x = y * image.height / own.height, x * image.width / own.width
 
     def distance(place: Place) -> float:
         _, row, column = place

@@ -153,7 +153,9 @@ class GpuBatch:
             prepared.describe(self._slots.addresses.tolist(), stream)
             self._engine = worker.engine(kind) or ""
             samples = self._decoder.verifier.samples(kind, self._on_gpu)
-            self._samples = {index: worker.witness(self._batch[index]) for index in samples}
+            self._samples = {
+                index: worker.decode_reference(self._batch[index]) for index in samples
+            }
             worked = worker.decode(kind, work.streams.used, work.images.used)
             self._decoded = list(chain.from_iterable(compress(prepared.groups, worked)))
             if self._decoded:

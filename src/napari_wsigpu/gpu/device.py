@@ -1,6 +1,6 @@
-"""The face of a device whose memory holds decoded tiles.
+"""The interface of a device whose memory holds decoded tiles.
 
-`codecs.cuda` is the real one. All that touches device memory goes through this face, so that
+`gpu.cuda` is the real one. All that touches device memory goes through it, so that
 the decoder and the engine above it also run where there is no GPU.
 """
 

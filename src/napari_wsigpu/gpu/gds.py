@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.gpu.device import Device, Stream
     from napari_wsigpu.storage.batch import Batch, Readable
 
-# Rooms of more than this in all would not stay in the processor's cache.
+# Buffers of more than this in all would not stay in the processor's cache.
 SMALLEST_PIECE, LARGEST_PIECE = 1 << 20, 4 << 20
 # Our threads wait for each other's turn in the interpreter; those of kvikio don't.
 MOST_THREADS, MOST_KVIKIO_THREADS = 8, 16
@@ -141,32 +141,32 @@ class _Filling(NamedTuple):
     files: ExitStack
 
 
-class _Rooms:
-    """Page-locked memory for one thread: one room is filled while the other one is uploaded."""
+class _Buffers:
+    """Page-locked memory for one thread: one buffer is filled while the other one is uploaded."""
 
     def __init__(self, device: Device, size: int) -> None:
         self._device = device
-        self._rooms: list[tuple[Any, Stream]] = [
+        self._both: list[tuple[Any, Stream]] = [
             (device.staging(1, size)[0], device.new_stream()) for _ in range(2)
         ]
 
     def follow(self, stream: Stream) -> None:
         """Have uploads wait for what a stream holds now."""
         with stream:
-            for _, own in self._rooms:
+            for _, own in self._both:
                 self._device.follow(own)
 
     def move(self, read: Callable[[memoryview, int], None], piece: _Piece) -> None:
         """Read a piece and upload it."""
-        room, stream = self._rooms[0]
+        buffer, stream = self._both[0]
         stream.synchronize()
-        read(memoryview(room)[: piece.size], piece.offset)
-        self._device.upload(piece.address, room[: piece.size], stream)
-        self._rooms.reverse()
+        read(memoryview(buffer)[: piece.size], piece.offset)
+        self._device.upload(piece.address, buffer[: piece.size], stream)
+        self._both.reverse()
 
     def wait(self) -> None:
         """Return when all is uploaded."""
-        for _, stream in self._rooms:
+        for _, stream in self._both:
             stream.synchronize()
 
 
@@ -197,7 +197,7 @@ class Loader:
         self.largest = LARGEST_PIECE
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
-        self._idle: deque[_Rooms] = deque(maxlen=self.threads)
+        self._idle: deque[_Buffers] = deque(maxlen=self.threads)
 
     def help(self, pieces: deque[_Piece], stream: Stream) -> Future[None]:
         """Have a thread move pieces."""
@@ -213,10 +213,10 @@ class Loader:
         source: Readable | None = None
         with self.device.active(), ExitStack() as opened:
             try:
-                rooms = self._idle.pop()
+                buffers = self._idle.pop()
             except IndexError:
-                rooms = _Rooms(self.device, self.largest)
-            rooms.follow(stream)
+                buffers = _Buffers(self.device, self.largest)
+            buffers.follow(stream)
             try:
                 while True:
                     piece = pieces.popleft()
@@ -224,15 +224,15 @@ class Loader:
                         opened.close()
                         source = piece.source
                         read = opened.enter_context(source.reading())
-                    rooms.move(read, piece)
+                    buffers.move(read, piece)
             except IndexError:  # none is left
                 pass
             except BaseException:
                 pieces.clear()
                 raise
             finally:
-                rooms.wait()
-                self._idle.append(rooms)
+                buffers.wait()
+                self._idle.append(buffers)
 
     def close(self) -> None:
         """End the threads, and give the memory back."""

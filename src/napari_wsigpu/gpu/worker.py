@@ -64,7 +64,7 @@ class DecodeWorker:
         self._decoders: dict[str, tuple[LibraryDecoder, str] | None] = {}
         self._workspaces: deque[Workspace] = deque(maxlen=MOST_IDLE)
         self._buffers: deque[memoryview] = deque(maxlen=2 * MOST_IDLE)
-        self._witness: ThreadPoolExecutor | None = None
+        self._reference: ThreadPoolExecutor | None = None
         self.loader = Loader(device)
         self._warned: set[str] = set()
 
@@ -95,9 +95,9 @@ class DecodeWorker:
                     made[0].close()
             self._decoders.clear()
         with self._lock:
-            witness, self._witness = self._witness, None
-        if witness is not None:
-            witness.shutdown()
+            reference, self._reference = self._reference, None
+        if reference is not None:
+            reference.shutdown()
         self.loader.close()
         self.trim()
 
@@ -141,15 +141,15 @@ class DecodeWorker:
         self._workspaces.clear()
         self._buffers.clear()
 
-    def witness(self, tile: EncodedTile) -> Future[NDArray[Any]]:
+    def decode_reference(self, tile: EncodedTile) -> Future[NDArray[Any]]:
         """Have a tile decoded on the CPU, to be compared; by a thread that is there already.
 
         To start one would take as long as to decode the tile.
         """
         with self._lock:
-            if self._witness is None:
-                self._witness = ThreadPoolExecutor(1, "wsigpu-witness")
-            return self._witness.submit(
+            if self._reference is None:
+                self._reference = ThreadPoolExecutor(1, "wsigpu-reference")
+            return self._reference.submit(
                 decode_tile, tile, np.empty(tile.level.tile_bytes, np.uint8)
             )
 

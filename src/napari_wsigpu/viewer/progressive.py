@@ -26,6 +26,7 @@ from napari_wsigpu.display import resample
 from napari_wsigpu.display.picture import Picture, View
 from napari_wsigpu.display.wanted import next_likely, on_screen
 from napari_wsigpu.errors import SlideReadError
+from napari_wsigpu.geometry import Rect
 from napari_wsigpu.memory import PictureMemory
 from napari_wsigpu.reading.level import VIEWER_CHUNK
 from napari_wsigpu.viewer.layers import slide_of
@@ -511,7 +512,7 @@ def _within(level: int, rows: slice, columns: slice, image: LevelLayout) -> View
     """Return a view of at least one pixel; corners may still be those of a larger level."""
     top, left = min(rows.start, image.height - 1), min(columns.start, image.width - 1)
     bottom, right = min(rows.stop, image.height), min(columns.stop, image.width)
-    return View(level, top, max(bottom, top + 1), left, max(right, left + 1))
+    return View(level, Rect.between(top, max(bottom, top + 1), left, max(right, left + 1)))
 
 
 def _same(levels: Sequence[Any], others: Sequence[Any]) -> bool:
@@ -522,7 +523,5 @@ def _motion(last: View | None, view: View) -> tuple[float, float]:
     """Return how far a view moved, (down, right); nothing where the level changed."""
     if last is None or last.level != view.level:
         return 0.0, 0.0
-    return (
-        (view.top + view.bottom - last.top - last.bottom) / 2,
-        (view.left + view.right - last.left - last.right) / 2,
-    )
+    (y, x), (last_y, last_x) = view.rect.centre, last.rect.centre
+    return y - last_y, x - last_x
