@@ -13,9 +13,10 @@ The parts, all by default:
 Readers take turns, another one first in each round, all at the same places, and at other places
 each round; OpenSlide and FastSlide read a quarter of them, and of a grid every peer reads a part.
 Before each turn our caches are cleared, and peers open the slide anew. Cores of rented machines are
-shared: "loop ms" is what 100 000 empty turns of a loop in Python took beside a reader's turn.
-"Decode alone" has imagecodecs decode the tiles, and pastes nothing. A slide is made where none is
-given; a slide that is has to be a tiled TIFF file in RGB.
+shared: "loop ms" is what 100 000 empty turns of a loop in Python took beside a reader's turn, and
+"load" in the JSON file is the system's after it. "Decode alone" has imagecodecs decode the tiles,
+and pastes nothing. A slide is made where none is given; a slide that is has to be a tiled TIFF file
+in RGB.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ class Bench:
         for name, reader in readers.items():
             try:
                 reader(rounds[0][: max(self.given.batch)])()
-                rows[name] = {"reader": name, "median": 0, "values": [], "loop_ms": []}
+                rows[name] = {"reader": name, "median": 0, "values": [], "loop_ms": [], "load": []}
             except Exception as error:  # a reader that can't do it does not end the others' turns
                 print(f"MISSING {title}, {name}: {error!r}", flush=True)
         for number, places in enumerate(rounds):
@@ -127,6 +128,7 @@ class Bench:
                 seconds = time.perf_counter() - begin
                 rows[name]["values"].append(round(count / seconds, 1))
                 rows[name]["loop_ms"].append(round((before + loop_ms()) / 2, 2))
+                rows[name]["load"].append(round(os.getloadavg()[0], 1))
         found = list(rows.values())
         for row in found:
             row["median"] = statistics.median(row["values"])
