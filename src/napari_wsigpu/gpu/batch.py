@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from napari_wsigpu.codecs.cpu import CpuBatch
-    from napari_wsigpu.codecs.decoder import Deliver, EncodedBatch
+    from napari_wsigpu.codecs.decoder import Deliver, EncodedBatch, PendingBatch
     from napari_wsigpu.gpu.codestream import Prepared
     from napari_wsigpu.gpu.device import Device, Event, Slots, Stream
     from napari_wsigpu.gpu.nvimagecodec import NvImageCodecDecoder
@@ -254,7 +253,7 @@ class _CpuPart:
         self._level = batch.level
         self._slots = HostSlots(list(self._memory))
         part = batch.part(indices)
-        self._pending: CpuBatch = decoder.cpu.schedule(part, self._slots, self._widen)
+        self._pending: PendingBatch = decoder.cpu.schedule(part, self._slots, self._widen)
 
     def _widen(self, places: Sequence[int]) -> None:
         """Give tiles that were cut to their level the memory of full ones."""

@@ -9,8 +9,8 @@ from napari_wsigpu.gpu.codestream import Jpeg2000Streams, recipe
 from napari_wsigpu.gpu.stack import JpegStreams
 
 if TYPE_CHECKING:
-    from napari_wsigpu.codecs.cpu import CpuDecoder
-    from napari_wsigpu.codecs.decoder import Deliver, EncodedBatch
+    from napari_wsigpu.codecs.cpu import HostSlots
+    from napari_wsigpu.codecs.decoder import Decoder, Deliver, EncodedBatch
     from napari_wsigpu.gpu.device import Slots, Stream
     from napari_wsigpu.gpu.verify import Verifier
     from napari_wsigpu.gpu.worker import DecodeWorker
@@ -25,7 +25,7 @@ class NvImageCodecDecoder:
     ----------
     worker : DecodeWorker
         Runs the batches; shared by all slides on the device.
-    cpu : CpuDecoder
+    cpu : Decoder
         Decodes what the device can't.
     verifier : Verifier
         Proves that the device's pixels are right.
@@ -33,7 +33,7 @@ class NvImageCodecDecoder:
 
     name = "nvimagecodec"
 
-    def __init__(self, worker: DecodeWorker, cpu: CpuDecoder, verifier: Verifier) -> None:
+    def __init__(self, worker: DecodeWorker, cpu: Decoder[HostSlots], verifier: Verifier) -> None:
         self.worker = worker
         self.cpu = cpu
         self.verifier = verifier

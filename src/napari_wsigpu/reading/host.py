@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.color import ColorTable
-    from napari_wsigpu.codecs.cpu import CpuBatch, CpuDecoder
+    from napari_wsigpu.codecs.decoder import Decoder, PendingBatch
     from napari_wsigpu.layout import LevelLayout, PyramidLevel
     from napari_wsigpu.reading.cache import TileCache
     from napari_wsigpu.reading.log import TileLog
@@ -85,7 +85,7 @@ class HostExecutor:
         pyramid: Sequence[PyramidLevel],
         background: float,
         source: ByteSource,
-        decoder: CpuDecoder,
+        decoder: Decoder[HostSlots],
         cache: TileCache,
         log: TileLog,
         timed: Callable[[LevelLayout, int, float], None],
@@ -229,7 +229,7 @@ class HostExecutor:
     ) -> dict[int, str]:
         """Read and decode tiles: one batch is read while the one before it is decoded."""
         failures: dict[int, str] = {}
-        flying: list[tuple[Integers, CpuBatch]] = []
+        flying: list[tuple[Integers, PendingBatch]] = []
         try:
             for batch in _batches(image, plan.tiles, tiles):
                 wish.check()
@@ -245,7 +245,7 @@ class HostExecutor:
 
     def _schedule(
         self, plan: ReadPlan, image: LevelLayout, batch: Integers, take: Take, wish: Wish
-    ) -> CpuBatch:
+    ) -> PendingBatch:
         kept = self._to_keep(plan, image, batch, wish)
         coloured = wish.table is not None
         # Taken in one thread: a pool's threads would scatter it over as many heaps.
@@ -323,7 +323,7 @@ class HostExecutor:
     def _new_buffer(self, size: int) -> memoryview:
         return self._bytes.empty((size,), np.dtype(np.uint8)).data
 
-    def _finish(self, image: LevelLayout, batch: Integers, pending: CpuBatch) -> dict[int, str]:
+    def _finish(self, image: LevelLayout, batch: Integers, pending: PendingBatch) -> dict[int, str]:
         failed = pending.wait()
         decoded = len(batch) - len(failed)
         self._log.count_decoded(cpu=decoded)

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.color import ColorTable
-    from napari_wsigpu.codecs.cpu import CpuDecoder
+    from napari_wsigpu.codecs.cpu import HostSlots
+    from napari_wsigpu.codecs.decoder import Decoder
     from napari_wsigpu.gpu.devices import Devices
     from napari_wsigpu.gpu.worker import DecodeWorker
     from napari_wsigpu.layout import LevelLayout, PyramidLevel, SlideLayout
@@ -79,7 +80,7 @@ class RegionReader:
         images: Mapping[int, LevelLayout],
         pyramid: Sequence[PyramidLevel],
         source: ByteSource,
-        cpu: CpuDecoder,
+        cpu: Decoder[HostSlots],
         log: TileLog,
         tiles: TileCache,
         devices: Devices,
