@@ -185,7 +185,7 @@ def test_parts_may_lie_beyond_what_32_bits_count(device, stream):
     found = blank_pixels(device, stream, pixels.shape, "uint8")
     table = np.array([(memory.addresses[0], far, 7, 5, 7)], PASTE)
     sizes = 7, 4, 0, 4, 1, 1
-    before = np.uint64(device.address(found) - 4 * far)
+    before = np.uint64((device.address(found) - 4 * far) % (1 << 64))
     arguments = (device.table(table, stream), *map(np.int32, sizes), before)
     device._launch("paste", (1, 5, 1), arguments, stream)
     np.testing.assert_array_equal(on_host(device, stream, found), pixels)

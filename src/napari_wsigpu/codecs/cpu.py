@@ -85,10 +85,10 @@ class CpuDecoder:
         if not self._workers:
             return pending
         with self._lock:
-            # Batches share the threads: who waits for one works, too.
+            # Batches share the threads, and who waits for one works, too.
             self._active += 1
             workers = min(self._workers, MOST_FOR_QUICK) if pending.quick else self._workers
-            helpers = min(-(-workers // self._active), len(batch) - 1)
+            helpers = min((workers + 1) // self._active - 1, len(batch) - 1)
             if self._pool is None and helpers > 0:
                 self._pool = ThreadPoolExecutor(self._workers, "wsigpu-decode")
             with suppress(RuntimeError):  # the interpreter ends: who waits decodes alone
