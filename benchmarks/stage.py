@@ -69,13 +69,15 @@ class SlowDecoder:
     """
 
     def __init__(self) -> None:
-        from napari_wsigpu.codecs import tile
+        from napari_wsigpu.codecs import cpu, tile
         from napari_wsigpu.viewer import reader  # noqa: F401  brings in all that may decode
 
         self.seconds = 0.0
         self.tiles = 0
         self._lock = threading.Lock()
         self._decode: Callable[..., NDArray[Any]] = tile.decode_tile
+        # Every tile shall be decoded in the way that can be made late.
+        vars(cpu)["whole_tiles"] = lambda batch: None
         for name, module in list(sys.modules.items()):
             if name.startswith("napari_wsigpu"):
                 for variable, value in list(vars(module).items()):

@@ -44,7 +44,7 @@ LONG = {
     "napari_wsigpu.reading.device": 643,
     "napari_wsigpu.reading.host": 513,
     "napari_wsigpu.reading.plan": 467,
-    "napari_wsigpu.reading.reader": 485,
+    "napari_wsigpu.reading.reader": 486,
 }
 
 

@@ -69,6 +69,7 @@ def gate(monkeypatch):
         return decode_tile(tile, memory)
 
     monkeypatch.setattr(cpu, "decode_tile", held_back)
+    monkeypatch.setattr(cpu, "whole_tiles", lambda batch: None)
     yield gate
     gate.set()
 
@@ -348,6 +349,7 @@ def test_after_the_cache_is_cleared_failed_tiles_are_tried_again(make_viewer, mo
         raise RuntimeError("for the moment")
 
     monkeypatch.setattr(cpu, "decode_tile", broken)
+    monkeypatch.setattr(cpu, "whole_tiles", lambda batch: None)
     look_at(viewer, layer, 2600, 3300, 1)
     napari_wsigpu.wait(layer, 30)
     assert not np.array_equal(*decoded(layer))
@@ -441,6 +443,7 @@ viewer = napari.Viewer()
 [layer] = viewer.open(path, plugin="napari-wsigpu")
 decode_tile = cpu.decode_tile
 cpu.decode_tile = lambda *tile: time.sleep(0.05) or decode_tile(*tile)
+cpu.whole_tiles = lambda batch: None
 viewer.scene.camera.center = (0, 2600 * 0.499, 3300 * 0.499)
 viewer.scene.camera.zoom = 2
 viewer.screenshot(flash=False)
