@@ -1,0 +1,91 @@
+"""The documents name what there is."""
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "napari_wsigpu"
+DOCUMENTS = [
+    *(ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+# A folder, or a file and perhaps what it defines: reading/plan.py:ReadPlan.regions_of
+NAMED = re.compile(r"`([\w./-]+/|[\w./-]*\w\.(?:py|cu|md|yaml|toml|txt))(?::([\w.]+))?`")
+# What users' programs, not ours, are called; and what a recipe has them write.
+OTHERS = {"src/napari_wsigpu/formats/VENDOR.py", "napari_wsigpu.errors"}
+
+ALL = [pytest.param(path, id=path.relative_to(ROOT).as_posix()) for path in DOCUMENTS]
+
+pytestmark = pytest.mark.skipif(
+    not (ROOT / "ARCHITECTURE.md").exists(), reason="these are the tests of a checkout"
+)
+
+
+def words(path):
+    """A document's text, without blocks of code."""
+    lines = path.read_text("utf-8").splitlines()
+    return "\n".join(line for line in lines if not line.startswith("    "))
+
+
+def found(name):
+    places = [base / name for base in (ROOT, PACKAGE) if (base / name).exists()]
+    return places[0] if places else None
+
+
+@cache
+def defined(path):
+    """Names that a module defines, those in its classes as Class.name."""
+    names = set()
+
+    def add(body, prefix):
+        for node in body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef):
+                names.add(prefix + node.name)
+            if isinstance(node, ast.ClassDef):
+                add(node.body, f"{prefix}{node.name}.")
+            for target in [*getattr(node, "targets", ()), getattr(node, "target", None)]:
+                if isinstance(target, ast.Name):
+                    names.add(prefix + target.id)
+
+    add(ast.parse(path.read_text("utf-8")).body, "")
+    return names
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_links_resolve(path):
+    links = [link for link in LINK.findall(words(path)) if "://" not in link]
+    missing = [link for link in links if not (path.parent / link.partition("#")[0]).exists()]
+    assert missing == []
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_named_files_and_what_they_define_exist(path):
+    missing = []
+    for name, member in NAMED.findall(words(path)):
+        file = found(name)
+        if name not in OTHERS and (file is None or (member and member not in defined(file))):
+            missing.append(f"{name}:{member}")
+    assert missing == []
+
+
+def test_rooms_import_only_from_their_row_and_those_above():
+    text = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+    rows = [re.findall(r"`([\w/.]+)`", line.split("|")[1]) for line in text.splitlines()
+            if re.match(r"\| `[\w/.]+[/y]`", line)]  # fmt: skip
+    order = {name.strip("/").removesuffix(".py"): row for row, names in enumerate(rows)
+             for name in names}  # fmt: skip
+    assert {"errors", "storage", "reading", "widgets"} <= set(order)
+    wrong = []
+    for file in PACKAGE.rglob("*.py"):
+        room = file.relative_to(PACKAGE).with_suffix("").parts[0]
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("napari_wsigpu."):
+                other = str(node.module).split(".")[1]
+                if room in order and order.get(other, -1) > order[room]:
+                    wrong.append(f"{file.relative_to(PACKAGE)} imports {node.module}")
+    assert wrong == []
