@@ -6,10 +6,11 @@ slides (``except FileNotFoundError``) still catches it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
 
 class SlideError(Exception):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MERGE_GAP = 64 << 10
 MERGE_LIMIT = 16 << 20
-# To plan how so few are read at once takes longer than to read each.
+# So few are read at once, wherever they lie.
 FEW_RANGES = 16
 # From so many neighbours on, on average, one read of all is better than one for each.
 LONGEST_RUN = 4
@@ -202,11 +202,10 @@ class FileSource:
         self, offsets: NDArray[np.int64], lengths: NDArray[np.int64]
     ) -> LaterReads | None:
         """Open the file for many ranges; see `ScatteredSource.read_later`."""
-        if len(offsets) >= FEW_RANGES:
-            ends = offsets[:-1] + lengths[:-1]
-            apart = (offsets[1:] > ends + MERGE_GAP) | (offsets[1:] < ends)
-            if LONGEST_RUN * np.count_nonzero(apart) < len(offsets):
-                return None
+        ends = offsets[:-1] + lengths[:-1]
+        apart = (offsets[1:] > ends + MERGE_GAP) | (offsets[1:] < ends)
+        if len(offsets) < FEW_RANGES or LONGEST_RUN * np.count_nonzero(apart) < len(offsets):
+            return None
         held = ExitStack()
         file = held.enter_context(self._handle())
         try:
