@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.layout import LevelLayout
-    from napari_wsigpu.storage.source import Buffer, Fill, LaterReads
+    from napari_wsigpu.storage.source import Buffer, Fill, JoinedBytes, LaterReads
 
 Slots = TypeVar("Slots", contravariant=True)
 
@@ -96,6 +96,31 @@ class EncodedBatch(Sequence["EncodedTile"]):
         self._later: LaterReads | None = None
         self._places: list[Any] = []
         self._hold(buffer)
+
+    @classmethod
+    def joined(
+        cls,
+        level: LevelLayout,
+        tiles: NDArray[np.int64],
+        joined: JoinedBytes,
+        wanted: NDArray[np.int64],
+        background: float,
+        *,
+        shared: bool = False,
+    ) -> EncodedBatch:
+        """Take tiles as a source has read them; `wanted` is how long their segments should be."""
+        # A segment that the file was to hold, but that lies beyond its end, is no missing one.
+        return cls(
+            level,
+            tiles,
+            joined.buffer,
+            joined.starts.reshape(wanted.shape),
+            joined.lengths.reshape(wanted.shape),
+            wanted > 0,
+            background,
+            reasons=joined.reasons,
+            shared=shared,
+        )
 
     @classmethod
     def filled(

@@ -506,19 +506,7 @@ class DeviceExecutor:
                 offsets.ravel(), wanted.ravel(), self._decoder.worker.take_buffer, spacing
             )
         self._log.count(bytes_read=int(joined.lengths.sum()))
-        shape = offsets.shape
-        # A segment that the file was to hold, but that lies beyond its end, is no missing one.
-        return EncodedBatch(
-            image,
-            tiles,
-            joined.buffer,
-            joined.starts.reshape(shape),
-            joined.lengths.reshape(shape),
-            wanted > 0,
-            self._background,
-            reasons=joined.reasons,
-            shared=True,
-        )
+        return EncodedBatch.joined(image, tiles, joined, wanted, self._background, shared=True)
 
     def _paste(self, plan: ReadPlan, tiles: Integers, addresses: Integers, output: _Output) -> None:
         """Copy parts of tiles that lie at addresses to their places."""

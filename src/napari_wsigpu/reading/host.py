@@ -307,18 +307,7 @@ class HostExecutor:
                 return EncodedBatch.later(image, tiles, reads, self._background)
         joined = self._source.read_joined(offsets.ravel(), wanted.ravel(), self._new_buffer)
         self._log.count(bytes_read=int(joined.lengths.sum()))
-        shape = offsets.shape
-        # A segment that the file was to hold, but that lies beyond its end, is no missing one.
-        return EncodedBatch(
-            image,
-            tiles,
-            joined.buffer,
-            joined.starts.reshape(shape),
-            joined.lengths.reshape(shape),
-            wanted > 0,
-            self._background,
-            reasons=joined.reasons,
-        )
+        return EncodedBatch.joined(image, tiles, joined, wanted, self._background)
 
     def _new_buffer(self, size: int) -> memoryview:
         return self._bytes.empty((size,), np.dtype(np.uint8)).data
