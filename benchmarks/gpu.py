@@ -36,7 +36,7 @@ from benchmarks.common import SLIDES, ensure_slide, write_json
 from napari_wsigpu import open_slide, runtime
 from napari_wsigpu.bench import print_table
 from napari_wsigpu.gpu import verify
-from napari_wsigpu.reading.device import BATCH_TILES, tile_format
+from napari_wsigpu.reading.device_pipeline import BATCH_TILES, tile_format
 from napari_wsigpu.reading.throughput import tile_kind
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ def loop() -> float:
 
 def device_executor(slide: Slide) -> DeviceExecutor:
     """Return the part of a slide that reads through the device."""
-    return slide._reader._executor(runtime.default().devices.worker(0))
+    return slide._reader.offload.executor(runtime.default().devices.worker(0))
 
 
 def decode_alone(slide: Slide, x: int, y: int, size: int) -> tuple[float, None]:
@@ -213,7 +213,7 @@ def decode_alone(slide: Slide, x: int, y: int, size: int) -> tuple[float, None]:
     tiles = np.stack([rows.ravel(), columns.ravel()], -1)
     cache, format_ = runtime.default().devices.tiles(executor.device), tile_format(image)
     count = -(-len(tiles) // BATCH_TILES)
-    parts = [executor._encoded(image, part) for part in np.array_split(tiles, count)]
+    parts = [executor.pipeline.encoded(image, part) for part in np.array_split(tiles, count)]
     places = [cache.reserve(format_, image.tile_bytes, len(part)) for part in parts]
     begin = time.perf_counter()
     flying: list[GpuBatch] = []
@@ -479,7 +479,7 @@ def at_once(slide: Slide, by_gpu: int, threads: int) -> dict[str, float]:
     """Decode 256 tiles again and again in each thread, for a second."""
     executor, image = device_executor(slide), slide.layout.levels[0]
     places = np.argwhere(np.ones((16, 16), bool))
-    tiles = [bytes(tile.segments[0] or b"") for tile in executor._encoded(image, places)]
+    tiles = [bytes(tile.segments[0] or b"") for tile in executor.pipeline.encoded(image, places)]
     cache = runtime.default().devices.tiles(executor.device)
     reserved = cache.reserve(tile_format(image), image.tile_bytes, len(places))
     counts = [0] * (by_gpu + threads)
@@ -487,7 +487,7 @@ def at_once(slide: Slide, by_gpu: int, threads: int) -> dict[str, float]:
 
     def gpu_tiles(number: int) -> None:
         while not stop.is_set():
-            batch = executor._encoded(image, places)
+            batch = executor.pipeline.encoded(image, places)
             executor._decoder.schedule(batch, reserved.slots, lambda rows: None).wait()
             counts[number] += len(tiles)
 

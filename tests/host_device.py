@@ -24,7 +24,7 @@ from napari_wsigpu.gpu.verify import Verifier
 from napari_wsigpu.gpu.worker import DecodeWorker
 from napari_wsigpu.layout import Encoding, LevelLayout, TileGrid
 from napari_wsigpu.reading.average import resample_area
-from napari_wsigpu.reading.device import tile_format
+from napari_wsigpu.reading.device_pipeline import tile_format
 
 # Tests' tiles are so small that an allocation of the usual size would hold ten thousands.
 SLAB_BYTES = 1 << 18

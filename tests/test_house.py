@@ -41,10 +41,6 @@ MOST_LINES = 400
 LONG = {
     "napari_wsigpu.gpu.cuda": 522,
     "napari_wsigpu.gpu.library": 438,
-    "napari_wsigpu.reading.device": 631,
-    "napari_wsigpu.reading.host": 502,
-    "napari_wsigpu.reading.plan": 467,
-    "napari_wsigpu.reading.reader": 486,
 }
 
 

@@ -448,7 +448,7 @@ class Slide:
         """
         reader, target = self._scaled(level, mpp)
         if device != "cpu":
-            self._reader.worker(device)
+            self._reader.offload.worker(device)
         wish = Wish(keep="recurring", table=self._profile.table(color))
 
         def read(batch: list[tuple[int, int]], check: Callable[[], None]) -> Any:
@@ -527,7 +527,7 @@ class Slide:
         """
         reader, target = self._scaled(level, mpp)
         if device != "cpu":
-            self._reader.worker(device)
+            self._reader.offload.worker(device)
         width, height = _integers("size", (size, size) if isinstance(size, int) else size)
         if min(width, height) < 1:
             raise RegionError(f"A region can't be {width} x {height} pixels; use a size >= 1.")
@@ -686,17 +686,17 @@ class Slide:
         DeviceError
             If it can't be used; the slide is decoded as before then.
         """
-        return self._reader.device
+        return self._reader.offload.device
 
     @device.setter
     def device(self, device: str) -> None:
         for reader in (self._reader, *self._of_memory.values()):
-            reader.device = device
+            reader.offload.device = device
 
     @property
     def decoder(self) -> tuple[str, str]:
         """What decodes level 0 now, and why, for example ("CPU", "chosen")."""
-        return self._reader.decoder
+        return self._reader.offload.decoder
 
     def on_failed_tile(self, report: Callable[[str, str], None]) -> None:
         """Have `report` called with name and reason of each tile that is shown as background.

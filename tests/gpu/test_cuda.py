@@ -27,7 +27,7 @@ from napari_wsigpu.errors import DeviceError, RegionError, SlideReadError
 from napari_wsigpu.gpu.cuda import CudaDevice, PinnedMemory
 from napari_wsigpu.gpu.devices import Devices
 from napari_wsigpu.gpu.verify import TOLERANCES
-from napari_wsigpu.reading import device as device_module
+from napari_wsigpu.reading import device_pipeline as device_module
 from napari_wsigpu.reading.cache import TileKey
 from napari_wsigpu.runtime import Runtime
 from tests import slides, tiffbytes
@@ -431,7 +431,9 @@ def test_damaged_tiles_spoil_no_other(tmp_path, jpeg_path, subsampling, seed):
 
     tiffbytes.write(path, [tiffbytes.page(pixels, encode, tile=TILE, **YCBCR)])
     with open_slide(path, device="cpu") as cpu, open_slide(path, device="cuda") as slide:
-        slide._reader._verifier._left["jpeg"] = 0  # a damaged tile could turn the slide to the CPU
+        slide._reader.offload._verifier._left["jpeg"] = (
+            0  # a damaged tile could turn the slide to the CPU
+        )
         found, expected = (each.level_array(0, tolerant=True)[...] for each in (slide, cpu))
     for tile in set(range(63)) - damaged:
         y, x = (128 * place for place in divmod(tile, 9))

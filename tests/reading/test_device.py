@@ -34,9 +34,10 @@ from napari_wsigpu.gpu.batch import GpuBatch
 from napari_wsigpu.gpu.tiles import DeviceTiles
 from napari_wsigpu.gpu.worker import DecodeWorker
 from napari_wsigpu.gpu.workspace import Workspace
-from napari_wsigpu.reading import device as device_module
+from napari_wsigpu.reading import device_pipeline as device_module
 from napari_wsigpu.reading import halving
-from napari_wsigpu.reading.plan import Regions, Wish, plan_regions
+from napari_wsigpu.reading.plan import Regions, Wish
+from napari_wsigpu.reading.planning import plan_regions
 from napari_wsigpu.runtime import Runtime
 from tests import slides, tiffbytes
 from tests.conftest import pinned_places
@@ -145,7 +146,7 @@ def whole(slide, **options):
 
 def executor_of(slide):
     """What carries plans out on the slide's device."""
-    (executor,) = slide._reader._executors.values()
+    (executor,) = slide._reader.offload._executors.values()
     return executor
 
 
@@ -731,7 +732,7 @@ class TestMemory:
                 found = slide.read_region((0, 0), shape, index, "cuda")
                 np.testing.assert_array_equal(found, expected)
                 assert cache.used <= tiles * size
-                slide._reader.worker("cuda").trim()
+                slide._reader.offload.worker("cuda").trim()
                 assert host_gpu.live == cache.used
                 np.testing.assert_array_equal(slide.levels[index][...], expected)
             assert (decoded(slide)["nvimagecodec"] > 0) == (kind in BY_DEVICE)

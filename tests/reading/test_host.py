@@ -16,7 +16,8 @@ from napari_wsigpu.reading import host
 from napari_wsigpu.reading.cache import TileCache
 from napari_wsigpu.reading.host import HostExecutor
 from napari_wsigpu.reading.log import TileLog
-from napari_wsigpu.reading.plan import Regions, Wish, plan_regions, plan_tiles
+from napari_wsigpu.reading.plan import Regions, Wish
+from napari_wsigpu.reading.planning import plan_regions, plan_tiles
 from tests import slides, tiffbytes
 
 TILE = (32, 48)

@@ -16,7 +16,8 @@ from napari_wsigpu.reading.cache import TileCache
 from napari_wsigpu.reading.host import HostExecutor
 from napari_wsigpu.reading.log import TileLog
 from napari_wsigpu.reading.mosaic import parts_of, touches
-from napari_wsigpu.reading.plan import Regions, Wish, plan_regions
+from napari_wsigpu.reading.plan import Regions, Wish
+from napari_wsigpu.reading.planning import plan_regions
 from napari_wsigpu.storage.memory import MemorySource
 from tests import leica, slides, tiffbytes
 from tests.conftest import pinned_places

@@ -9,13 +9,8 @@ from hypothesis import strategies as st
 
 from napari_wsigpu.geometry import Rect, Span
 from napari_wsigpu.layout import Encoding, LevelLayout, Part, Pieces, TileGrid
-from napari_wsigpu.reading.plan import (
-    Regions,
-    partly_taken,
-    plan_regions,
-    plan_tiles,
-    tile_rect,
-)
+from napari_wsigpu.reading.plan import Regions, Wish, tile_rect
+from napari_wsigpu.reading.planning import plan_regions, plan_tiles
 
 GRAY = Encoding(1, 1, 1, 1, "<", "uint8", 1)
 BACKGROUND, BEYOND, UNTOUCHED = -1, -2, -3
@@ -211,7 +206,8 @@ class TestOneImage:
             top, left, height, width = tile_rect(image, *tile)
             mine = {*numbers[top : top + height, left : left + width].ravel().tolist()}
             expected.append(not any(mine <= region for region in shown))
-        assert partly_taken(plan, image).tolist() == expected
+        kept = Wish(keep="partly").kept(plan, image, np.arange(len(plan.tiles)))
+        assert kept.tolist() == expected
 
 
 @st.composite

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import threading
-import time
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from napari_wsigpu.codecs.decoder import EncodedBatch
-from napari_wsigpu.codecs.raw import is_raw
 from napari_wsigpu.errors import (
     DeviceError,
     RegionError,
@@ -19,85 +15,23 @@ from napari_wsigpu.errors import (
     SlideError,
     device_error,
 )
-from napari_wsigpu.gpu.device import TileFormat
-from napari_wsigpu.gpu.raw_reader import RawReader
-from napari_wsigpu.gpu.switching import prompt_switching
-from napari_wsigpu.gpu.tables import PASTE
-from napari_wsigpu.reading.cache import TileKey
-from napari_wsigpu.reading.plan import partly_taken, regions_with
-from napari_wsigpu.storage.file import FileSource
+from napari_wsigpu.reading.device_pipeline import DevicePipeline, Output
+from napari_wsigpu.reading.plan import regions_with
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.gpu.batch import GpuBatch
     from napari_wsigpu.gpu.device import Device, Stream
     from napari_wsigpu.gpu.nvimagecodec import NvImageCodecDecoder
-    from napari_wsigpu.gpu.tiles import DeviceTiles, Reserved
+    from napari_wsigpu.gpu.tiles import DeviceTiles
     from napari_wsigpu.layout import LevelLayout
     from napari_wsigpu.reading.log import TileLog
     from napari_wsigpu.reading.plan import ReadPlan, Wish
     from napari_wsigpu.storage.source import ByteSource
 
     Integers = NDArray[np.int64]
-
-BATCH_TILES = 1024
-BATCH_PIXEL_BYTES = 256 << 20
-IN_FLIGHT = 2
-# So many are read by one thread at a time.
-MANY_TILES = 512
-
-
-@dataclass
-class _Output:
-    """The pixels of the regions of plans, one region after another, on their way.
-
-    Attributes
-    ----------
-    pixels : device array, shape (pixels, channels), or (pixels,) for one channel
-        Where they go.
-    stream, given : Stream
-        What the work is given to, and the caller's own stream if there is one.
-    offsets : ndarray of int64
-        Where each region begins in them.
-    wish : Wish
-        How they are wanted.
-    share : float
-        Part of the tiles that the device decodes.
-    colors : device array or None
-        What colours become.
-    corrected : bool
-        Whether tiles were pasted again after the pixels could have been copied.
-    settled : bool
-        Whether all work that the stream was given for them is done.
-    host : ndarray or None
-        The copy on the host, if one is wanted.
-    """
-
-    pixels: Any
-    given: Stream | None
-    offsets: Integers
-    wish: Wish
-    share: float
-    to_host: bool
-    colors: Any
-    stream: Any = None
-    corrected: bool = False
-    settled: bool = False
-    host: NDArray[Any] | None = None
-    failures: dict[TileKey, str] = field(default_factory=dict)
-
-
-@dataclass
-class _InFlight:
-    """A batch of a plan's tiles that is being decoded."""
-
-    tiles: Integers
-    reserved: Reserved
-    pending: GpuBatch
-    buffer: memoryview
 
 
 class DeviceExecutor:
@@ -132,21 +66,14 @@ class DeviceExecutor:
         self._slide = slide
         self._images = images
         self._background = background
-        self._source = source
         self._decoder = decoder
         self._tiles = tiles
         self._log = log
-        self._timed = timed
-        self._raw: RawReader | None = None
-        if isinstance(source, FileSource):
-            self._raw = RawReader(
-                decoder.worker.loader, source, lambda count: log.count(bytes_read=count)
-            )
+        self.pipeline = DevicePipeline(
+            slide, images, background, source, decoder, tiles, log, timed
+        )
         self._lock = threading.Lock()
-        # Two that read a thousand tiles each wait for each other in the interpreter at every one.
-        self._reading = threading.Lock()
         self._released = False
-        self._doubted = False
         self._idle_streams: list[Stream] = []
 
     @property
@@ -212,7 +139,7 @@ class DeviceExecutor:
         try:
             with self.device.active():
                 shape = (int(offsets[-1]), *samples)
-                output = _Output(
+                output = Output(
                     self._empty(shape, image.dtype) if out is None else out.reshape(shape),
                     None if stream is None else self.device.as_stream(stream),
                     offsets,
@@ -321,23 +248,20 @@ class DeviceExecutor:
         except ValueError:  # more bytes than a number can count
             raise MemoryError from None
 
-    def _carry_out(self, image: LevelLayout, plans: Sequence[ReadPlan], output: _Output) -> None:
+    def _carry_out(self, image: LevelLayout, plans: Sequence[ReadPlan], output: Output) -> None:
         found = [self._tiles.find(self._slide, plan.image, plan.tiles) for plan in plans]
         decodes = any(not here.all() for _, here in found)
-        raw = [self._reads_raw(plan) for plan in plans]
+        decodes = decodes and not any(map(self.pipeline.reads_raw, plans))
         try:
-            with self._stream(output.given, decodes=decodes and not any(raw)) as stream:
+            with self._stream(output.given, decodes=decodes) as stream:
                 output.stream = stream
                 self.device.follow(stream)
                 try:
                     if not plans or _shows_background(plans, output.wish):
                         self._fill(image, output)
-                    for plan, (reserved, here), is_raw_plan in zip(plans, found, raw, strict=True):
+                    for plan, (reserved, here) in zip(plans, found, strict=True):
                         last = plan is plans[-1]
-                        if is_raw_plan:
-                            self._read_raw(plan, output)
-                        else:
-                            self._read(plan, reserved, here, output, last=last)
+                        self.pipeline.read(plan, reserved, here, output, last=last)
                     if output.to_host and output.host is None:
                         output.settled = False
                         output.host = self.device.download(output.pixels, stream)
@@ -349,10 +273,7 @@ class DeviceExecutor:
                 if reserved is not None:
                     self._tiles.unpin(reserved)
 
-    def _reads_raw(self, plan: ReadPlan) -> bool:
-        return self._raw is not None and is_raw(self._images[plan.image])
-
-    def _fill(self, image: LevelLayout, output: _Output) -> None:
+    def _fill(self, image: LevelLayout, output: Output) -> None:
         """Show the background everywhere."""
         wish = output.wish
         if wish.table is None:
@@ -361,237 +282,6 @@ class DeviceExecutor:
         blank = wish.table.background(self._background, image.channels)
         for channel, value in enumerate(blank.tolist()):
             self.device.fill(output.pixels[..., channel], value, output.stream)
-
-    def _read(
-        self,
-        plan: ReadPlan,
-        found: Reserved | None,
-        here: NDArray[np.bool_],
-        output: _Output,
-        *,
-        last: bool,
-    ) -> None:
-        """Paste the tiles that are here, and decode and paste the others."""
-        output.settled = False
-        self._log.count(
-            tiles_asked=len(plan.tiles) + len(plan.blanks),
-            cache_hits=int(np.count_nonzero(here)),
-            background=len(plan.blanks),
-        )
-        addresses = np.zeros(len(plan.tiles), np.int64)
-        if found is not None:
-            addresses[here] = found.slots.addresses
-        absent = np.flatnonzero(~here)
-        if not len(absent):
-            self._paste(plan, np.flatnonzero(here), addresses, output)
-            return
-        with prompt_switching():
-            self._decode(plan, absent, np.flatnonzero(here), addresses, output, last=last)
-
-    def _decode(
-        self,
-        plan: ReadPlan,
-        absent: Integers,
-        here: Integers,
-        addresses: Integers,
-        output: _Output,
-        *,
-        last: bool,
-    ) -> None:
-        """Read and decode tiles: a batch is read while the one before it is decoded.
-
-        Those that are here are pasted with the first batch.
-        """
-        begin = time.perf_counter()
-        image, count = self._images[plan.image], len(absent)
-        most = max(1, min(BATCH_TILES, BATCH_PIXEL_BYTES // image.tile_bytes))
-        most = -(-count // -(-count // most))
-        flying: list[_InFlight] = []
-        try:
-            while len(absent):
-                output.wish.check()
-                if len(flying) == IN_FLIGHT:
-                    self._finish(plan, flying.pop(0), output)
-                try:
-                    alone = len(absent) <= most
-                    flying.append(
-                        self._begin(
-                            plan,
-                            absent[:most],
-                            here,
-                            addresses,
-                            output,
-                            last=last and alone,
-                            only=alone and not flying,
-                        )
-                    )
-                except MemoryError:
-                    if flying:
-                        self._finish(plan, flying.pop(0), output)
-                    elif most > 1:
-                        most //= 2
-                    else:
-                        raise
-                else:
-                    absent, here = absent[len(flying[-1].tiles) :], here[:0]
-            while flying:
-                self._finish(plan, flying.pop(0), output)
-            output.settled = True
-            if output.to_host:
-                if output.corrected:
-                    output.host = None
-                self._timed(image, count, time.perf_counter() - begin, output.share)
-        finally:
-            for batch in flying:
-                batch.pending.cancel()
-                self._tiles.unpin(batch.reserved)
-
-    def _begin(
-        self,
-        plan: ReadPlan,
-        tiles: Integers,
-        here: Integers,
-        addresses: Integers,
-        output: _Output,
-        *,
-        last: bool,
-        only: bool,
-    ) -> _InFlight:
-        """Read a batch of tiles and begin to decode it.
-
-        Raises
-        ------
-        MemoryError
-            If there is no device memory for it.
-        """
-        image = self._images[plan.image]
-        reserved = self._tiles.reserve(tile_format(image), image.tile_bytes, len(tiles))
-        if len(reserved.places) < len(tiles):
-            last = only = False
-        tiles = tiles[: len(reserved.places)]
-        addresses[tiles] = reserved.slots.addresses
-        pasted = False
-
-        def deliver(indices: Sequence[int]) -> None:
-            nonlocal pasted
-            ready = tiles if len(indices) == len(tiles) else tiles[np.array(indices, np.int64)]
-            self._paste(plan, ready if pasted else np.append(here, ready), addresses, output)
-            if pasted:
-                output.corrected = True
-            elif last and output.to_host:
-                output.host = self.device.download(output.pixels, output.stream)
-            pasted = True
-
-        try:
-            encoded = self._encoded(image, plan.tiles[tiles])
-            buffer = encoded.view
-            pending = self._decoder.schedule(
-                encoded,
-                reserved.slots,
-                deliver,
-                share=output.share,
-                stream=output.given,
-                at_once=not only,
-            )
-        except BaseException:
-            self._tiles.unpin(reserved)
-            raise
-        return _InFlight(tiles, reserved, pending, buffer)
-
-    def _encoded(self, image: LevelLayout, tiles: Integers) -> EncodedBatch:
-        offsets, wanted = image.grid.ranges(*tiles.T)
-        spacing = self._decoder.spacing(image, len(tiles))
-        with self._reading if len(tiles) >= MANY_TILES else nullcontext():
-            joined = self._source.read_joined(
-                offsets.ravel(), wanted.ravel(), self._decoder.worker.take_buffer, spacing
-            )
-        self._log.count(bytes_read=int(joined.lengths.sum()))
-        return EncodedBatch.joined(image, tiles, joined, wanted, self._background, shared=True)
-
-    def _paste(self, plan: ReadPlan, tiles: Integers, addresses: Integers, output: _Output) -> None:
-        """Copy parts of tiles that lie at addresses to their places."""
-        image = self._images[plan.image]
-        pastes, wish = plan.pastes, output.wish
-        if len(tiles) < len(plan.tiles):
-            chosen = np.zeros(len(plan.tiles), np.bool_)
-            chosen[tiles] = True
-            pastes = pastes[chosen[pastes.tile]]
-        tile, step = tile_format(image), plan.regions.step
-        pixel = tile.channels * np.dtype(tile.dtype).itemsize
-        table = np.empty(len(pastes), PASTE)
-        begin = pastes.top * tile.width + pastes.left
-        table["source"] = addresses[pastes.tile] + begin * pixel
-        pitch = plan.regions.widths[pastes.region]
-        table["target"] = output.offsets[pastes.region] + pastes.y * pitch + pastes.x
-        table["pitch"] = pitch
-        table["height"], table["width"] = pastes.height, pastes.width
-        to = tile, output.pixels
-        if output.colors is None:
-            self.device.paste(table, *to, output.stream, channel=wish.channel, step=step)
-        else:
-            self.device.paste_colors(table, *to, output.colors, output.stream, step=step)
-
-    def _finish(self, plan: ReadPlan, batch: _InFlight, output: _Output) -> None:
-        image = self._images[plan.image]
-        try:
-            try:
-                failed = batch.pending.wait()
-            except BaseException:
-                batch.pending.cancel()
-                raise
-            if self._decoder.verifier.reason is not None and not self._doubted:
-                self._doubted = True
-                self.forget_tiles()
-            kept = self._to_keep(plan, image, batch.tiles, output.wish)
-            kept[list(failed)] = False
-            if kept.any():
-                grid, places = image.grid, batch.reserved.places[kept]
-                self._tiles.keep(
-                    batch.reserved._replace(places=places),
-                    self._slide,
-                    plan.image,
-                    (grid.rows, grid.columns),
-                    plan.tiles[batch.tiles[kept]],
-                )
-        finally:
-            self._tiles.unpin(batch.reserved)
-        self._decoder.worker.give_buffer(batch.buffer)
-        by_cpu = batch.pending.on_cpu
-        self._log.count_decoded(cpu=by_cpu - len(failed), nvimagecodec=len(batch.tiles) - by_cpu)
-        self._log.count(bytes_decoded=(len(batch.tiles) - len(failed)) * image.tile_bytes)
-        self._note_failures(plan, {batch.tiles[i]: why for i, why in failed.items()}, output)
-
-    def _note_failures(self, plan: ReadPlan, failures: Mapping[int, str], output: _Output) -> None:
-        for tile, reason in failures.items():
-            row, column = plan.tiles[tile].tolist()
-            output.failures[TileKey(self._slide, plan.image, row, column)] = reason
-
-    def _to_keep(
-        self, plan: ReadPlan, image: LevelLayout, tiles: Integers, wish: Wish
-    ) -> NDArray[np.bool_]:
-        """Return which tiles others may want, too."""
-        if wish.keep == "later" and wish.later is not None:
-            return wish.later(plan.tiles[tiles])
-        if wish.keep == "partly" and wish.channel is None:
-            return partly_taken(plan, image)[tiles]
-        return np.full(len(tiles), wish.keep != "none", np.bool_)
-
-    def _read_raw(self, plan: ReadPlan, output: _Output) -> None:
-        assert self._raw is not None
-        image, stream = self._images[plan.image], output.stream
-        addresses = np.zeros(len(plan.tiles), np.int64)
-        failed = 0
-        for part in self._raw.read(image, plan.tiles, self._background, stream):
-            tiles = part.first + np.flatnonzero(part.addresses)
-            addresses[tiles] = part.addresses[part.addresses > 0]
-            self._paste(plan, tiles, addresses, output)
-            failures = {part.first + index: why for index, why in part.failures.items()}
-            self._note_failures(plan, failures, output)
-            failed += len(failures)
-        decoded = len(plan.tiles) - failed
-        self._log.count(tiles_asked=len(plan.tiles) + len(plan.blanks), background=len(plan.blanks))
-        self._log.count_decoded(raw=decoded)
-        self._log.count(bytes_decoded=decoded * image.tile_bytes)
 
     @contextmanager
     def _stream(self, given: Stream | None, *, decodes: bool) -> Iterator[Stream]:
@@ -623,9 +313,3 @@ def _shows_background(plans: Sequence[ReadPlan], wish: Wish) -> bool:
     for plan in plans[1:]:
         covered = covered | plan.covered
     return not covered.all()
-
-
-def tile_format(image: LevelLayout) -> TileFormat:
-    """Return what a decoded tile of a level is."""
-    grid = image.grid
-    return TileFormat(grid.tile_height, grid.tile_width, image.channels, image.encoding.dtype)

@@ -10,7 +10,8 @@ import numpy as np
 
 from napari_wsigpu.geometry import Rect
 from napari_wsigpu.reading.average import area_average
-from napari_wsigpu.reading.plan import Regions, plan_regions
+from napari_wsigpu.reading.plan import Regions
+from napari_wsigpu.reading.planning import plan_regions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

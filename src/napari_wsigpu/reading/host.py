@@ -17,19 +17,11 @@ from napari_wsigpu.errors import (
     SlideError,
     SlideReadError,
 )
-from napari_wsigpu.geometry import Rect
 from napari_wsigpu.memory import RegionMemory, TileMemory
-from napari_wsigpu.reading.average import area_average
+from napari_wsigpu.reading.averages import Averages
 from napari_wsigpu.reading.cache import Recurrence, TileKey
-from napari_wsigpu.reading.mosaic import touches
-from napari_wsigpu.reading.plan import (
-    Regions,
-    Wish,
-    partly_taken,
-    plan_regions,
-    regions_with,
-    tile_rect,
-)
+from napari_wsigpu.reading.plan import Wish, regions_with, tile_rect
+from napari_wsigpu.reading.planning import plan_regions
 from napari_wsigpu.storage.source import FillingSource, ScatteredSource
 
 if TYPE_CHECKING:
@@ -55,7 +47,6 @@ if TYPE_CHECKING:
 BATCH_TILES = 256
 BATCH_BYTES = 64 << 20
 BATCH_PIXEL_BYTES = 256 << 20
-AVERAGED_BYTES = 64 << 20
 
 
 class HostExecutor:
@@ -92,7 +83,6 @@ class HostExecutor:
     ) -> None:
         self._slide = slide
         self._images = images
-        self._finer = {level.number: level.finer for level in pyramid if level.finer is not None}
         self._inserted = {level.number for level in pyramid if level.inserted}
         self._background = background
         self._source = source
@@ -102,6 +92,7 @@ class HostExecutor:
         self._timed = timed
         self._bytes = RegionMemory()
         self._tile_memory = TileMemory()
+        self._averages = Averages(images, pyramid, background, self._bytes, self._tile_memory)
         self._recurrence = Recurrence(cache)
 
     def blank(self, image: int, table: ColorTable | None) -> Any:
@@ -246,7 +237,7 @@ class HostExecutor:
     def _schedule(
         self, plan: ReadPlan, image: LevelLayout, batch: Integers, take: Take, wish: Wish
     ) -> PendingBatch:
-        kept = self._to_keep(plan, image, batch, wish)
+        kept = wish.kept(plan, image, batch).tolist()
         coloured = wish.table is not None
         # Taken in one thread: a pool's threads would scatter it over as many heaps.
         memory = [
@@ -255,8 +246,7 @@ class HostExecutor:
         ]
         slots = HostSlots(memory)
         numbers = batch.tolist()
-        colours = None if wish.table is None else wish.table
-
+        colours = wish.table
         if colours is None and not any(kept):
             pixels_of = slots.pixels
 
@@ -280,18 +270,6 @@ class HostExecutor:
     def _kept_key(self, plan: ReadPlan, tile: int, wish: Wish) -> TileKey:
         key = self._key(plan, tile)
         return key if wish.table is None else key.in_srgb()
-
-    def _to_keep(
-        self, plan: ReadPlan, image: LevelLayout, batch: Integers, wish: Wish
-    ) -> list[bool]:
-        """Return which tiles others may want, too."""
-        if wish.keep == "later" and wish.later is not None:
-            later: list[bool] = wish.later(plan.tiles[batch]).tolist()
-            return later
-        if wish.keep == "partly" and wish.channel is None:
-            kept: list[bool] = partly_taken(plan, image)[batch].tolist()
-            return kept
-        return [wish.keep != "none"] * len(batch)
 
     def _encoded(self, image: LevelLayout, tiles: Integers) -> EncodedBatch:
         """Read tiles, or have each read by who decodes it if they are not encoded."""
@@ -319,123 +297,32 @@ class HostExecutor:
         self._log.count(bytes_decoded=decoded * image.tile_bytes)
         return {int(batch[index]): reason for index, reason in failed.items()}
 
-    # Tiles that are averaged
-
     def _compute(
         self, plan: ReadPlan, image: LevelLayout, tiles: Integers, take: Take, wish: Wish
     ) -> dict[TileKey, str]:
         """Average tiles from the finer level, some at a time."""
         failures: dict[TileKey, str] = {}
-        finer = self._finer[plan.image]
-        factors = self._factors(plan.image)
         # All stored tiles pass through here for an overview, and would drive out what is kept;
         # the few below an inserted level are wanted next.
         keep = wish.keep if not image.computed or plan.image in self._inserted else "none"
-        keep = "none" if self._images[finer].computed else keep
-        below = Wish(tolerant=wish.tolerant, keep=keep, check=wish.check)
-        for group, rects in self._groups(plan, image, tiles):
+        for group in self._averages.groups(plan.image, plan.tiles, tiles):
             wish.check()
-            pixels = self._finer_pixels(finer, rects)
-            held = [index for index, rect in enumerate(rects) if not self._is_blank(finer, rect)]
-            regions = Regions.of(rects[index] for index in held)
-            plans = plan_regions(finer, self._images, regions)
-            failed = self._read(finer, plans, [pixels[index] for index in held], below)
+            finer = self._images[group.level]
+            below = Wish(
+                tolerant=wish.tolerant, keep="none" if finer.computed else keep, check=wish.check
+            )
+            plans = plan_regions(group.level, self._images, group.held)
+            failed = self._read(group.level, plans, group.held_pixels, below)
             failures |= failed
-            for index, tile in enumerate(group):
-                average = self._averaged(plan, image, tile, pixels[index], factors, wish)
+            for tile, pixels in zip(group.tiles, group.pixels, strict=True):
+                average = self._averages.tile(plan.image, plan.tiles[tile], pixels)
+                if wish.table is not None:
+                    average = self._tile_memory.copy(wish.table.recolored(average))
                 if not failed:
                     self._cache.put(self._kept_key(plan, tile, wish), average)
                 take(tile, average)
-            self._log.count(computed=len(group))
+            self._log.count(computed=len(group.tiles))
         return failures
-
-    def _groups(
-        self, plan: ReadPlan, image: LevelLayout, tiles: Integers
-    ) -> Iterator[tuple[list[int], list[Rect]]]:
-        """Yield so many tiles, and what of the finer level they average, as fit into memory."""
-        finer = self._images[self._finer[plan.image]]
-        factor_y, factor_x = self._factors(plan.image)
-        pixel = image.channels * image.dtype.itemsize
-        group: list[int] = []
-        rects: list[Rect] = []
-        size = 0
-        for tile in tiles.tolist():
-            rect = tile_rect(image, *plan.tiles[tile].tolist())
-            top, left = (
-                min(rect.top * factor_y, finer.height),
-                min(rect.left * factor_x, finer.width),
-            )
-            height = min(rect.height * factor_y, finer.height - top)
-            width = min(rect.width * factor_x, finer.width - left)
-            if group and size + height * width * pixel > AVERAGED_BYTES:
-                yield group, rects
-                group, rects, size = [], [], 0
-            group.append(tile)
-            rects.append(Rect(top, left, height, width))
-            size += height * width * pixel
-        if group:
-            yield group, rects
-
-    def _finer_pixels(self, number: int, rects: Sequence[Rect]) -> list[NDArray[Any]]:
-        image = self._images[number]
-        found = []
-        for rect in rects:
-            pixels = self._bytes.empty((rect.height, rect.width, image.channels), image.dtype)
-            if self._is_blank(number, rect):
-                pixels[...] = self._background
-            found.append(pixels)
-        return found
-
-    def _averaged(
-        self,
-        plan: ReadPlan,
-        image: LevelLayout,
-        number: int,
-        pixels: NDArray[Any],
-        factors: tuple[int, int],
-        wish: Wish,
-    ) -> NDArray[Any]:
-        rect = tile_rect(image, *plan.tiles[number].tolist())
-        shape = (rect.height, rect.width, image.channels)
-        memory = self._tile_memory.take(int(np.prod(shape)) * image.dtype.itemsize)
-        tile = memory.view(image.dtype).reshape(shape)
-        if pixels.size:
-            if image.categorical:
-                average = pixels[:: factors[0], :: factors[1]]
-            else:
-                average = area_average(pixels, *factors)
-            tile[: average.shape[0], : average.shape[1]] = average
-            tile[average.shape[0] :] = self._background
-            tile[: average.shape[0], average.shape[1] :] = self._background
-        else:
-            tile[...] = self._background
-        if wish.table is not None:
-            tile = self._tile_memory.copy(wish.table.recolored(tile))
-        return tile
-
-    def _is_blank(self, number: int, rect: Rect) -> bool:
-        """Whether neither this level nor a finer one holds any tile of a region."""
-        if not rect.height or not rect.width:
-            return True
-        image = self._images[number]
-        if image.parts:
-            return not touches(image, rect)
-        if not image.computed and image.grid.holds_any(*rect):
-            return False
-        if image.missing == "background":
-            return True
-        factor_y, factor_x = self._factors(number)
-        top, left, height, width = rect
-        finer = Rect(top * factor_y, left * factor_x, height * factor_y, width * factor_x)
-        return self._is_blank(self._finer[number], finer)
-
-    def _factors(self, number: int) -> tuple[int, int]:
-        """Return how many pixels of the finer level one of a level's averages, (y, x)."""
-        image, finer = self._images[number], self._images[self._finer[number]]
-        return (
-            max(1, round(finer.height / image.height)),
-            max(1, round(finer.width / image.width)),
-        )
 
 
 class _Paste:

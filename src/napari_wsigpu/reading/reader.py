@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import sys
-import threading
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from napari_wsigpu.errors import DeviceError, RegionError
-from napari_wsigpu.gpu.codestream import recipe
-from napari_wsigpu.gpu.devices import cuda_index, device_index
-from napari_wsigpu.gpu.nvimagecodec import NvImageCodecDecoder
-from napari_wsigpu.gpu.verify import Verifier
+from napari_wsigpu.errors import RegionError
 from napari_wsigpu.memory import RegionMemory
 from napari_wsigpu.reading.cache import TileKey
-from napari_wsigpu.reading.device import DeviceExecutor
-from napari_wsigpu.reading.halving import Halving
 from napari_wsigpu.reading.host import HostExecutor
-from napari_wsigpu.reading.in_use import decoder_in_use
-from napari_wsigpu.reading.plan import Regions, Wish, plan_regions, tile_rect
+from napari_wsigpu.reading.offload import Offload
+from napari_wsigpu.reading.plan import Regions, Wish, tile_rect
+from napari_wsigpu.reading.planning import plan_regions
 from napari_wsigpu.reading.throughput import tile_kind
 
 if TYPE_CHECKING:
@@ -35,7 +28,6 @@ if TYPE_CHECKING:
     from napari_wsigpu.codecs.cpu import HostSlots
     from napari_wsigpu.codecs.decoder import Decoder
     from napari_wsigpu.gpu.devices import Devices
-    from napari_wsigpu.gpu.worker import DecodeWorker
     from napari_wsigpu.layout import LevelLayout, PyramidLevel, SlideLayout
     from napari_wsigpu.reading.cache import TileCache
     from napari_wsigpu.reading.log import TileLog
@@ -44,8 +36,6 @@ if TYPE_CHECKING:
     from napari_wsigpu.storage.source import ByteSource
 
 USUAL = Wish()
-
-logger = logging.getLogger(__name__)
 
 
 class RegionReader:
@@ -71,6 +61,11 @@ class RegionReader:
         ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``: what shall decode.
     keeps_whole : bool
         Whether tiles stay in caches that a region takes whole.
+
+    Attributes
+    ----------
+    offload : Offload
+        The choice of what decodes.
     """
 
     def __init__(
@@ -90,27 +85,15 @@ class RegionReader:
         keeps_whole: bool = True,
     ) -> None:
         self._slide = slide
-        self._path = layout.path
-        self._background = layout.background
         self._images = images
-        self._halved = {
-            level.number: level.finer
-            for level in pyramid
-            if level.inserted and level.finer is not None
-        }
-        self._source = source
         self._cpu = cpu
         self._log = log
         self._tiles = tiles
-        self._devices = devices
-        self._throughput = throughput
-        self._choice = device, device_index(device)
         self._keeps_whole = keeps_whole
         self._memory = RegionMemory()
-        self._lock = threading.Lock()
-        self._executors: dict[int, DeviceExecutor] = {}
-        self._verifier = Verifier(layout.path)
-        self._gpu_failure: str | None = None
+        self.offload = Offload(
+            slide, layout, images, pyramid, source, cpu, log, devices, throughput, device
+        )
         self._host = HostExecutor(
             slide,
             images,
@@ -122,35 +105,6 @@ class RegionReader:
             log,
             lambda image, count, seconds: throughput.note(tile_kind(image), "cpu", count, seconds),
         )
-        if self._choice[1] is not None:
-            devices.worker(self._choice[1])
-
-    @property
-    def device(self) -> str:
-        """What shall decode; from the next read on, if it is set.
-
-        A GPU that failed is tried again then.
-
-        Raises
-        ------
-        DeviceError
-            If it can't be used; nothing has changed then.
-        """
-        return self._choice[0]
-
-    @device.setter
-    def device(self, device: str) -> None:
-        index = device_index(device)
-        if index is not None:
-            self._devices.worker(index)
-        self._choice, self._gpu_failure = (device, index), None
-
-    @property
-    def decoder(self) -> tuple[str, str]:
-        """What decodes level 0 now, and why; see `decoder_in_use`."""
-        image = self._images[0].stored[0]
-        against = self._verifier.reason or self._gpu_failure
-        return decoder_in_use(image, *self._choice, against, self._devices, self._throughput)
 
     def read(self, number: int, regions: Regions, wish: Wish = USUAL) -> NDArray[Any]:
         """Read regions of one image that are all of one size, to the host.
@@ -181,7 +135,7 @@ class RegionReader:
         wish = self._meant(wish)
         _check_size(regions)
         plans = plan_regions(number, self._images, regions)
-        pixels = self._by_gpu(number, plans, regions, wish)
+        pixels = self.offload.read(number, plans, regions, wish)
         shape = len(regions), *regions.shapes[0], *self._samples(number, wish)
         if pixels is not None:
             return pixels.reshape(shape)
@@ -227,7 +181,7 @@ class RegionReader:
         wish = Wish(tolerant=True, patient=True, table=table)
         regions = Regions.of(tile_rect(image, *place) for place in places)
         plans = plan_regions(number, self._images, regions)
-        pixels = self._by_gpu(number, plans, regions, wish)
+        pixels = self.offload.read(number, plans, regions, wish)
         if pixels is None and not image.parts:
             return self._whole_tiles(number, places, plans[0], wish)
         if pixels is None:
@@ -258,19 +212,6 @@ class RegionReader:
                 shape = (*tile_rect(image, *place)[2:], image.channels)
                 found[place] = np.broadcast_to(np.asarray(blank, image.dtype), shape)
         return found
-
-    def worker(self, device: str) -> DecodeWorker:
-        """Return what reads to a device, named as in `read_to_device`.
-
-        Raises
-        ------
-        DeviceError
-            If the device can't be used.
-        """
-        own = self._choice[1]
-        return self._devices.worker(
-            own if device == "cuda" and own is not None else cuda_index(device)
-        )
 
     def read_to_device(
         self,
@@ -309,22 +250,17 @@ class RegionReader:
         RegionError, SlideError
             As in `read`.
         """
-        executor = self._executor(self.worker(device))
+        executor = self.offload.executor(self.offload.worker(device))
         wish = self._meant(wish)
-        wanted, own = self._choice
         _check_size(regions)
         plans = plan_regions(number, self._images, regions)
-        image = self._images[number].stored[0]
-        way = "gpu" if own is not None else "cpu"
-        if wanted == "auto" and not isinstance(recipe(image), str):
-            way = self._throughput.choose(tile_kind(image))
         pixels = executor.read(
             number,
             plans,
             regions.offsets,
             wish,
             to_host=False,
-            share=self._share(image, way),
+            share=self.offload.share_on(self._images[number].stored[0]),
             out=out,
             stream=stream,
         )
@@ -336,11 +272,11 @@ class RegionReader:
 
     def send(self, pixels: NDArray[Any], device: str, out: Any = None, stream: Any = None) -> Any:
         """Copy host pixels to a device; see `DeviceExecutor.send`."""
-        return self._executor(self.worker(device)).send(pixels, out, stream)
+        return self.offload.executor(self.offload.worker(device)).send(pixels, out, stream)
 
     def fetch(self, pixels: Any, device: str) -> NDArray[Any]:
         """Copy a device array to the host."""
-        executor = self._executor(self.worker(device))
+        executor = self.offload.executor(self.offload.worker(device))
         host: NDArray[Any] = executor.work(partial(executor.device.download, pixels))
         return host
 
@@ -352,13 +288,13 @@ class RegionReader:
         RegionError
             If the device has no memory for it.
         """
-        return self._executor(self.worker(device)).empty(shape, dtype)
+        return self.offload.executor(self.offload.worker(device)).empty(shape, dtype)
 
     def average_on(
         self, device: str, finer: Any, pixels: Any, scale: tuple[float, float], stream: Any
     ) -> None:
         """Average pictures on a device; see `Device.average_area`."""
-        executor = self._executor(self.worker(device))
+        executor = self.offload.executor(self.offload.worker(device))
         average = executor.device.average_area
         executor.work(lambda used: average(finer, pixels, scale, used), stream)
 
@@ -367,18 +303,12 @@ class RegionReader:
         self._cpu.release()
         self._host.release()
         self._memory.clear()
-        with self._lock:
-            executors, self._executors = self._executors, {}
-        for executor in executors.values():
-            executor.release()
+        self.offload.release()
 
     def clear_cache(self) -> None:
         """Drop the slide's decoded tiles, on the host and on devices."""
         self._tiles.forget(self._slide)
-        with self._lock:
-            executors = list(self._executors.values())
-        for executor in executors:
-            executor.forget_tiles()
+        self.offload.forget_tiles()
 
     def _meant(self, wish: Wish) -> Wish:
         """Return a wish, less tiles to keep that a task alone reads."""
@@ -388,74 +318,6 @@ class RegionReader:
 
     def _samples(self, number: int, wish: Wish) -> tuple[int, ...]:
         return () if wish.channel is not None else (self._images[number].channels,)
-
-    def _by_gpu(
-        self, number: int, plans: Sequence[ReadPlan], regions: Regions, wish: Wish
-    ) -> NDArray[Any] | None:
-        """Read by the GPU if it is there, ready and the fastest; else return None.
-
-        Returns
-        -------
-        ndarray, shape (pixels, channels), or (pixels,) for one channel
-            Region after region.
-        """
-        halvings, finer = 0, number
-        while finer in self._halved:
-            finer, halvings = self._halved[finer], halvings + 1
-        level = self._images[finer]
-        image = level.stored[0]
-        device, index = self._choice
-        if device == "cpu" or number < 0 or level.computed or self._gpu_failure is not None:
-            return None
-        how = recipe(image)
-        if isinstance(how, str) or self._verifier.reason is not None:
-            return None
-
-        def read(worker: DecodeWorker, share: float) -> NDArray[Any] | None:
-            executor = self._executor(worker)
-            if halvings:
-                return Halving(executor, self._images, finer, halvings).read(regions, wish, share)
-            return executor.read(number, plans, regions.offsets, wish, to_host=True, share=share)
-
-        if index is not None:
-            return read(self._devices.worker(index), 1.0)
-        worker = self._devices.background.worker(how.kind)
-        way = "cpu" if worker is None else self._throughput.choose(tile_kind(image))
-        if worker is None or way == "cpu":
-            return None
-        try:
-            return read(worker, self._share(image, way))
-        except DeviceError as error:
-            with self._lock:
-                first = self._gpu_failure is None
-                self._gpu_failure = str(error).removesuffix(".")
-            if first:
-                logger.warning("'%s' is decoded on the CPU from now on: %s", self._path, error)
-            return None
-
-    def _executor(self, worker: DecodeWorker) -> DeviceExecutor:
-        with self._lock:
-            executor = self._executors.get(id(worker))
-            if executor is None:
-                executor = DeviceExecutor(
-                    self._slide,
-                    self._images,
-                    self._background,
-                    self._source,
-                    NvImageCodecDecoder(worker, self._cpu, self._verifier),
-                    self._devices.tiles(worker.device),
-                    self._log,
-                    self._note,
-                )
-                self._executors[id(worker)] = executor
-            return executor
-
-    def _note(self, image: LevelLayout, tiles: int, seconds: float, share: float) -> None:
-        self._throughput.note(tile_kind(image), "gpu" if share == 1 else "both", tiles, seconds)
-
-    def _share(self, image: LevelLayout, way: str) -> float:
-        """Return the part of the tiles that the device decodes."""
-        return self._throughput.share(tile_kind(image)) if way == "both" else float(way == "gpu")
 
 
 def _views(pixels: NDArray[Any], regions: Regions) -> list[NDArray[Any]]:

@@ -133,7 +133,7 @@ class ScaledReader:
         target = self._target
         if target.exact:
             return self._reader.read(target.level, regions, wish)
-        if self._reader.device.startswith("cuda") and self._dtype.name in AVERAGED_TYPES:
+        if self._reader.offload.device.startswith("cuda") and self._dtype.name in AVERAGED_TYPES:
             averaged = self.read_to_device(regions, "cuda", None, None, wish)
             return self._reader.fetch(averaged, "cuda")
         size = regions.shapes[0]

@@ -1,0 +1,219 @@
+"""`Offload`: the choice of what decodes a slide's tiles, and reading by a GPU where it is one."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING, Any
+
+from napari_wsigpu.errors import DeviceError
+from napari_wsigpu.gpu.codestream import recipe
+from napari_wsigpu.gpu.devices import cuda_index, device_index
+from napari_wsigpu.gpu.nvimagecodec import NvImageCodecDecoder
+from napari_wsigpu.gpu.verify import Verifier
+from napari_wsigpu.reading.device import DeviceExecutor
+from napari_wsigpu.reading.halving import Halving
+from napari_wsigpu.reading.in_use import decoder_in_use
+from napari_wsigpu.reading.throughput import tile_kind
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from napari_wsigpu.codecs.cpu import HostSlots
+    from napari_wsigpu.codecs.decoder import Decoder
+    from napari_wsigpu.gpu.devices import Devices
+    from napari_wsigpu.gpu.worker import DecodeWorker
+    from napari_wsigpu.layout import LevelLayout, PyramidLevel, SlideLayout
+    from napari_wsigpu.reading.log import TileLog
+    from napari_wsigpu.reading.plan import ReadPlan, Regions, Wish
+    from napari_wsigpu.reading.throughput import Throughput
+    from napari_wsigpu.storage.source import ByteSource
+
+logger = logging.getLogger(__name__)
+
+
+class Offload:
+    """Reads one slide by a GPU where that is chosen, or proves to be faster than the CPU.
+
+    Parameters
+    ----------
+    slide, layout, images, pyramid, source, cpu, log, devices, throughput, device
+        As in `RegionReader`.
+    """
+
+    def __init__(
+        self,
+        slide: int,
+        layout: SlideLayout,
+        images: Mapping[int, LevelLayout],
+        pyramid: Sequence[PyramidLevel],
+        source: ByteSource,
+        cpu: Decoder[HostSlots],
+        log: TileLog,
+        devices: Devices,
+        throughput: Throughput,
+        device: str,
+    ) -> None:
+        self._slide = slide
+        self._path = layout.path
+        self._background = layout.background
+        self._images = images
+        self._halved = {
+            level.number: level.finer
+            for level in pyramid
+            if level.inserted and level.finer is not None
+        }
+        self._source = source
+        self._cpu = cpu
+        self._log = log
+        self._devices = devices
+        self._throughput = throughput
+        self._choice = device, device_index(device)
+        self._lock = threading.Lock()
+        self._executors: dict[int, DeviceExecutor] = {}
+        self._verifier = Verifier(layout.path)
+        self._gpu_failure: str | None = None
+        if self._choice[1] is not None:
+            devices.worker(self._choice[1])
+
+    @property
+    def device(self) -> str:
+        """What shall decode; from the next read on, if it is set.
+
+        A GPU that failed is tried again then.
+
+        Raises
+        ------
+        DeviceError
+            If it can't be used; nothing has changed then.
+        """
+        return self._choice[0]
+
+    @device.setter
+    def device(self, device: str) -> None:
+        index = device_index(device)
+        if index is not None:
+            self._devices.worker(index)
+        self._choice, self._gpu_failure = (device, index), None
+
+    @property
+    def decoder(self) -> tuple[str, str]:
+        """What decodes level 0 now, and why; see `decoder_in_use`."""
+        image = self._images[0].stored[0]
+        against = self._verifier.reason or self._gpu_failure
+        return decoder_in_use(image, *self._choice, against, self._devices, self._throughput)
+
+    def worker(self, device: str) -> DecodeWorker:
+        """Return what reads to a device, named as in `read_to_device`.
+
+        Raises
+        ------
+        DeviceError
+            If the device can't be used.
+        """
+        own = self._choice[1]
+        return self._devices.worker(
+            own if device == "cuda" and own is not None else cuda_index(device)
+        )
+
+    def read(
+        self, number: int, plans: Sequence[ReadPlan], regions: Regions, wish: Wish
+    ) -> NDArray[Any] | None:
+        """Read regions to the host by the GPU if it is there, ready and the fastest.
+
+        Returns
+        -------
+        ndarray, shape (pixels, channels), or (pixels,) for one channel, or None
+            Region after region; None if the CPU is to read them.
+
+        Raises
+        ------
+        TileError
+            If tiles can't be decoded, with their names.
+        DeviceError
+            If the device that was chosen fails.
+        SlideError
+            If the file can't be read.
+        """
+        halvings, finer = 0, number
+        while finer in self._halved:
+            finer, halvings = self._halved[finer], halvings + 1
+        level = self._images[finer]
+        image = level.stored[0]
+        device, index = self._choice
+        if device == "cpu" or number < 0 or level.computed or self._gpu_failure is not None:
+            return None
+        how = recipe(image)
+        if isinstance(how, str) or self._verifier.reason is not None:
+            return None
+
+        def read(worker: DecodeWorker, share: float) -> NDArray[Any] | None:
+            executor = self.executor(worker)
+            if halvings:
+                return Halving(executor, self._images, finer, halvings).read(regions, wish, share)
+            return executor.read(number, plans, regions.offsets, wish, to_host=True, share=share)
+
+        if index is not None:
+            return read(self._devices.worker(index), 1.0)
+        worker = self._devices.background.worker(how.kind)
+        way = "cpu" if worker is None else self._throughput.choose(tile_kind(image))
+        if worker is None or way == "cpu":
+            return None
+        try:
+            return read(worker, self._share(image, way))
+        except DeviceError as error:
+            with self._lock:
+                first = self._gpu_failure is None
+                self._gpu_failure = str(error).removesuffix(".")
+            if first:
+                logger.warning("'%s' is decoded on the CPU from now on: %s", self._path, error)
+            return None
+
+    def share_on(self, image: LevelLayout) -> float:
+        """Return the part of an image's tiles that a device decodes for itself."""
+        wanted, own = self._choice
+        way = "gpu" if own is not None else "cpu"
+        if wanted == "auto" and not isinstance(recipe(image), str):
+            way = self._throughput.choose(tile_kind(image))
+        return self._share(image, way)
+
+    def forget_tiles(self) -> None:
+        """Drop the slide's tiles on devices."""
+        with self._lock:
+            executors = list(self._executors.values())
+        for executor in executors:
+            executor.forget_tiles()
+
+    def release(self) -> None:
+        """Let go of streams, tiles and memory on devices."""
+        with self._lock:
+            executors, self._executors = self._executors, {}
+        for executor in executors.values():
+            executor.release()
+
+    def executor(self, worker: DecodeWorker) -> DeviceExecutor:
+        """Return what carries plans out by a worker."""
+        with self._lock:
+            executor = self._executors.get(id(worker))
+            if executor is None:
+                executor = DeviceExecutor(
+                    self._slide,
+                    self._images,
+                    self._background,
+                    self._source,
+                    NvImageCodecDecoder(worker, self._cpu, self._verifier),
+                    self._devices.tiles(worker.device),
+                    self._log,
+                    self._note,
+                )
+                self._executors[id(worker)] = executor
+            return executor
+
+    def _note(self, image: LevelLayout, tiles: int, seconds: float, share: float) -> None:
+        self._throughput.note(tile_kind(image), "gpu" if share == 1 else "both", tiles, seconds)
+
+    def _share(self, image: LevelLayout, way: str) -> float:
+        """Return the part of the tiles that the device decodes."""
+        return self._throughput.share(tile_kind(image)) if way == "both" else float(way == "gpu")

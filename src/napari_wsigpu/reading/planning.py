@@ -1,0 +1,252 @@
+"""From regions to plans: which tiles they need, by NumPy alone."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from napari_wsigpu.reading.plan import NO_PASTES, Pastes, ReadPlan, Regions, tile_rect
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from napari_wsigpu.layout import LevelLayout, Pieces
+
+    Integers = NDArray[np.int64]
+
+
+def plan_regions(
+    number: int, images: Mapping[int, LevelLayout], regions: Regions
+) -> list[ReadPlan]:
+    """Plan regions of an image; of a mosaic, one plan a picture, those on top last.
+
+    Parameters
+    ----------
+    number : int
+        Number of the image.
+    images : Mapping of int to LevelLayout
+        All images of the slide, those that lie on mosaics too.
+    regions : Regions
+        What is wanted of it.
+
+    Returns
+    -------
+    list of ReadPlan
+        To be carried out in this order, into the same pixels. A region that no plan covers shows
+        the background where nothing is pasted.
+    """
+    image = images[number]
+    if not image.parts and len(regions) == 1 and regions.step == (1, 1):
+        return [_plan_one(number, image, regions)]
+    if not image.parts:
+        rows = _whole(regions.tops, regions.step[0], regions.heights, image.height)
+        columns = _whole(regions.lefts, regions.step[1], regions.widths, image.width)
+        return [_plan(number, image, regions, rows, columns)]
+    numbers = {picture: index for index, picture in images.items()}
+    plans = []
+    for part in reversed(image.parts):
+        rows = _laid(regions.tops, regions.step[0], regions.heights, image.height, part.rows)
+        columns = _laid(regions.lefts, regions.step[1], regions.widths, image.width, part.columns)
+        plan = _plan(numbers[part.image], part.image, regions, rows, columns)
+        if len(plan.pastes) or len(plan.blanks):
+            plans.append(plan)
+    return plans
+
+
+def plan_tiles(
+    number: int, images: Mapping[int, LevelLayout], tiles: Sequence[tuple[int, int]]
+) -> list[ReadPlan]:
+    """Plan whole tiles of an image, cut to it, each as a region."""
+    image = images[number]
+    return plan_regions(number, images, Regions.of(tile_rect(image, *tile) for tile in tiles))
+
+
+class _Stretch(NamedTuple):
+    """Runs of wanted positions along one axis, whose distance in the image is the same.
+
+    Attributes
+    ----------
+    region, start : ndarray of int64
+        Whose they are, and the position of that region's first one in the stored picture, if it
+        went on there as it does in the run.
+    first, end : ndarray of int64
+        Which positions of the region these are.
+    """
+
+    region: Integers
+    start: Integers
+    first: Integers
+    end: Integers
+    step: int
+
+
+class _Cuts(NamedTuple):
+    """A stretch, cut where tiles begin: of each piece its tile, and where it lies in both."""
+
+    region: Integers
+    tile: Integers
+    source: Integers
+    target: Integers
+    length: Integers
+
+
+def _whole(starts: Integers, step: int, counts: Integers, extent: int) -> _Stretch:
+    """Return the positions that lie in an image."""
+    first = np.maximum(0, -(starts // step))
+    end = np.minimum(counts, -((starts - extent) // step))
+    return _Stretch(np.arange(len(starts)), starts, first, end, step)
+
+
+def _laid(starts: Integers, step: int, counts: Integers, extent: int, pieces: Pieces) -> _Stretch:
+    """Return the positions at which a picture lies on a mosaic, in that picture's pixels."""
+    begins = np.maximum(pieces.starts, 0)
+    ends = np.minimum(np.append(pieces.starts[1:], pieces.end), extent)
+    last = starts + (counts - 1) * step
+    lowest = np.maximum(np.searchsorted(pieces.starts, starts, "right") - 1, 0)
+    highest = np.searchsorted(pieces.starts, last, "right")
+    region, piece = _expand(lowest, np.where(counts > 0, highest - lowest, 0))
+    start = starts[region]
+    first = np.maximum(0, -((start - begins[piece]) // step))
+    end = np.minimum(counts[region], -((start - ends[piece]) // step))
+    shift = pieces.sources[piece] - pieces.starts[piece]
+    return _Stretch(region, start + shift, first, end, step)
+
+
+def _expand(first: Integers, count: Integers) -> tuple[Integers, Integers]:
+    """Count up from each first number; return whose each number is, and the number."""
+    count = np.maximum(count, 0)
+    past = np.cumsum(count)
+    owner = np.repeat(np.arange(len(count)), count)
+    numbers = np.arange(int(past[-1]) if len(past) else 0)
+    return owner, numbers + (first - past + count)[owner]
+
+
+def _cut(stretch: _Stretch, size: int) -> _Cuts:
+    region, start, first, end, step = stretch
+    lowest = (start + first * step) // size
+    highest = (start + (end - 1) * step) // size
+    owner, tile = _expand(lowest, np.where(end > first, highest - lowest + 1, 0))
+    start = start[owner]
+    begin = tile * size
+    begins = np.maximum(first[owner], -((start - begin) // step))
+    ends = np.minimum(end[owner], -((start - begin - size) // step))
+    cuts = region[owner], tile, start + begins * step - begin, begins, ends - begins
+    if step > size:  # tiles may lie between two positions
+        some = ends > begins
+        return _Cuts(*(column[some] for column in cuts))
+    return _Cuts(*cuts)
+
+
+def _plan(
+    number: int, image: LevelLayout, regions: Regions, rows: _Stretch, columns: _Stretch
+) -> ReadPlan:
+    grid = image.grid
+    down, across = _cut(rows, grid.tile_height), _cut(columns, grid.tile_width)
+    row, column = _pairs(down.region, across.region, len(regions))
+    place = down.tile[row] * grid.columns + across.tile[column]
+    region = down.region[row]
+    height, width = down.length[row], across.length[column]
+    places, tile = np.unique(place, return_inverse=True)
+    pastes = Pastes(
+        tile,
+        region,
+        down.target[row],
+        across.target[column],
+        down.source[row],
+        across.source[column],
+        height,
+        width,
+    )
+    tiles = np.empty((len(places), 2), np.int64)
+    np.divmod(places, grid.columns, tiles[:, 0], tiles[:, 1])
+    area = np.bincount(region, height * width, len(regions))
+    covered = area == regions.heights * regions.widths
+    stored: NDArray[np.bool_] = np.any(grid.byte_counts[:, tiles[:, 0], tiles[:, 1]] > 0, axis=0)
+    pastes = pastes[np.argsort(tile, kind="stable")]
+    return _without_blanks(number, image, regions, tiles, stored, pastes, covered)
+
+
+def _plan_one(number: int, image: LevelLayout, regions: Regions) -> ReadPlan:
+    """Plan one region, in a fraction of the time: no tile is needed twice."""
+    grid = image.grid
+    (top, left), (height, width) = regions.corners[0], regions.shapes[0]
+    down = _cut_one(top, height, image.height, grid.tile_height)
+    across = _cut_one(left, width, image.width, grid.tile_width)
+    shape = down.shape[1], across.shape[1]
+    count = shape[0] * shape[1]
+    table = np.empty((8, *shape), np.int64)
+    table[0] = np.arange(count).reshape(shape)
+    table[1] = 0
+    table[2::2] = down[1:, :, None]
+    table[3::2] = across[1:, None]
+    pastes = Pastes(*table.reshape(8, count))
+    tiles = np.empty((*shape, 2), np.int64)
+    tiles[..., 0], tiles[..., 1] = down[0, :, None], across[0]
+    stored = np.ones(count, np.bool_)
+    area = 0
+    if count:
+        (row, column), (last_row, last_column) = tiles[0, 0].tolist(), tiles[-1, -1].tolist()
+        counts = grid.byte_counts[:, row : last_row + 1, column : last_column + 1]
+        stored = (counts > 0).any(axis=0).ravel()
+        area = int(down[3].sum()) * int(across[3].sum())
+    covered = np.array([area == height * width])
+    return _without_blanks(number, image, regions, tiles.reshape(count, 2), stored, pastes, covered)
+
+
+def _cut_one(start: int, count: int, extent: int, size: int) -> Integers:
+    """Return (tile, position in the region, position in it, length) of each piece of one axis."""
+    first, end = max(0, -start), min(count, extent - start)
+    if first >= end:
+        return np.empty((4, 0), np.int64)
+    tiles = np.arange((start + first) // size, (start + end - 1) // size + 1)
+    table = np.empty((4, len(tiles)), np.int64)
+    table[0] = tiles
+    table[1] = tiles * size - start
+    table[2], table[3] = 0, size
+    before, beyond = first - int(table[1, 0]), int(table[1, -1]) + size - end
+    table[1, 0], table[2, 0] = first, before
+    table[3, 0] -= before
+    table[3, -1] -= beyond
+    return table
+
+
+def _without_blanks(
+    number: int,
+    image: LevelLayout,
+    regions: Regions,
+    tiles: Integers,
+    stored: NDArray[np.bool_],
+    pastes: Pastes,
+    covered: NDArray[np.bool_],
+) -> ReadPlan:
+    """Return the plan, with tiles apart that show the background; pastes go tile by tile."""
+    blanks = NO_PASTES
+    if image.missing == "background" and not stored.all():
+        tile = pastes.tile
+        shown = stored[tile]
+        renumbered = np.cumsum(stored) - 1
+        blanks, pastes = pastes[~shown], pastes[shown]
+        pastes = Pastes(renumbered[pastes.tile], *_columns(pastes)[1:])
+        tiles, stored = tiles[stored], stored[stored]
+    starts = np.arange(len(tiles) + 1)
+    if len(pastes) != len(tiles):
+        starts = np.searchsorted(pastes.tile, starts)
+    return ReadPlan(number, regions, tiles, ~stored, pastes, starts, blanks, covered)
+
+
+def _pairs(first: Integers, second: Integers, regions: int) -> tuple[Integers, Integers]:
+    """Return the indices of all pairs of entries that belong to the same region."""
+    ones, others = np.bincount(first, minlength=regions), np.bincount(second, minlength=regions)
+    counts = ones * others
+    region, number = _expand(np.zeros(regions, np.int64), counts)
+    down, across = np.divmod(number, others[region])
+    before, behind = np.cumsum(ones) - ones, np.cumsum(others) - others
+    return before[region] + down, behind[region] + across
+
+
+def _columns(pastes: Pastes) -> list[Integers]:
+    return [getattr(pastes, field.name) for field in fields(pastes)]
