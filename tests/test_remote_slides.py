@@ -18,6 +18,8 @@ from napari_wsigpu.errors import (
     NotASlideError,
     SlideChangedError,
     SlideClosedError,
+    SlideNotFoundError,
+    SlidePermissionError,
     SlideReadError,
     TileError,
     UnsupportedSlideError,
@@ -187,18 +189,35 @@ def test_a_server_that_goes_away(quick, server, folder):
         with pytest.raises(SlideReadError, match="fails") as caught:
             slide.read_region((20000, 0), (512, 512))
         assert "SECRET" not in str(caught.value)
-        failed = []
-        slide.on_failed_tile(lambda tile, reason: failed.append((tile, reason)))
-        shown = slide.level_array(0, tolerant=True)[0:256, 20224:20480]
-        assert (shown == slide.layout.background).all()
-        assert len(failed) == 1
-        assert "SECRET" not in str(failed)
+        with pytest.raises(SlideReadError, match="fails"):
+            slide.level_array(0, tolerant=True)[0:256, 20224:20480]
         server.always = None
         with open_slide(folder / "large.svs", device="cpu") as local:
             expected = local.levels[0][0:256, 20224:20480]
         np.testing.assert_array_equal(
             slide.level_array(0, tolerant=True)[0:256, 20224:20480], expected
         )
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [(403, SlidePermissionError), (404, SlideNotFoundError)],
+)
+def test_no_server_that_fails_is_shown_as_background(quick, server, folder, code, kind):
+    with (
+        open_slide(server.url("large.svs"), device="cpu") as slide,
+        open_slide(folder / "large.svs", device="cpu") as local,
+    ):
+        level = slide.level_array(0, tolerant=True)
+        server.always = status(code)
+        with pytest.raises(kind, match=r"large\.svs"):
+            level[:600, :600]
+        server.always, server.ranges = None, False
+        with pytest.raises(UnsupportedSlideError, match="download the whole slide"):
+            level[:600, :600]
+        server.ranges = True
+        np.testing.assert_array_equal(level[:600, :600], local.levels[0][:600, :600])
+        assert slide.stats()["failed"] == 0
 
 
 def test_a_header_is_read_wholly_or_not_at_all(quick, server):

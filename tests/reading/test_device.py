@@ -1024,13 +1024,12 @@ class TestFiles:
         Path(slide.path).unlink()
         np.testing.assert_array_equal(whole(slide), level)
 
-    def test_a_lost_file_is_background_on_the_way_to_the_screen(self, own, caplog):
+    def test_a_lost_file_is_no_background_even_on_the_way_to_the_screen(self, own):
         slide, _ = own
         Path(slide.path).unlink()
-        with caplog.at_level(logging.WARNING):
-            shown = slide.level_array(0, tolerant=True)[...]
-        assert (shown == slide.layout.background).all()
-        assert "There is no file" in caplog.text
+        with pytest.raises(SlideNotFoundError, match="There is no file"):
+            slide.level_array(0, tolerant=True)[...]
+        assert slide.stats()["failed"] == 0
 
     @pytest.mark.parametrize("to", ["cpu", "cuda"])
     def test_closed_in_mid_read(self, own, host_gpu, monkeypatch, to):

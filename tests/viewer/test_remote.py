@@ -8,14 +8,15 @@ from napari.utils.notifications import notification_manager
 from qtpy.QtWidgets import QApplication
 
 import napari_wsigpu
-from napari_wsigpu.errors import SlideNotFoundError
+from napari_wsigpu.errors import SlideError, SlideNotFoundError
 from napari_wsigpu.storage.disk_cache import disk_cache
+from napari_wsigpu.viewer import progressive
 from napari_wsigpu.viewer.layers import slide_of
 from napari_wsigpu.viewer.progressive import display_of
 from napari_wsigpu.viewer.reader import get_reader, read_slides
 from tests import sparse
 from tests.conftest import decoding_threads
-from tests.rangeserver import RangeServer
+from tests.rangeserver import RangeServer, status
 
 SECRETS = "?X-Amz-Signature=" + 50 * "SECRET"
 
@@ -95,3 +96,43 @@ def test_a_slow_server_is_not_waited_for(viewer, server):
     assert time.perf_counter() < end
     assert decoding_threads() == []
     assert not notification_manager.records
+
+
+def expire(server):
+    server.always = status(403)
+
+
+def lose(server):
+    server.always = status(404)
+
+
+def send_no_parts(server):
+    server.ranges = False
+
+
+@pytest.mark.parametrize("fail", [expire, lose, send_no_parts])
+def test_a_server_that_fails_for_a_while_leaves_nothing_white(viewer, server, monkeypatch, fail):
+    monkeypatch.setattr(progressive, "FIRST_PAUSE_MS", 50)
+    [layer] = viewer.open(server.url("a%20slide.svs"), plugin="napari-wsigpu")
+    napari_wsigpu.wait(layer)
+    fail(server)
+    scale = layer.scale[-2:]
+    viewer.scene.camera.center = (0, 300 * scale[0], 300 * scale[1])
+    viewer.scene.camera.zoom = 1 / scale[0]
+    for _ in range(3):
+        with pytest.raises(SlideError):
+            napari_wsigpu.wait(layer)
+        assert not display_of(layer).exact
+    server.always, server.ranges = None, True
+    end = time.perf_counter() + 30
+    while not display_of(layer).exact:
+        assert time.perf_counter() < end
+        QApplication.processEvents()
+    napari_wsigpu.wait(layer)
+    (top, left), (bottom, right) = layer.corner_pixels
+    assert layer.data_level == 0
+    with napari_wsigpu.open_slide(server.folder / "a slide.svs", device="cpu") as local:
+        exact = local.levels[0][top : bottom + 1, left : right + 1]
+    np.testing.assert_array_equal(np.asarray(layer._slice.image.raw), exact)
+    [warning] = notification_manager.records
+    assert warning.message.startswith("Some tiles stay blurred, and are tried again by themselves")

@@ -87,12 +87,10 @@ class DisplaySource:
 
         Raises
         ------
-        SlideClosedError
-            If the slide was closed.
-        SlideReadError, SlideChangedError
-            If the file can't be read now, or is another one.
         DeviceError
             If the device that shall decode them fails.
+        SlideError
+            If the file or its server doesn't give their bytes, or the slide was closed.
         """
         first = keys[0]
         tiles = {(key.row, key.column): key for key in keys}

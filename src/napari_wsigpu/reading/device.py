@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from napari_wsigpu.errors import (
-    DeviceError,
-    RegionError,
-    SlideClosedError,
-    SlideError,
-    device_error,
-)
+from napari_wsigpu.errors import RegionError, SlideError, device_error
 from napari_wsigpu.reading.device_pipeline import DevicePipeline, Output
 from napari_wsigpu.reading.plan import regions_with
 
@@ -151,11 +145,7 @@ class DeviceExecutor:
                 self._carry_out(image, plans, output)
         except MemoryError:
             return None
-        except (DeviceError, SlideClosedError):
-            raise
         except SlideError:
-            if wish.tolerant:
-                return None
             raise
         except Exception as error:  # what CUDA and CuPy raise has no common base
             raise device_error(self.device.name, error) from error

@@ -11,12 +11,6 @@ import numpy as np
 from napari_wsigpu.codecs.cpu import HostSlots
 from napari_wsigpu.codecs.decoder import EncodedBatch
 from napari_wsigpu.codecs.raw import lies_decoded
-from napari_wsigpu.errors import (
-    SlideChangedError,
-    SlideClosedError,
-    SlideError,
-    SlideReadError,
-)
 from napari_wsigpu.memory import RegionMemory, TileMemory
 from napari_wsigpu.reading.averages import Averages
 from napari_wsigpu.reading.cache import Recurrence, TileKey
@@ -180,17 +174,9 @@ class HostExecutor:
         if wish.keep == "recurring" and len(stored):
             recur = self._recurrence.note(plan.image, image, plan.tiles[stored])
             wish = replace(wish, keep="all" if recur else "none")
-        try:
-            begin = time.perf_counter()
-            failures = self._decode(plan, image, stored, take, wish)
-            self._timed(image, len(stored), time.perf_counter() - begin)
-        except SlideClosedError:
-            raise
-        except SlideError as error:
-            lasting = not isinstance(error, SlideReadError | SlideChangedError)
-            if not wish.tolerant or (wish.patient and not lasting):
-                raise
-            failures = dict.fromkeys(stored.tolist(), str(error))
+        begin = time.perf_counter()
+        failures = self._decode(plan, image, stored, take, wish)
+        self._timed(image, len(stored), time.perf_counter() - begin)
         for tile in failures:
             fill(tile)
         named = {self._key(plan, tile): reason for tile, reason in failures.items()}

@@ -184,8 +184,6 @@ class Wish:
         One channel instead of all.
     tolerant : bool
         Show the background for tiles that can't be decoded, instead of raising.
-    patient : bool
-        Rather raise than show the background because the file can't be read now.
     keep : {"all", "partly", "recurring", "later", "none"}
         Which tiles stay in the cache: all, those that no region takes whole, all if such tiles
         have been wanted again lately, those of `later`, or none.
@@ -199,7 +197,6 @@ class Wish:
 
     channel: int | None = None
     tolerant: bool = False
-    patient: bool = False
     keep: Keep = "all"
     table: ColorTable | None = None
     check: Callable[[], None] = lambda: None

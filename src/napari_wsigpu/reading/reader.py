@@ -170,15 +170,13 @@ class RegionReader:
 
         Raises
         ------
-        SlideClosedError
-            If the slide was closed.
-        SlideReadError, SlideChangedError
-            If the file can't be read now, or is another one.
         DeviceError
             If the device that was chosen fails.
+        SlideError
+            If the file or its server doesn't give their bytes, or the slide was closed.
         """
         image, places = self._images[number], list(tiles)
-        wish = Wish(tolerant=True, patient=True, table=table)
+        wish = Wish(tolerant=True, table=table)
         regions = Regions.of(tile_rect(image, *place) for place in places)
         plans = plan_regions(number, self._images, regions)
         pixels = self.offload.read(number, plans, regions, wish)

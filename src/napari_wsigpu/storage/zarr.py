@@ -222,6 +222,8 @@ class ZarrSource:
                     return len(view)
             _read_by_zarr(tile, opened.array, canvas)
         except Exception as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise file_error(error.filename or self._path, error) from error
             # Codecs of damaged chunks raise what they like; other tiles must not suffer from it.
             raise ValueError(f"its chunks can't be read ({brief(error)})") from error
         return len(view)

@@ -25,7 +25,12 @@ from qtpy.QtCore import QObject, QTimer, Signal
 from napari_wsigpu.display import resample
 from napari_wsigpu.display.picture import Picture, View
 from napari_wsigpu.display.wanted import next_likely, on_screen
-from napari_wsigpu.errors import SlideReadError
+from napari_wsigpu.errors import (
+    DeviceError,
+    SlideChangedError,
+    SlideClosedError,
+    SlideError,
+)
 from napari_wsigpu.geometry import Rect
 from napari_wsigpu.memory import PictureMemory
 from napari_wsigpu.reading.level import VIEWER_CHUNK
@@ -51,6 +56,9 @@ MOST_PIXELS = 40 << 20
 PREFETCH_SHARE = 0.25
 SEAM = ("_make_slice_request_internal", "_make_slice_request", "_update_slice_response")
 REQUEST = ("data_at_data_level", "data_level", "corner_pixels", "slice_input", "level_shapes")
+
+# Whatever else a source says, it may give its tiles later: a link is renewed, a disk mounted.
+LASTING = DeviceError, SlideChangedError, SlideClosedError
 
 logger = logging.getLogger(__name__)
 
@@ -276,7 +284,7 @@ class ProgressiveDisplay:
     def fail(self, error: Exception) -> None:
         """Say why tiles can't be had; `wait` raises it. What may pass is tried again."""
         self._error = error
-        passing = isinstance(error, SlideReadError)
+        passing = isinstance(error, SlideError) and not isinstance(error, LASTING)
         if passing:
             with suppress(RuntimeError):  # the application ends, and Qt's part is gone already
                 self._landings.failed.emit()
