@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from napari_wsigpu.gpu import cuda
+from napari_wsigpu.gpu import cuda, driver
 from napari_wsigpu.gpu.cuda import KERNELS, CudaDevice
 
 if TYPE_CHECKING:
@@ -208,6 +208,6 @@ def host_cuda_device(monkeypatch: pytest.MonkeyPatch, folder: Path, compiler: st
         ),
     )
     monkeypatch.setitem(sys.modules, "cupy", cupy)
-    monkeypatch.setattr(cuda, "driver_is_there", lambda: True)
+    monkeypatch.setattr(driver, "driver_is_there", lambda: True)
     monkeypatch.setattr(cuda, "Library", lambda: None)
     return CudaDevice(0)

@@ -10,7 +10,7 @@ import pytest
 
 from napari_wsigpu import bench
 from napari_wsigpu.cli import main
-from napari_wsigpu.gpu import cuda
+from napari_wsigpu.gpu import driver
 from napari_wsigpu.slide import Slide, open_slide
 from tests import slides
 from tests.host_cupy import install
@@ -21,7 +21,7 @@ HEIGHT, WIDTH = 300, 420
 @pytest.fixture
 def no_gpu(monkeypatch):
     """Have no NVIDIA driver, wherever the tests run."""
-    monkeypatch.setattr(cuda, "driver_is_there", lambda: False)
+    monkeypatch.setattr(driver, "driver_is_there", lambda: False)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import pytest
 
 from napari_wsigpu import Slide, open_slide, runtime
 from napari_wsigpu.errors import RegionError, SlideChangedError, TileError
-from napari_wsigpu.gpu import cuda
+from napari_wsigpu.gpu import driver
 from napari_wsigpu.gpu.tiles import NOBODY
 from napari_wsigpu.layout import TileGrid
 from napari_wsigpu.reading.dask_level import CHUNK_BYTES, DaskLevel
@@ -425,7 +425,7 @@ class TestExample:
         (folder / "empty").mkdir(exist_ok=True)
         words = [word.format(folder) for word in given]
         monkeypatch.setattr(sys, "argv", [str(EXAMPLE), *words])
-        monkeypatch.setattr(cuda, "driver_is_there", lambda: False)
+        monkeypatch.setattr(driver, "driver_is_there", lambda: False)
         with dask.config.set({"distributed.comm.timeouts.connect": "0.2s"}):
             assert example.main() == 1
         printed = capsys.readouterr()

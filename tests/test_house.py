@@ -37,11 +37,6 @@ CUDA_EXCEPTIONS = {"napari_wsigpu.doctor": {"cupy", "kvikio", "nvidia.nvimgcodec
 
 READING_PATH = ("codecs", "gpu", "reading")
 MOST_LINES = 400
-# Longer ones, with how long they may be.
-LONG = {
-    "napari_wsigpu.gpu.cuda": 522,
-    "napari_wsigpu.gpu.library": 438,
-}
 
 
 class Import(NamedTuple):
@@ -210,12 +205,5 @@ def lines_of(name):
 
 def test_modules_of_the_reading_path_are_short():
     path = [name for name in MODULES if room(name) in READING_PATH]
-    too_long = {
-        name: count for name in path if (count := lines_of(name)) > LONG.get(name, MOST_LINES)
-    }
+    too_long = {name: count for name in path if (count := lines_of(name)) > MOST_LINES}
     assert too_long == {}
-
-
-@pytest.mark.parametrize("name", LONG)
-def test_exceptions_are_needed(name):
-    assert lines_of(name) > MOST_LINES

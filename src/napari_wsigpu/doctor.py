@@ -26,8 +26,9 @@ from napari_wsigpu import __version__
 from napari_wsigpu.codecs.table import COMPRESSIONS, storage_name
 from napari_wsigpu.errors import SlideError
 from napari_wsigpu.gpu.codestream import recipe
-from napari_wsigpu.gpu.cuda import CONNECTIONS, JPEG_ENGINE
+from napari_wsigpu.gpu.driver import CONNECTIONS
 from napari_wsigpu.gpu.gds import GDS, gds_state
+from napari_wsigpu.gpu.jpeg_engine import JPEG_ENGINE
 from napari_wsigpu.slide import open_slide
 from napari_wsigpu.tags import COMPRESSION, JPEG_2000
 

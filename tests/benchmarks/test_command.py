@@ -15,7 +15,7 @@ from benchmarks import machine
 from benchmarks.__main__ import main
 from benchmarks.transfers import kvikio_process, session, target
 from napari_wsigpu.doctor import Driver
-from napari_wsigpu.gpu import cuda
+from napari_wsigpu.gpu import driver
 from tests import slides, zarrs
 from tests.host_cupy import install
 
@@ -28,7 +28,7 @@ NO_CUDA = "has no NVIDIA driver"
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch):
     """Have no NVIDIA driver, wherever the tests run."""
-    monkeypatch.setattr(cuda, "driver_is_there", lambda: False)
+    monkeypatch.setattr(driver, "driver_is_there", lambda: False)
     monkeypatch.setattr(machine, "find_driver", lambda: Driver(reason="no NVIDIA driver was found"))
 
 

@@ -13,23 +13,23 @@ import numpy as np
 import pytest
 
 from napari_wsigpu.errors import DeviceError
-from napari_wsigpu.gpu import cuda
+from napari_wsigpu.gpu import cuda, driver, jpeg_engine, library
 from napari_wsigpu.gpu.cuda import CudaDevice, PinnedMemory
 
-VARIABLES = (cuda.CONNECTIONS, "PYNVIMGCODEC_VERBOSITY")
+VARIABLES = (driver.CONNECTIONS, "PYNVIMGCODEC_VERBOSITY")
 
 
 @pytest.fixture(autouse=True)
 def no_variables(monkeypatch):
     """Both are removed again, whoever sets them."""
-    for name in (*VARIABLES, cuda.JPEG_ENGINE):
+    for name in (*VARIABLES, jpeg_engine.JPEG_ENGINE):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
 
 
 @pytest.fixture
-def driver(monkeypatch):
-    monkeypatch.setattr(cuda, "driver_is_there", lambda: True)
+def with_driver(monkeypatch):
+    monkeypatch.setattr(driver, "driver_is_there", lambda: True)
 
 
 def variables():
@@ -86,11 +86,11 @@ def fake_cupy(count=1):
 
 
 @pytest.fixture
-def with_devices(driver, monkeypatch):
+def with_devices(with_driver, monkeypatch):
     """Pretend that CuPy and nvImageCodec are there, and so many devices."""
 
     def make(count):
-        monkeypatch.setattr(cuda, "import_module", lambda name: fake_cupy(count))
+        monkeypatch.setattr(driver, "import_module", lambda name: fake_cupy(count))
         monkeypatch.setattr(cuda, "Library", SimpleNamespace)
 
     return make
@@ -102,10 +102,10 @@ class TestStart:
         def missing(name):
             raise OSError(f"{name}: cannot open shared object file")
 
-        monkeypatch.setattr(cuda.ctypes, "CDLL", missing)
+        monkeypatch.setattr(driver.ctypes, "CDLL", missing)
 
     def test_without_a_driver(self, no_driver):
-        assert not cuda.driver_is_there()
+        assert not driver.driver_is_there()
         with pytest.raises(
             DeviceError, match=r"^'cuda:0' can't be used, because .*driver"
         ) as caught:
@@ -116,21 +116,21 @@ class TestStart:
         assert message.endswith(".")
         assert variables() == [None, None]
 
-    def test_without_cupy(self, driver, monkeypatch):
+    def test_without_cupy(self, with_driver, monkeypatch):
         def missing(name):
             raise ModuleNotFoundError(f"No module named '{name}'")
 
-        monkeypatch.setattr(cuda, "import_module", missing)
+        monkeypatch.setattr(driver, "import_module", missing)
         with pytest.raises(DeviceError, match=r"^'cuda:2' .*No module named 'cupy'.*\[cuda12\]"):
             CudaDevice(2)
         assert variables() == ["32", "0"]
 
     @pytest.mark.parametrize("error", [ImportError, OSError, RuntimeError])
-    def test_with_a_broken_cupy(self, driver, monkeypatch, error):
+    def test_with_a_broken_cupy(self, with_driver, monkeypatch, error):
         def broken(name):
             raise error("libnvrtc.so.12")
 
-        monkeypatch.setattr(cuda, "import_module", broken)
+        monkeypatch.setattr(driver, "import_module", broken)
         with pytest.raises(DeviceError, match=r"cupy .*libnvrtc\.so\.12") as caught:
             CudaDevice(0)
         assert isinstance(caught.value.__cause__, error)
@@ -182,24 +182,31 @@ class TestEngines:
         device._library.decoder = lambda *arguments: arguments
         return device
 
-    def works(self, device, *backends):
-        device._decodes = lambda decoder, *_: decoder[1] in backends
+    @pytest.fixture
+    def works(self, monkeypatch):
+        def these(*backends):
+            monkeypatch.setattr(cuda, "decodes", lambda device, decoder, *_: decoder[1] in backends)
 
-    def test_the_engine_is_preferred(self, device):
-        self.works(device, cuda.HARDWARE, cuda.HYBRID)
-        assert device.decoder("jpeg") == ((0, cuda.HARDWARE, cuda.ALL_ON_GPU, 4), "hardware")
+        return these
 
-    def test_without_an_engine(self, device):
-        self.works(device, cuda.HYBRID)
-        assert device.decoder("jpeg") == ((0, cuda.HYBRID, cuda.ALL_ON_GPU, 0), "hybrid")
+    def test_the_engine_is_preferred(self, device, works):
+        works(library.HARDWARE, library.HYBRID)
+        assert device.decoder("jpeg") == (
+            (0, library.HARDWARE, jpeg_engine.ALL_ON_GPU, 4),
+            "hardware",
+        )
 
-    def test_the_engine_is_not_wanted(self, device, monkeypatch):
-        monkeypatch.setenv(cuda.JPEG_ENGINE, "hybrid")
-        self.works(device, cuda.HARDWARE, cuda.HYBRID)
-        assert device.decoder("jpeg") == ((0, cuda.HYBRID, cuda.ALL_ON_GPU, 0), "hybrid")
+    def test_without_an_engine(self, device, works):
+        works(library.HYBRID)
+        assert device.decoder("jpeg") == ((0, library.HYBRID, jpeg_engine.ALL_ON_GPU, 0), "hybrid")
 
-    def test_nothing_decodes(self, device):
-        self.works(device)
+    def test_the_engine_is_not_wanted(self, device, works, monkeypatch):
+        monkeypatch.setenv(jpeg_engine.JPEG_ENGINE, "hybrid")
+        works(library.HARDWARE, library.HYBRID)
+        assert device.decoder("jpeg") == ((0, library.HYBRID, jpeg_engine.ALL_ON_GPU, 0), "hybrid")
+
+    def test_nothing_decodes(self, device, works):
+        works()
         with pytest.raises(DeviceError, match="can't decode JPEG on 'cuda:0'"):
             device.decoder("jpeg")
 

@@ -16,7 +16,7 @@ from napari_wsigpu.errors import (
     SlideReadError,
     UnsupportedArrayError,
 )
-from napari_wsigpu.gpu import cuda
+from napari_wsigpu.gpu import driver
 from napari_wsigpu.gpu import zarr as zarr_gpu
 from napari_wsigpu.storage.zarr_chunks import (
     MOST_CHUNKS,
@@ -286,8 +286,8 @@ class TestDamage:
 
 def test_a_machine_without_a_gpu_is_told_of_zarr(tmp_path, host_machine, monkeypatch):
     def refuse(index):
-        monkeypatch.setattr(cuda, "driver_is_there", lambda: False)
-        return cuda.import_cuda("cupy", f"cuda:{index}")
+        monkeypatch.setattr(driver, "driver_is_there", lambda: False)
+        return driver.import_cuda("cupy", f"cuda:{index}")
 
     host_machine.open = refuse
     with pytest.raises(DeviceError, match=r"no NVIDIA driver; read the array by zarr\.$"):

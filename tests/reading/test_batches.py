@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.errors import DeviceError, RegionError, SlideClosedError, TileError
-from napari_wsigpu.gpu import cuda
+from napari_wsigpu.gpu import driver
 from napari_wsigpu.reading.batches import read_ahead
 from napari_wsigpu.reading.reader import RegionReader
 from tests import slides, tiffbytes
@@ -220,7 +220,7 @@ def test_without_workers_each_is_read_when_it_is_asked_for(leaves_nothing):
 def test_a_device_that_is_not_there_is_refused_at_once(
     tmp_path, monkeypatch, fresh_runtime, device
 ):
-    monkeypatch.setattr(cuda, "driver_is_there", lambda: False)
+    monkeypatch.setattr(driver, "driver_is_there", lambda: False)
     path = tmp_path / "slide.svs"
     slides.write_aperio(path, slides.picture(100, 100))
     with open_slide(path, device="cpu") as slide, pytest.raises(DeviceError):

@@ -15,7 +15,7 @@ from napari_wsigpu.errors import (
     SlideClosedError,
     SlideReadError,
 )
-from napari_wsigpu.gpu import cuda
+from napari_wsigpu.gpu import driver
 from napari_wsigpu.reading.cache import TileKey
 from napari_wsigpu.reading.throughput import SHARES, TRIALS, tile_kind
 from tests import slides, tiffbytes
@@ -419,7 +419,7 @@ class TestWithoutCuda:
     @pytest.fixture(params=["driver", "CuPy", "nvImageCodec"])
     def lacking(self, request, monkeypatch, fresh_runtime):
         """A machine without one of these; gives what an error has to say."""
-        monkeypatch.setattr(cuda, "driver_is_there", lambda: request.param != "driver")
+        monkeypatch.setattr(driver, "driver_is_there", lambda: request.param != "driver")
         if request.param == "driver":
             return "'cuda:[01]' can't be used.*no NVIDIA driver.*device='cpu'"
         if request.param == "CuPy":

@@ -24,8 +24,8 @@ import numpy as np
 import tifffile
 
 from napari_wsigpu.errors import RegionError, SlideError, SlideReadError, file_error
-from napari_wsigpu.gpu.cuda import import_cuda
 from napari_wsigpu.gpu.devices import cuda_index
+from napari_wsigpu.gpu.driver import import_cuda
 from napari_wsigpu.runtime import default
 from napari_wsigpu.slide import open_slide
 from napari_wsigpu.storage.url import is_url, public_url

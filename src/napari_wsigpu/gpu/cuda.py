@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
 import threading
 import weakref
 from contextlib import suppress
 from functools import cached_property
-from importlib import import_module, resources
-from typing import TYPE_CHECKING, Any, NamedTuple
+from importlib import resources
+from typing import TYPE_CHECKING, Any
 
-import imagecodecs
 import numpy as np
 
-from napari_wsigpu.codecs.jpeg import MOST_ROWS
 from napari_wsigpu.codecs.raw import is_swapped
 from napari_wsigpu.errors import DeviceError
 from napari_wsigpu.gpu.device import AVERAGED_TYPES
-from napari_wsigpu.gpu.library import GPU_ONLY, HARDWARE, HYBRID, ImageFormat, Library
+from napari_wsigpu.gpu.driver import import_cuda
+from napari_wsigpu.gpu.jpeg_engine import (
+    ALL_ON_GPU,
+    JPEG_ENGINE,
+    JPEG_ENGINES,
+    ROUNDS,
+    STACK,
+    STACKS,
+    decodes,
+)
+from napari_wsigpu.gpu.library import GPU_ONLY, Library
+from napari_wsigpu.gpu.pinned import PinnedMemory
 from napari_wsigpu.gpu.tables import declarations
 
 if TYPE_CHECKING:
@@ -32,43 +40,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.gpu.library import LibraryDecoder, LibraryImages, LibraryStreams
     from napari_wsigpu.layout import LevelLayout
 
-DRIVERS = {"win32": "nvcuda.dll"}
-CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
-JPEG_ENGINE = "WSIGPU_JPEG_ENGINE"
 
-
-class JpegEngine(NamedTuple):
-    """How nvImageCodec decodes JPEG.
-
-    Attributes
-    ----------
-    backend : int
-        What it calls the way.
-    at_once : int
-        Images that keep it busy; each keeps the processor busy for 40 us.
-    threads : int
-        Of its own that prepare images, 0 for one a core.
-    filled : bool
-        Whether there may be any number of 0xFF before a restart marker.
-    """
-
-    backend: int
-    at_once: int
-    threads: int
-    filled: bool
-
-
-# A GPU has up to 7 JPEG engines. To wake more threads for them takes longer than their work.
-JPEG_ENGINES = {
-    "hardware": JpegEngine(HARDWARE, 7, 4, filled=True),
-    "hybrid": JpegEngine(HYBRID, 14, 0, filled=False),
-}
-# What a batch of a thousand tiles is stacked to; 3 is nvImageCodec's name of 4:2:0.
-STACKS, STACK, SUBSAMPLED = 22, (MOST_ROWS, 256), 3
-SIDE, QUALITY, ROUNDS = 64, 75, 2
-# Without it, images of less than a million pixels keep the processor busy instead.
-ALL_ON_GPU = "nvjpeg_cuda_decoder:hybrid_huffman_threshold=0"
-PINNED_BUDGET = 1 << 30
 THREADS = 256
 MOST_UPLOADED = 64 << 10
 # Bytes that a thread copies at once, and how often: fewer blocks take less time to start.
@@ -86,42 +58,6 @@ KERNELS = (
 TO_DEVICE, TO_HOST = 1, 2
 
 
-def driver_is_there() -> bool:
-    """Whether an NVIDIA driver can be loaded; nothing is initialised."""
-    try:
-        ctypes.CDLL(DRIVERS.get(sys.platform, "libcuda.so.1"))
-    except OSError:
-        return False
-    return True
-
-
-def import_cuda(package: str, device: str) -> Any:
-    """Import a package of the CUDA extras, for the use of a device.
-
-    Raises
-    ------
-    DeviceError
-        If there is no driver, or the package is not installed or broken.
-    """
-    if not driver_is_there():
-        raise DeviceError(
-            f"'{device}' can't be used, because this machine has no NVIDIA driver; "
-            "use device='cpu'."
-        )
-    # Both are read when CUDA or nvImageCodec starts. JPEG 2000 tiles are decoded side by side
-    # by up to 32 queues instead of 8; what can't be decoded is said by our own errors.
-    os.environ.setdefault(CONNECTIONS, "32")
-    os.environ.setdefault("PYNVIMGCODEC_VERBOSITY", "0")
-    try:
-        return import_module(package)
-    except (ImportError, OSError, RuntimeError) as error:
-        raise DeviceError(
-            f"'{device}' can't be used, because {package} can't be loaded ({error}); install "
-            "napari-wsigpu[cuda12] or napari-wsigpu[cuda13], as your driver's CUDA version is, "
-            "or use device='cpu'."
-        ) from error
-
-
 class _ForeignStream:
     """A handle, as the CUDA stream protocol wants it."""
 
@@ -130,52 +66,6 @@ class _ForeignStream:
 
     def __cuda_stream__(self) -> tuple[int, int]:
         return 0, self._handle
-
-
-class PinnedMemory:
-    """Page-locked host memory: a device copies to it at full speed, without the processor.
-
-    Arrays give their memory back by themselves. What is kept by callers beyond the budget is
-    ordinary memory, because page-locked memory is taken from all other programs.
-    """
-
-    def __init__(self, cupy: Any, budget: int = PINNED_BUDGET) -> None:
-        self._pool = cupy.cuda.PinnedMemoryPool()
-        self._budget = budget
-        self._lock = threading.Lock()
-        self._used = 0
-
-    def take(
-        self, shape: tuple[int, ...], dtype: np.dtype[Any], *, surely: bool = False
-    ) -> NDArray[Any]:
-        """Return an array, page-locked within the budget.
-
-        Raises
-        ------
-        MemoryError
-            If it has to be page-locked `surely`, whatever the budget, and can't be.
-        """
-        count = int(np.prod(shape))
-        size = count * dtype.itemsize
-        with self._lock:
-            fits = size > 0 and (surely or size <= self._budget - self._used)
-            self._used += size if fits else 0
-        try:
-            memory = self._pool.malloc(size) if fits else None
-        except RuntimeError:  # the system has no more
-            memory = None
-            self._give_back(size)
-        if memory is None and surely:
-            raise MemoryError("the system has no more page-locked memory")
-        if memory is None:
-            return np.empty(shape, dtype)
-        pixels = np.frombuffer(memory, dtype, count)
-        weakref.finalize(pixels, self._give_back, size).atexit = False
-        return pixels.reshape(shape)
-
-    def _give_back(self, size: int) -> None:
-        with self._lock:
-            self._used -= size
 
 
 class CudaDevice:
@@ -266,11 +156,11 @@ class CudaDevice:
                 decoder = self._library.decoder(
                     self._index, engine.backend, ALL_ON_GPU, engine.threads
                 )
-                if self._decodes(decoder, 1, (64, 64)):
+                if decodes(self, decoder, 1, (64, 64)):
                     self.jpegs_at_once, self.jpegs_filled = engine.at_once, engine.filled
                     with suppress(MemoryError):  # then the first large batches take longer
                         for _ in range(ROUNDS):
-                            self._decodes(decoder, STACKS, STACK)
+                            decodes(self, decoder, STACKS, STACK)
                     return decoder, name
         raise DeviceError(f"nvImageCodec can't decode JPEG on '{self.name}'; is nvJPEG installed?")
 
@@ -281,29 +171,6 @@ class CudaDevice:
     def images(self) -> LibraryImages:
         """Make room for descriptions of memory that nvImageCodec decodes a batch to."""
         return self._library.images(on_device=True)
-
-    def _decodes(self, decoder: LibraryDecoder, count: int, size: tuple[int, int]) -> bool:
-        """Decode so many pictures that have as many bytes as those of tissue have.
-
-        The decoder takes memory for the largest ones that there were, once for each of its turns.
-        """
-        noise = np.random.default_rng(0).integers(100, 156, (SIDE, size[1], 3), dtype=np.uint8)
-        pixels = np.resize(noise, (*size, 3))
-        encoded = imagecodecs.jpeg8_encode(pixels, level=QUALITY, subsampling="420")
-        picture = np.frombuffer(encoded, np.uint8)
-        small = -(-size[0] // 2), -(-size[1] // 2), 1
-        planes = ((*size, 1), small, small)
-        image = ImageFormat(planes, "uint8", "P_YUV", "SYCC", SUBSAMPLED)
-        total = sum(height * width for height, width, _ in planes)
-        address, _memory = self.allocate(count * total)
-        stream = self.new_stream()
-        streams, images = self.code_streams(), self.images()
-        for number in range(count):
-            streams.add(picture.ctypes.data, picture.nbytes)
-            images.add(address + number * total, image, stream.ptr)
-        worked = decoder.decode(streams.used, images.used)
-        stream.synchronize()
-        return all(worked)
 
     # Memory
 

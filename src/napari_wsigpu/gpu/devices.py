@@ -9,7 +9,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from napari_wsigpu.errors import DeviceError
-from napari_wsigpu.gpu.cuda import CudaDevice, driver_is_there
+from napari_wsigpu.gpu.cuda import CudaDevice
+from napari_wsigpu.gpu.driver import driver_is_there
 from napari_wsigpu.gpu.tiles import SLAB_BYTES, DeviceTiles
 from napari_wsigpu.gpu.worker import DecodeWorker
 

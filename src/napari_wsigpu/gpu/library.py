@@ -9,14 +9,25 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from ctypes import c_char_p, c_float, c_int, c_size_t, c_uint8, c_uint32, c_void_p
+from ctypes import c_char_p, c_int, c_size_t, c_void_p
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from napari_wsigpu.errors import DeviceError
+from napari_wsigpu.gpu.library_structs import (
+    Backend,
+    BackendParams,
+    DecodeParams,
+    ExecutionParams,
+    ImageInfo,
+    InstanceInfo,
+    Orientation,
+    Plane,
+    Properties,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,112 +37,12 @@ NO_DEVICE = -99999
 DEVICE_BUFFER, HOST_BUFFER = 1, 2
 SUCCESS = 0
 DECODED = 1
-MOST_PLANES = 32
 HANDLE, FEW = 8, 64
 VERSIONS = range(900, 1000)
 FILES = {"win32": "nvimgcodec_0.dll"}
 SAMPLE_TYPES = {"uint8": 0x0802, "uint16": 0x1004}
 SAMPLE_FORMATS = {"I_Y": 4, "I_RGB": 8, "P_YUV": 11}
 COLOR_SPECS = {"SRGB": 1, "GRAY": 2, "SYCC": 3}
-
-
-class _Structure(ctypes.Structure):
-    """Begins with its own type and size, as all structures of the library do."""
-
-    type_: ClassVar[int]
-    head: ClassVar[list[tuple[str, Any]]] = [
-        ("struct_type", c_int),
-        ("struct_size", c_size_t),
-        ("struct_next", c_void_p),
-    ]
-
-    def __init__(self, **values: Any) -> None:
-        super().__init__(struct_type=self.type_, struct_size=ctypes.sizeof(self), **values)
-
-
-class _Properties(_Structure):
-    type_ = 1
-    _fields_ = [*_Structure.head, ("version", c_uint32), ("cudart_version", c_uint32)]
-
-
-class _InstanceInfo(_Structure):
-    type_ = 2
-    _fields_ = [
-        *_Structure.head,
-        ("load_builtin_modules", c_int),
-        ("load_extension_modules", c_int),
-        ("extension_modules_path", c_char_p),
-        ("create_debug_messenger", c_int),
-        ("debug_messenger_desc", c_void_p),
-        ("message_severity", c_uint32),
-        ("message_category", c_uint32),
-    ]
-
-
-class _DecodeParams(_Structure):
-    type_ = 5
-    _fields_ = [*_Structure.head, ("apply_exif_orientation", c_int)]
-
-
-class _Orientation(_Structure):
-    type_ = 7
-    _fields_ = [*_Structure.head, ("rotated", c_int), ("flip_x", c_int), ("flip_y", c_int)]
-
-
-class _Plane(_Structure):
-    type_ = 12
-    _fields_ = [
-        *_Structure.head,
-        ("width", c_uint32),
-        ("height", c_uint32),
-        ("row_stride", c_size_t),
-        ("num_channels", c_uint32),
-        ("sample_type", c_int),
-        ("precision", c_uint8),
-    ]
-
-
-class _ImageInfo(_Structure):
-    type_ = 11
-    _fields_ = [
-        *_Structure.head,
-        ("codec_name", ctypes.c_char * 256),
-        ("color_spec", c_int),
-        ("chroma_subsampling", c_int),
-        ("sample_format", c_int),
-        ("orientation", _Orientation),
-        ("num_planes", c_uint32),
-        ("plane_info", _Plane * MOST_PLANES),
-        ("buffer", c_void_p),
-        ("buffer_kind", c_int),
-        ("cuda_stream", c_void_p),
-    ]
-
-
-class _BackendParams(_Structure):
-    type_ = 29
-    _fields_ = [*_Structure.head, ("load_hint", c_float), ("load_hint_policy", c_int)]
-
-
-class _Backend(_Structure):
-    type_ = 17
-    _fields_ = [*_Structure.head, ("kind", c_int), ("params", _BackendParams)]
-
-
-class _ExecutionParams(_Structure):
-    type_ = 30
-    _fields_ = [
-        *_Structure.head,
-        ("device_allocator", c_void_p),
-        ("pinned_allocator", c_void_p),
-        ("max_num_cpu_threads", c_int),
-        ("executor", c_void_p),
-        ("device_id", c_int),
-        ("pre_init", c_int),
-        ("skip_pre_sync", c_int),
-        ("num_backends", c_int),
-        ("backends", ctypes.POINTER(_Backend)),
-    ]
 
 
 class Library:
@@ -154,14 +65,14 @@ class Library:
                 f"nvImageCodec can't be loaded ({error}); install it anew."
             ) from error
         self._declare()
-        found = _Properties()
+        found = Properties()
         self._quick.nvimgcodecGetProperties(ctypes.byref(found))
         if found.version not in VERSIONS:
             raise DeviceError(
                 f"nvImageCodec {found.version // 100 / 10} is of another version than is known "
                 "here; install nvidia-nvimgcodec-cu12 or -cu13 of version 0.9."
             )
-        info = _InstanceInfo(
+        info = InstanceInfo(
             load_builtin_modules=1,
             load_extension_modules=1,
             extension_modules_path=str(folder / "extensions").encode(),
@@ -208,8 +119,8 @@ class Library:
         DeviceError
             If it can't be made.
         """
-        backends = _Backend(kind=backend, params=_BackendParams(load_hint=1.0, load_hint_policy=2))
-        execution = _ExecutionParams(
+        backends = Backend(kind=backend, params=BackendParams(load_hint=1.0, load_hint_policy=2))
+        execution = ExecutionParams(
             max_num_cpu_threads=threads,
             device_id=device,
             skip_pre_sync=1,
@@ -302,7 +213,7 @@ class LibraryImages(_Handles):
         super().__init__(library)
         self._create = library._quick.nvimgcodecImageCreate
         self._kind = DEVICE_BUFFER if on_device else HOST_BUFFER
-        self._infos: dict[ImageFormat, _ImageInfo] = {}
+        self._infos: dict[ImageFormat, ImageInfo] = {}
         self._set: dict[int, tuple[int, ImageFormat, int]] = {}
 
     def add(self, address: int, image: ImageFormat, stream: int) -> None:
@@ -325,17 +236,17 @@ class LibraryImages(_Handles):
             self._set[self._count] = wanted
         self._count += 1
 
-    def _describe(self, image: ImageFormat) -> _ImageInfo:
-        info = _ImageInfo(
+    def _describe(self, image: ImageFormat) -> ImageInfo:
+        info = ImageInfo(
             color_spec=COLOR_SPECS[image.color_spec],
             sample_format=SAMPLE_FORMATS[image.sample_format],
             chroma_subsampling=image.subsampling,
-            orientation=_Orientation(),
+            orientation=Orientation(),
             num_planes=len(image.planes),
             buffer_kind=self._kind,
         )
         for number, (height, width, channels) in enumerate(image.planes):
-            info.plane_info[number] = _Plane(
+            info.plane_info[number] = Plane(
                 width=width,
                 height=height,
                 row_stride=width * channels * np.dtype(image.dtype).itemsize,
@@ -376,7 +287,7 @@ class LibraryDecoder:
         self._library = library
         self._handle = handle
         self._kept = kept
-        self._params = _DecodeParams(apply_exif_orientation=0)
+        self._params = DecodeParams(apply_exif_orientation=0)
 
     def decode(self, streams: NDArray[np.uint64], images: NDArray[np.uint64]) -> list[bool]:
         """Decode a batch; say of each whether it worked.

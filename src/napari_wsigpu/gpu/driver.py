@@ -1,0 +1,50 @@
+"""Whether CUDA can be used, and the import of its packages."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from importlib import import_module
+from typing import Any
+
+from napari_wsigpu.errors import DeviceError
+
+DRIVERS = {"win32": "nvcuda.dll"}
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+
+
+def driver_is_there() -> bool:
+    """Whether an NVIDIA driver can be loaded; nothing is initialised."""
+    try:
+        ctypes.CDLL(DRIVERS.get(sys.platform, "libcuda.so.1"))
+    except OSError:
+        return False
+    return True
+
+
+def import_cuda(package: str, device: str) -> Any:
+    """Import a package of the CUDA extras, for the use of a device.
+
+    Raises
+    ------
+    DeviceError
+        If there is no driver, or the package is not installed or broken.
+    """
+    if not driver_is_there():
+        raise DeviceError(
+            f"'{device}' can't be used, because this machine has no NVIDIA driver; "
+            "use device='cpu'."
+        )
+    # Both are read when CUDA or nvImageCodec starts. JPEG 2000 tiles are decoded side by side
+    # by up to 32 queues instead of 8; what can't be decoded is said by our own errors.
+    os.environ.setdefault(CONNECTIONS, "32")
+    os.environ.setdefault("PYNVIMGCODEC_VERBOSITY", "0")
+    try:
+        return import_module(package)
+    except (ImportError, OSError, RuntimeError) as error:
+        raise DeviceError(
+            f"'{device}' can't be used, because {package} can't be loaded ({error}); install "
+            "napari-wsigpu[cuda12] or napari-wsigpu[cuda13], as your driver's CUDA version is, "
+            "or use device='cpu'."
+        ) from error
