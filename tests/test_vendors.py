@@ -12,7 +12,7 @@ from napari_wsigpu.codecs.color import ColorProfile
 from napari_wsigpu.errors import SlideChangedError, SlideClosedError
 from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.slide import Slide
-from tests import dicomslides, icc, leica, ndpi, philips, slides, trestle, ventana
+from tests import dicomslides, icc, leica, mirax, ndpi, philips, slides, trestle, ventana
 
 PIXELS = slides.picture(96, 160)
 
@@ -43,6 +43,7 @@ WRITERS = {
     "leica": write_leica,
     "ventana": write_ventana,
     "trestle": lambda path: trestle.write(path, [PIXELS, PIXELS[::2, ::2]], "4 4 2 2"),
+    "mirax": lambda path: mirax.write(path.with_suffix(".mrxs")),
     "dicom": lambda path: dicomslides.write_slide(path, PIXELS, (2,)),
 }
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
+from napari_wsigpu.geometry import Rect, Rects
 from napari_wsigpu.tags import PHOTOMETRIC
 
 if TYPE_CHECKING:
@@ -190,6 +191,83 @@ class Part:
         """Lay down a whole picture."""
         return cls(image, Pieces.whole(top, image.height), Pieces.whole(left, image.width))
 
+    @property
+    def bounds(self) -> Rect:
+        """The part of the mosaic, and beyond it, on which the picture lies."""
+        rows, columns = self.rows, self.columns
+        return Rect.between(rows.start, rows.end, columns.start, columns.end)
+
+    def touches(self, rect: Rect) -> bool:
+        """Whether the picture lies in a region of the mosaic."""
+        return self.bounds.intersection(rect) is not None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scattered:
+    """Tiles that lie anywhere on a mosaic, whole or in parts, none of which covers another.
+
+    Attributes
+    ----------
+    image : LevelLayout
+        The tiles, as if they lay side by side.
+    rows, columns : ndarray of int64, shape (parts,)
+        Which tile each part is of.
+    tops, lefts : ndarray of int64, shape (parts,)
+        Its first row and column of pixels in the tile.
+    on : Rects
+        Where it lies on the mosaic.
+    """
+
+    image: LevelLayout
+    rows: NDArray[np.int64]
+    columns: NDArray[np.int64]
+    tops: NDArray[np.int64]
+    lefts: NDArray[np.int64]
+    on: Rects
+
+    @classmethod
+    def stacked(
+        cls,
+        image: LevelLayout,
+        tiles: NDArray[np.int64],
+        corners: NDArray[np.int64],
+        rects: Rects,
+    ) -> Scattered:
+        """Lay down parts of tiles, each on top of those before it.
+
+        Parameters
+        ----------
+        image : LevelLayout
+            The tiles.
+        tiles, corners : ndarray of int64, shape (parts, 2)
+            Row and column of each one's tile, and its first row and column of pixels there.
+        rects : Rects
+            Where they are laid.
+
+        Raises
+        ------
+        ValueError
+            If far too many of them overlap.
+        """
+        owner, on = rects.visible()
+        tops = corners[owner, 0] + on.tops - rects.tops[owner]
+        lefts = corners[owner, 1] + on.lefts - rects.lefts[owner]
+        return cls(image, tiles[owner, 0], tiles[owner, 1], tops, lefts, on)
+
+    @property
+    def bounds(self) -> Rect:
+        """The part of the mosaic, and beyond it, on which tiles lie."""
+        tops, lefts, bottoms, rights = self.on.edges
+        return Rect.between(
+            int(tops.min()), int(bottoms.max()), int(lefts.min()), int(rights.max())
+        )
+
+    def touches(self, rect: Rect) -> bool:
+        """Whether any tile lies in a region of the mosaic."""
+        edges = (rect.top, rect.left, rect.bottom, rect.right)
+        one = Rects(*(np.array([edge], np.int64) for edge in edges))
+        return bool(len(self.on.touching(one)[0]))
+
 
 @dataclass(frozen=True, slots=True)
 class ZarrArray:
@@ -224,9 +302,10 @@ class LevelLayout:
         What a missing tile shows: the background, or the finer level, area averaged.
     computed : bool
         Whether the file lacks this level, so that all its tiles are "missing".
-    parts : tuple of Part
+    parts : tuple of Part or Scattered
         The pictures that lie on this level where it is a mosaic, earlier ones on top; all have
-        its channels and type. `encoding` and `grid` are the first one's then.
+        its channels and type. `encoding` is the first one's then, and so is `grid` unless that
+        is `Scattered`.
     reduction : float or None
         How many pixels of level 0 one of this level spans, where the file says so.
     array : ZarrArray or None
@@ -244,23 +323,31 @@ class LevelLayout:
     grid: TileGrid
     missing: Literal["background", "finer"] = "background"
     computed: bool = False
-    parts: tuple[Part, ...] = ()
+    parts: tuple[Part | Scattered, ...] = ()
     reduction: float | None = None
     array: ZarrArray | None = None
     categorical: bool = False
 
     @classmethod
     def mosaic(
-        cls, width: int, height: int, parts: Sequence[Part], reduction: float | None = None
+        cls,
+        width: int,
+        height: int,
+        parts: Sequence[Part | Scattered],
+        reduction: float | None = None,
     ) -> LevelLayout:
         """Make a mosaic of pictures, earlier ones on top."""
         first = parts[0].image
+        grid = first.grid
+        if isinstance(parts[0], Scattered):
+            tile = _handy_side(grid.tile_height), _handy_side(grid.tile_width)
+            grid = _empty_grid(width, height, *tile)
         return cls(
             width,
             height,
             first.channels,
             first.encoding,
-            first.grid,
+            grid,
             parts=tuple(parts),
             reduction=reduction,
         )
@@ -273,14 +360,10 @@ class LevelLayout:
     @property
     def places(self) -> list[dict[str, int]]:
         """Where the parts of a mosaic lie: x, y, width and height in its pixels."""
+        bounds = [part.bounds for part in self.parts]
         return [
-            {
-                "x": part.columns.start,
-                "y": part.rows.start,
-                "width": part.columns.end - part.columns.start,
-                "height": part.rows.end - part.rows.start,
-            }
-            for part in self.parts
+            {"x": each.left, "y": each.top, "width": each.width, "height": each.height}
+            for each in bounds
         ]
 
     @property
@@ -536,19 +619,29 @@ class PyramidLevel(NamedTuple):
 def computed_level(finer: LevelLayout, width: int, height: int) -> LevelLayout:
     """Return a level of that size that the file lacks, averaged from the next finer one."""
     tile = _computed_side(finer.grid.tile_height), _computed_side(finer.grid.tile_width)
-    shape = (1, math.ceil(height / tile[0]), math.ceil(width / tile[1]))
-    nothing = np.broadcast_to(np.zeros((), np.int64), shape)
     return replace(
         finer,
         width=width,
         height=height,
-        grid=TileGrid(*tile, nothing, nothing),
+        grid=_empty_grid(width, height, *tile),
         missing="finer",
         computed=True,
         parts=(),
         reduction=None,
         array=None,
     )
+
+
+def _empty_grid(width: int, height: int, tile_height: int, tile_width: int) -> TileGrid:
+    """Cut into tiles that the file does not hold."""
+    shape = (1, math.ceil(height / tile_height), math.ceil(width / tile_width))
+    nothing = np.broadcast_to(np.zeros((), np.int64), shape)
+    return TileGrid(tile_height, tile_width, nothing, nothing)
+
+
+def _handy_side(stored: int) -> int:
+    """Return a side of the tiles in which displays ask for a mosaic of such tiles."""
+    return min(max(stored, COMPUTED_TILE // 2), 2 * COMPUTED_TILE)
 
 
 def _computed_side(finer: int) -> int:

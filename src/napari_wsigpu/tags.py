@@ -16,6 +16,7 @@ from tifffile import (
 )
 
 __all__ = [
+    "BMP",
     "COMPRESSION",
     "DATATYPE",
     "DEFLATE",
@@ -33,6 +34,8 @@ __all__ = [
     "Tag",
 ]
 
+# No code of TIFF, but of ours for tiles in other files.
+BMP = 0x10001
 # The code to write comes first.
 DEFLATE = COMPRESSION.ADOBE_DEFLATE, COMPRESSION.DEFLATE
 JPEG_2000 = (

@@ -10,7 +10,6 @@ HEADS = {
     "slide.vms": (b"[Virtual Microscope Specimen]\r\nNoLayers=1\r\n", "a Hamamatsu VMS slide"),
     "slide.vmu": (b"[Uncompressed Virtual Microscope Specimen]\r\n", "a Hamamatsu VMU slide"),
     "slide.czi": (b"ZISRAWFILE\0\0\0\0\0\0", "a Zeiss CZI slide"),
-    "slide.mrxs": (b"\xff\xd8\xff\xe0\0\x10JFIF\0", "a 3DHISTECH MIRAX slide"),
     "slide.isyntax": (b'<DataObject ObjectType="DPUfsImport">', "a Philips iSyntax slide"),
 }
 
@@ -24,17 +23,6 @@ def test_whose_it_is(tmp_path, name):
         open_slide(path)
     assert str(caught.value).count(str(path)) == 1
     assert "\n" not in str(caught.value)
-
-
-def test_a_mirax_slide_is_known_by_the_folder_beside_it(tmp_path):
-    (tmp_path / "slide").mkdir()
-    path = tmp_path / "slide.jpg"
-    path.write_bytes(b"\xff\xd8\xff\xe0")
-    with pytest.raises(NotASlideError):
-        open_slide(path)
-    (tmp_path / "slide" / "Slidedat.ini").touch()
-    with pytest.raises(UnsupportedSlideError, match="MIRAX"):
-        open_slide(path)
 
 
 def test_a_sakura_slide_is_known_by_its_table(tmp_path):

@@ -1,8 +1,11 @@
-"""Tiles of WebP, JPEG XL and JPEG XR, for which imagecodecs does all; see `codecs.table.Decode`."""
+"""Pictures of which imagecodecs decodes all: WebP, JPEG XL, JPEG XR, PNG, BMP.
+
+See `codecs.table.Decode`.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import imagecodecs
 
@@ -25,3 +28,31 @@ def decode_jpegxl(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) 
 def decode_jpegxr(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) -> None:
     """Decode JPEG XR."""
     imagecodecs.jpegxr_decode(data, out=out)
+
+
+def decode_png(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) -> None:
+    """Decode PNG."""
+    _check_size(data[16:24], "big", out)
+    out[...] = _with_channels(imagecodecs.png_decode(data), out)
+
+
+def decode_bmp(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) -> None:
+    """Decode BMP."""
+    _check_size(data[18:26], "little", out)
+    out[...] = _with_channels(imagecodecs.bmp_decode(bytes(data)), out)
+
+
+def _check_size(sides: Any, order: Literal["little", "big"], out: NDArray[Any]) -> None:
+    """Refuse a header of another width and height before anything is allocated."""
+    width, height = (
+        int.from_bytes(bytes(side), order, signed=True) for side in (sides[:4], sides[4:])
+    )
+    if (abs(height), width) != out.shape[:2]:
+        raise ValueError(f"it is a picture of {width} x {abs(height)} pixels")
+
+
+def _with_channels(pixels: NDArray[Any], out: NDArray[Any]) -> NDArray[Any]:
+    """Give a gray picture a channel; leave out the opacity of colours."""
+    if pixels.dtype != out.dtype:
+        raise ValueError(f"it is a picture of {pixels.dtype}")
+    return pixels[..., None] if pixels.ndim == 2 else pixels[..., : out.shape[2]]

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from napari_wsigpu.codecs.images import decode_jpegxl, decode_jpegxr, decode_webp
+from napari_wsigpu.codecs.images import (
+    decode_bmp,
+    decode_jpegxl,
+    decode_jpegxr,
+    decode_png,
+    decode_webp,
+)
 from napari_wsigpu.codecs.jpeg2000 import decode_jpeg2000
 from napari_wsigpu.codecs.jpeg_tiles import decode_jpeg
 from napari_wsigpu.codecs.lerc import decode_lerc
@@ -17,7 +23,7 @@ from napari_wsigpu.codecs.packed import (
     unpack_packbits,
     unpack_zstd,
 )
-from napari_wsigpu.tags import COMPRESSION, DEFLATE, JPEG_XL, JPEG_XR, WEBP, ZSTD
+from napari_wsigpu.tags import BMP, COMPRESSION, DEFLATE, JPEG_XL, JPEG_XR, WEBP, ZSTD
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -64,6 +70,8 @@ COMPRESSIONS: tuple[ImageCompression | ByteCompression, ...] = (
     ImageCompression("WebP", WEBP, decode_webp),
     ImageCompression("JPEG XL", JPEG_XL, decode_jpegxl),
     ImageCompression("JPEG XR", JPEG_XR, decode_jpegxr),
+    ImageCompression("PNG", (COMPRESSION.PNG,), decode_png),
+    ImageCompression("BMP", (BMP,), decode_bmp),
     ImageCompression("LERC", (COMPRESSION.LERC,), decode_lerc),
 )
 BY_CODE = {code: entry for entry in COMPRESSIONS for code in entry.codes}

@@ -9,23 +9,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 # How the names of their files end; that of a set of Hamamatsu's is one of a list.
-ENDINGS = (".mrxs", ".ndpis", ".svslide", ".vms", ".vmu")
+ENDINGS = (".ndpis", ".svslide", ".vms", ".vmu")
 HEAD = 1 << 16
-JPEG, SQLITE = b"\xff\xd8", b"SQLite format 3\0"
+SQLITE = b"SQLite format 3\0"
 OPENSLIDE = (
     "convert it to a pyramidal TIFF (vips tiffsave --tile --pyramid) or to OME-TIFF with QuPath, "
     "or open it with napari-wsi, which reads it by OpenSlide"
 )
 
 
-def _is_mirax(path: Path, head: bytes) -> bool:
-    return head.startswith(JPEG) and (
-        path.suffix.lower() == ".mrxs" or (path.with_suffix("") / "Slidedat.ini").is_file()
-    )
-
-
 FOREIGN: tuple[tuple[str, Callable[[Path, bytes], bool], str], ...] = (
-    ("a 3DHISTECH MIRAX", _is_mirax, OPENSLIDE),
     (
         "a Hamamatsu VMS",
         lambda _, head: b"[Virtual Microscope Specimen]" in head,

@@ -16,6 +16,7 @@ from napari_wsigpu.formats import (
     hamamatsu,
     huron,
     leica,
+    mirax,
     ome,
     ome_zarr,
     perkinelmer,
@@ -99,6 +100,7 @@ class Format(NamedTuple, Generic[Module]):
 
 PATH_FORMATS: tuple[Format[PathModule], ...] = (
     Format(ome_zarr, names=("zarr.json", ".zattrs", ".zgroup")),
+    Format(mirax, (".mrxs",), names=("Slidedat.ini",)),
     Format(dicom, shared=(".dcm",)),
 )
 TIFF_FORMATS: tuple[Format[TiffModule], ...] = (

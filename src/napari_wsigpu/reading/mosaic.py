@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from napari_wsigpu.geometry import Rect
-    from napari_wsigpu.layout import LevelLayout, Pieces
+    from napari_wsigpu.layout import LevelLayout
 
 
 class NamedPart(NamedTuple):
@@ -33,11 +33,4 @@ def parts_of(pyramid: Sequence[LevelLayout]) -> Mapping[int, NamedPart]:
 
 def touches(mosaic: LevelLayout, rect: Rect) -> bool:
     """Whether any picture lies in a region of a mosaic."""
-    return any(
-        _reaches(part.rows, rect.top, rect.bottom) and _reaches(part.columns, rect.left, rect.right)
-        for part in mosaic.parts
-    )
-
-
-def _reaches(pieces: Pieces, begin: int, end: int) -> bool:
-    return max(pieces.start, begin) < min(pieces.end, end)
+    return any(part.touches(rect) for part in mosaic.parts)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from napari_wsigpu.geometry import Rects, expand
+from napari_wsigpu.layout import Scattered
 from napari_wsigpu.reading.plan import NO_PASTES, Pastes, ReadPlan, Regions, tile_rect
 
 if TYPE_CHECKING:
@@ -14,9 +16,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from napari_wsigpu.geometry import Integers
     from napari_wsigpu.layout import LevelLayout, Pieces
-
-    Integers = NDArray[np.int64]
 
 
 def plan_regions(
@@ -49,6 +50,9 @@ def plan_regions(
     numbers = {picture: index for index, picture in images.items()}
     plans = []
     for part in reversed(image.parts):
+        if isinstance(part, Scattered):
+            plans.append(_plan_scattered(numbers[part.image], image, part, regions))
+            continue
         rows = _laid(regions.tops, regions.step[0], regions.heights, image.height, part.rows)
         columns = _laid(regions.lefts, regions.step[1], regions.widths, image.width, part.columns)
         plan = _plan(numbers[part.image], part.image, regions, rows, columns)
@@ -108,7 +112,7 @@ def _laid(starts: Integers, step: int, counts: Integers, extent: int, pieces: Pi
     last = starts + (counts - 1) * step
     lowest = np.maximum(np.searchsorted(pieces.starts, starts, "right") - 1, 0)
     highest = np.searchsorted(pieces.starts, last, "right")
-    region, piece = _expand(lowest, np.where(counts > 0, highest - lowest, 0))
+    region, piece = expand(lowest, np.where(counts > 0, highest - lowest, 0))
     start = starts[region]
     first = np.maximum(0, -((start - begins[piece]) // step))
     end = np.minimum(counts[region], -((start - ends[piece]) // step))
@@ -116,20 +120,11 @@ def _laid(starts: Integers, step: int, counts: Integers, extent: int, pieces: Pi
     return _Stretch(region, start + shift, first, end, step)
 
 
-def _expand(first: Integers, count: Integers) -> tuple[Integers, Integers]:
-    """Count up from each first number; return whose each number is, and the number."""
-    count = np.maximum(count, 0)
-    past = np.cumsum(count)
-    owner = np.repeat(np.arange(len(count)), count)
-    numbers = np.arange(int(past[-1]) if len(past) else 0)
-    return owner, numbers + (first - past + count)[owner]
-
-
 def _cut(stretch: _Stretch, size: int) -> _Cuts:
     region, start, first, end, step = stretch
     lowest = (start + first * step) // size
     highest = (start + (end - 1) * step) // size
-    owner, tile = _expand(lowest, np.where(end > first, highest - lowest + 1, 0))
+    owner, tile = expand(lowest, np.where(end > first, highest - lowest + 1, 0))
     start = start[owner]
     begin = tile * size
     begins = np.maximum(first[owner], -((start - begin) // step))
@@ -149,21 +144,53 @@ def _plan(
     row, column = _pairs(down.region, across.region, len(regions))
     place = down.tile[row] * grid.columns + across.tile[column]
     region = down.region[row]
-    height, width = down.length[row], across.length[column]
-    places, tile = np.unique(place, return_inverse=True)
-    pastes = Pastes(
-        tile,
+    parts = (
         region,
         down.target[row],
         across.target[column],
         down.source[row],
         across.source[column],
-        height,
-        width,
+        down.length[row],
+        across.length[column],
     )
+    return _of_parts(number, image, regions, place, parts)
+
+
+def _plan_scattered(
+    number: int, mosaic: LevelLayout, part: Scattered, regions: Regions
+) -> ReadPlan:
+    """Plan regions of a mosaic on which tiles lie anywhere."""
+    step_y, step_x = regions.step
+    bottoms = regions.tops + (regions.heights - 1) * step_y + 1
+    rights = regions.lefts + (regions.widths - 1) * step_x + 1
+    region, item = part.on.touching(Rects(regions.tops, regions.lefts, bottoms, rights))
+    on, top, left = part.on[item], regions.tops[region], regions.lefts[region]
+    # Which of the region's positions lie on the part, and on the mosaic.
+    y = np.maximum(0, -((top - np.maximum(on.tops, 0)) // step_y))
+    x = np.maximum(0, -((left - np.maximum(on.lefts, 0)) // step_x))
+    end_y = -((top - np.minimum(on.bottoms, mosaic.height)) // step_y)
+    end_x = -((left - np.minimum(on.rights, mosaic.width)) // step_x)
+    height = np.minimum(regions.heights[region], end_y) - y
+    width = np.minimum(regions.widths[region], end_x) - x
+    source_y = part.tops[item] + top + y * step_y - on.tops
+    source_x = part.lefts[item] + left + x * step_x - on.lefts
+    place = part.rows[item] * part.image.grid.columns + part.columns[item]
+    some = (height > 0) & (width > 0)
+    columns = (region, y, x, source_y, source_x, height, width)
+    parts = [column[some] for column in columns]
+    return _of_parts(number, part.image, regions, place[some], parts)
+
+
+def _of_parts(
+    number: int, image: LevelLayout, regions: Regions, place: Integers, parts: Sequence[Integers]
+) -> ReadPlan:
+    """Put a plan together: the position of tiles in their grid, and the rest of each paste."""
+    grid = image.grid
+    places, tile = np.unique(place, return_inverse=True)
+    pastes = Pastes(tile, *parts)
     tiles = np.empty((len(places), 2), np.int64)
     np.divmod(places, grid.columns, tiles[:, 0], tiles[:, 1])
-    area = np.bincount(region, height * width, len(regions))
+    area = np.bincount(pastes.region, pastes.height * pastes.width, len(regions))
     covered = area == regions.heights * regions.widths
     stored: NDArray[np.bool_] = np.any(grid.byte_counts[:, tiles[:, 0], tiles[:, 1]] > 0, axis=0)
     pastes = pastes[np.argsort(tile, kind="stable")]
@@ -242,7 +269,7 @@ def _pairs(first: Integers, second: Integers, regions: int) -> tuple[Integers, I
     """Return the indices of all pairs of entries that belong to the same region."""
     ones, others = np.bincount(first, minlength=regions), np.bincount(second, minlength=regions)
     counts = ones * others
-    region, number = _expand(np.zeros(regions, np.int64), counts)
+    region, number = expand(np.zeros(regions, np.int64), counts)
     down, across = np.divmod(number, others[region])
     before, behind = np.cumsum(ones) - ones, np.cumsum(others) - others
     return before[region] + down, behind[region] + across
