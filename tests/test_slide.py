@@ -62,14 +62,18 @@ def opened(shared):
 
 def test_the_public_face():
     assert set(napari_wsigpu.__all__) == {
+        "Annotation",
         "Conversion",
         "convert",
         "Slide",
         "SlideError",
         "__version__",
         "open_slide",
+        "measure",
+        "read_geojson",
         "read_zarr_to_gpu",
         "wait",
+        "write_geojson",
     }
     for name in napari_wsigpu.__all__:
         assert getattr(napari_wsigpu, name)

@@ -1,7 +1,8 @@
 """Whole-slide images in napari and in scripts.
 
-Public interface: `open_slide`, `Slide`, `convert`, `read_zarr_to_gpu`, `wait`, the errors in
-`napari_wsigpu.errors`, and what slides share in `napari_wsigpu.runtime`.
+Public interface: `open_slide`, `Slide`, `convert`, `read_geojson`, `write_geojson`, `Annotation`,
+`measure`, `read_zarr_to_gpu`, `wait`, the errors in `napari_wsigpu.errors`, and what slides share
+in `napari_wsigpu.runtime`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from napari_wsigpu import engine as engine
 from napari_wsigpu import runtime as runtime
+from napari_wsigpu.annotations import Annotation, measure, read_geojson, write_geojson
 from napari_wsigpu.conversion import Conversion, convert
 from napari_wsigpu.errors import SlideError
 from napari_wsigpu.slide import Slide, open_slide
@@ -20,14 +22,18 @@ if TYPE_CHECKING:
     from napari.layers import Layer
 
 __all__ = [
+    "Annotation",
     "Conversion",
     "Slide",
     "SlideError",
     "__version__",
     "convert",
+    "measure",
     "open_slide",
+    "read_geojson",
     "read_zarr_to_gpu",
     "wait",
+    "write_geojson",
 ]
 __version__ = version("napari-wsigpu")
 

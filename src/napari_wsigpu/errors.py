@@ -73,6 +73,10 @@ class LayerError(SlideError, ValueError):
     """A layer was given that shows no slide."""
 
 
+class AnnotationError(SlideError, ValueError):
+    """Objects on a slide can't be had from a file or a layer, or can't be kept as was asked for."""
+
+
 class DisplayTimeoutError(SlideError, TimeoutError):
     """What is on screen was not exact in time."""
 

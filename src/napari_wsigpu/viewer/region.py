@@ -101,11 +101,8 @@ def drawn(viewer: Viewer, shapes: Shapes, layer: Layer, slide: Slide) -> Region:
     chosen = sorted(shapes.selected_data) or [len(outlines) - 1]
     if not outlines:
         raise RegionError(f"The layer '{shapes.name}' has no shape yet; draw a rectangle in it.")
-    # napari ignores all units where some can't be converted.
-    known = viewer.layers.extent.units is not None
-    factors: Any = _factors(shapes.units, layer.units) if known else 1
-    world = _world(shapes, np.concatenate([outlines[index] for index in chosen]))
-    pixels = _pixels(layer, world[:, -2:] * factors)
+    points = np.concatenate([outlines[index] for index in chosen])
+    pixels = on_slide(viewer, shapes, layer, points)
     notes = []
     upright = shapes.shape_type[chosen[0]] != "ellipse" and _is_upright(pixels)
     if len(chosen) > 1:
@@ -115,6 +112,33 @@ def drawn(viewer: Viewer, shapes: Shapes, layer: Layer, slide: Slide) -> Region:
     if len(outlines) > 1 and not shapes.selected_data:
         notes.append("No shape is selected; it is the one that was drawn last.")
     return _region(pixels, slide, *notes)
+
+
+def on_slide(
+    viewer: Viewer, layer: Layer, slide_layer: Layer, points: NDArray[Any]
+) -> NDArray[np.float64]:
+    """Return where points of a layer are on a slide.
+
+    Parameters
+    ----------
+    viewer : Viewer
+        The viewer of both.
+    layer : Layer
+        A layer that may be scaled, moved and rotated against the slide, and have other units.
+    slide_layer : Layer
+        A layer of the slide.
+    points : ndarray, shape (points, axes)
+        Data coordinates of `layer`.
+
+    Returns
+    -------
+    ndarray, shape (points, 2)
+        (y, x) in pixels of level 0, counted from the centre of its first pixel.
+    """
+    # napari ignores all units where some can't be converted.
+    known = viewer.layers.extent.units is not None
+    factors: Any = _factors(layer.units, slide_layer.units) if known else 1
+    return _pixels(slide_layer, _world(layer, points)[:, -2:] * factors)
 
 
 def _region(pixels: NDArray[np.float64], slide: Slide, *notes: str) -> Region:

@@ -1,0 +1,111 @@
+"""Rings of polygons: which are holes of which, and all of them as one outline."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    Ring = NDArray[np.float64]
+
+LEAST = 3  # vertices of a ring
+
+
+def joined(rings: Sequence[Ring]) -> Ring:
+    """Return rings as one outline, which goes to each from the first vertex and back.
+
+    The same parts of the plane are inside of both by the even-odd rule, as the ways to and fro
+    cancel out. `split` is the inverse.
+    """
+    if len(rings) == 1:
+        return rings[0]
+    start = rings[0][:1]
+    parts = [rings[0]]
+    for ring in rings[1:]:
+        parts += [start, ring, ring[:1]]
+    return np.concatenate(parts)
+
+
+def split(outline: Ring) -> list[Ring]:
+    """Return the rings of an outline: it is cut where it meets a vertex again."""
+    corners = list(map(tuple, outline.tolist()))
+    if len(set(corners)) == len(corners):
+        return [outline]
+    rings: list[list[Any]] = []
+    walk: list[Any] = []
+    at: dict[Any, int] = {}
+    for corner in [*corners, corners[0]]:
+        if corner in at:
+            ring = walk[at[corner] :]
+            if len(ring) >= LEAST:
+                rings.append(ring)
+            for seen in ring[1:]:
+                del at[seen]
+            del walk[at[corner] + 1 :]
+        else:
+            at[corner] = len(walk)
+            walk.append(corner)
+    return [np.array(ring) for ring in rings]
+
+
+def areas(rings: Sequence[Ring]) -> list[float]:
+    """Return the area of each ring."""
+    return [abs(_signed_area(ring)) for ring in rings]
+
+
+def polygons(rings: Sequence[Ring]) -> list[list[Ring]]:
+    """Return each polygon that rings form: its outer ring first, then its holes."""
+    if len(rings) == 1:
+        return [[rings[0]]]
+    sizes = areas(rings)
+    order = sorted(range(len(rings)), key=lambda index: -sizes[index])
+    around: dict[int, list[int]] = {}
+    for rank, index in enumerate(order):
+        around[index] = [other for other in order[:rank] if _is_within(rings[index], rings[other])]
+    found = {index: [rings[index]] for index in order if len(around[index]) % 2 == 0}
+    for index in order:
+        if index not in found:
+            # The smallest ring around a hole is its polygon's.
+            found[_innermost(around[index], found)].append(rings[index])
+    return list(found.values())
+
+
+def _innermost(around: Sequence[int], outer: dict[int, list[Ring]]) -> int:
+    return next(index for index in reversed(around) if index in outer)
+
+
+def _signed_area(ring: Ring) -> float:
+    x, y = (ring - ring[0]).T  # far from the origin digits would be lost
+    return float(np.dot(x, np.roll(y, -1)) - np.dot(y, np.roll(x, -1))) / 2
+
+
+def _is_within(ring: Ring, other: Ring) -> bool:
+    """Whether most vertices of a ring lie within another one; they may touch."""
+    if np.any(ring.min(axis=0) < other.min(axis=0)) or np.any(ring.max(axis=0) > other.max(axis=0)):
+        return False
+    middles = (ring + np.roll(ring, -1, axis=0)) / 2
+    inside = [_contains(other, point) for point in middles]
+    return sum(inside) * 2 > len(inside)
+
+
+def _contains(ring: Ring, point: Ring) -> bool:
+    x, y = point
+    x0, y0 = ring.T
+    x1, y1 = np.roll(x0, -1), np.roll(y0, -1)
+    spans = (y0 > y) != (y1 > y)
+    crossings = x0[spans] + (y - y0[spans]) / (y1[spans] - y0[spans]) * (x1 - x0)[spans]
+    return bool(np.count_nonzero(crossings > x) % 2)
+
+
+def ellipse(corners: Ring, vertices: int) -> Ring:
+    """Return an outline of the ellipse within a rectangle or parallelogram of four corners."""
+    middle = corners.mean(axis=0)
+    along, across = (corners[1] - corners[0]) / 2, (corners[3] - corners[0]) / 2
+    turn = np.linspace(0, 2 * np.pi, vertices, endpoint=False)[:, None]
+    outline: Ring = middle + np.cos(turn) * along + np.sin(turn) * across
+    return outline

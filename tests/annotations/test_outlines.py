@@ -1,0 +1,100 @@
+"""Rings, outlines of label images, and what is measured of them."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from skimage.measure import points_in_poly
+
+from napari_wsigpu import Annotation, measure
+from napari_wsigpu.annotations.rings import ellipse, joined, polygons, split
+from napari_wsigpu.annotations.tracing import outlines
+from napari_wsigpu.errors import AnnotationError
+
+small_labels = arrays(np.uint16, st.tuples(st.integers(1, 9), st.integers(1, 9)),
+                      elements=st.integers(0, 3))  # fmt: skip
+
+
+def filled(rings, shape):
+    """Which pixels have their centre inside of an odd number of rings."""
+    rows, columns = np.indices(shape)
+    centres = np.stack([columns.ravel() + 0.5, rows.ravel() + 0.5], axis=1)
+    inside = np.zeros(len(centres), int)
+    for ring in rings:
+        inside += points_in_poly(centres, ring)
+    return (inside % 2 == 1).reshape(shape)
+
+
+@given(labels=small_labels)
+def test_outlines_hold_the_pixels_of_each_object(labels):
+    found = outlines(labels)
+    assert set(found) == set(np.unique(labels)) - {0}
+    for label, rings in found.items():
+        np.testing.assert_array_equal(filled(rings, labels.shape), labels == label)
+        assert measure(Annotation("polygon", tuple(rings)), (1, 1)).area == (labels == label).sum()
+        for outer, *holes in polygons(rings):
+            inside = filled([outer], labels.shape)
+            assert all((filled([hole], labels.shape) <= inside).all() for hole in holes)
+
+
+@given(labels=small_labels)
+def test_joined_rings_can_be_told_apart_again(labels):
+    for rings in outlines(labels).values():
+        again = split(joined(rings))
+        np.testing.assert_array_equal(filled(again, labels.shape), filled(rings, labels.shape))
+        lengths = [measure(Annotation("polygon", tuple(each)), (1, 1)) for each in (rings, again)]
+        assert lengths[0] == lengths[1]
+
+
+def test_rings_that_do_not_touch_come_back_as_they_were():
+    square = np.array([(0, 0), (10, 0), (10, 10), (0, 10)], float)
+    rings = [square * 3, square + 5, square + 100]
+    for before, after in zip(rings, split(joined(rings)), strict=True):
+        np.testing.assert_array_equal(after, before)
+    assert split(square) == [square]
+
+
+def test_an_island_in_a_lake():
+    labels = np.ones((9, 9), int)
+    labels[2:7, 2:7] = 0
+    labels[4, 4] = 1
+    found = polygons(outlines(labels)[1])
+    assert sorted(len(polygon) for polygon in found) == [1, 2]
+
+
+def test_pixels_that_meet_at_a_corner_are_apart():
+    assert len(outlines(np.eye(3, dtype=int))[1]) == 3
+
+
+def test_no_objects():
+    assert outlines(np.zeros((4, 4), int)) == {}
+
+
+@pytest.mark.parametrize("wrong", [np.zeros((2, 2, 2), int), np.zeros((2, 2))])
+def test_refuses_what_is_no_label_image(wrong):
+    with pytest.raises(AnnotationError, match="no flat label image"):
+        outlines(wrong)
+
+
+def test_measures_lines_and_areas_by_each_axis():
+    line = Annotation("line", (np.array([(0, 0), (30, 0), (30, 40)], float),))
+    assert measure(line, (0.5, 0.25)) == (30 * 0.5 + 40 * 0.25, None, None)
+    box = Annotation("polygon", (np.array([(5, 5), (25, 5), (25, 15), (5, 15)], float),))
+    assert measure(box, (0.5, 0.25)) == (None, 2 * (10 + 2.5), 25)
+    assert measure(Annotation("points", (np.zeros((2, 2)),)), (1, 1)) == (None, None, None)
+
+
+def test_measures_holes():
+    square = np.array([(0, 0), (1, 0), (1, 1), (0, 1)], float)
+    ring = Annotation("polygon", (10 * square, 2 * square + 3))
+    assert measure(ring, (2, 2)) == (None, 80 + 16, 400 - 16)
+
+
+@given(a=st.floats(1, 1e4), b=st.floats(1, 1e4))
+def test_measures_ellipses(a, b):
+    corners = np.array([(-a, -b), (a, -b), (a, b), (-a, b)])
+    found = measure(Annotation("ellipse", (ellipse(corners, 128),)), (1, 1))
+    assert found.area == pytest.approx(math.pi * a * b, rel=5e-4)

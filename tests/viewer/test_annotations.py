@@ -1,0 +1,208 @@
+"""Annotations as layers over a slide, and back."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from napari.components import ViewerModel
+from napari.layers import Layer, Points, Shapes
+
+from napari_wsigpu import Annotation, open_slide, read_geojson, write_geojson
+from napari_wsigpu.errors import AnnotationError
+from napari_wsigpu.viewer.annotations import (
+    annotation_layers,
+    annotations_of,
+    slide_layer_for,
+    to_pixels,
+)
+from napari_wsigpu.viewer.geojson import get_geojson_reader
+from napari_wsigpu.viewer.layers import slide_layers
+from napari_wsigpu.viewer.sample import sample_path
+
+SQUARE = np.array([(100, 200), (400, 200), (400, 500), (100, 500)], float)
+HOLE = np.array([(150, 250), (200, 250), (200, 300), (150, 300)], float)
+TURN = np.linspace(0, 2 * np.pi, 64, endpoint=False)
+CIRCLE = 300 + 50 * np.stack([np.cos(TURN), np.sin(TURN)], axis=1)
+ALL = [
+    Annotation("polygon", (SQUARE, HOLE), "gland", "Tumor", (200, 0, 0), locked=True,
+               measurements={"Area": 7.5}, id="7b0dc4a6-9f0c-4ab5-93c0-0c6f4e6a8b11",
+               extra={"properties": {"metadata": {"a": "b"}}}),
+    Annotation("polygon", (SQUARE, SQUARE + 1000), "", "Stroma", (0, 255, 0)),
+    Annotation("ellipse", (CIRCLE,), object_type="detection"),
+    Annotation("line", (SQUARE[:2],)),
+    Annotation("line", (SQUARE[:3],)),
+    Annotation("points", (SQUARE,), "", "Mitosis", (0, 0, 255)),
+]  # fmt: skip
+
+
+@pytest.fixture
+def model():
+    """A viewer without a window, and a slide's layer in it."""
+    with open_slide(sample_path(), "cpu") as slide:
+        model = ViewerModel()
+        yield model, model.add_layer(Layer.create(*slide_layers(slide)[0]))
+
+
+def added(model, layer, annotations):
+    return [model.add_layer(Layer.create(*each)) for each in
+            annotation_layers(annotations, "of QuPath", layer)]  # fmt: skip
+
+
+def back(model, *layers):
+    found = []
+    for layer in layers:
+        data = layer.as_layer_data_tuple()
+        slide_layer = slide_layer_for(model, data[1])
+        found += annotations_of(data, to_pixels(model, data[1], layer.ndim, slide_layer))
+    return found
+
+
+def assert_alike(found, expected):
+    for after, before in zip(found, expected, strict=True):
+        names = ("kind", "name", "classification", "color", "object_type", "locked", "id",
+                 "measurements", "extra")  # fmt: skip
+        for name in names:
+            assert getattr(after, name) == getattr(before, name)
+        if after.kind == "ellipse":
+            for edge in ("min", "max"):
+                ends = [getattr(each.rings[0], edge)(axis=0) for each in (after, before)]
+                np.testing.assert_allclose(*ends, atol=0.01)
+            continue
+        for ring, other in zip(after.rings, before.rings, strict=True):
+            np.testing.assert_allclose(ring, other, atol=0.01)
+
+
+def test_layers_keep_all_that_objects_say(model):
+    model, layer = model
+    shapes, points = added(model, layer, ALL)
+    assert isinstance(shapes, Shapes)
+    assert isinstance(points, Points)
+    assert list(shapes.features["class"]) == ["Tumor", "Stroma", "", "", ""]
+    assert shapes.shape_type == ["polygon", "polygon", "ellipse", "line", "path"]
+    assert_alike(back(model, shapes, points), ALL)
+
+
+def test_an_object_lies_on_its_pixels(model):
+    model, layer = model
+    [shapes] = added(model, layer, [ALL[0]])
+    top, left = np.array(shapes.data_to_world(shapes.data[0].min(axis=0)))
+    x, y = slide_mpp = layer.data[0].slide.mpp
+    # The corner of the pixel, half a pixel from the centre at which napari has its coordinates.
+    np.testing.assert_allclose((left, top), (99.5 * x, 199.5 * y), rtol=1e-5)
+    assert slide_mpp
+
+
+def test_holes_are_empty_and_parts_are_filled(model):
+    model, layer = model
+    [shapes] = added(model, layer, [ALL[0], ALL[1]])
+    masks = shapes.to_masks((1600, 1600))
+    assert masks[0, 350, 350]
+    assert not masks[0, 275, 175]
+    assert masks[1, 350, 350]
+    assert masks[1, 1350, 1350]
+    assert not masks[1, 700, 700]
+
+
+def test_shapes_lie_where_their_layer_lies(model):
+    model, layer = model
+    half = model.add_shapes([SQUARE[:, ::-1] / 2], scale=2 * np.array(layer.scale),
+                            units=layer.units)  # fmt: skip
+    [found] = back(model, half)
+    np.testing.assert_allclose(found.rings[0], SQUARE + 0.5, atol=0.01)
+    assert (found.object_type, found.classification, found.id) == ("annotation", "", "")
+
+
+def test_a_rotated_slide_takes_its_objects_with_it(model):
+    model, layer = model
+    layer.rotate, layer.translate = 30, (500, -700)
+    assert_alike(back(model, *added(model, layer, ALL)), ALL)
+
+
+def test_a_shape_that_is_drawn_after_another_is_selected_is_an_object_of_its_own(model):
+    model, layer = model
+    [shapes] = added(model, layer, [ALL[0]])
+    shapes.selected_data = {0}
+    shapes.add_polygons([SQUARE[:, ::-1] + 700])
+    first, second = back(model, shapes)
+    assert (first.id, first.measurements) == (ALL[0].id, {"Area": 7.5})
+    assert (second.id, second.measurements, second.classification) == ("", {}, "Tumor")
+
+
+def test_points_of_a_class_are_one_object(model):
+    model, layer = model
+    points = model.add_points(
+        [[1, 2], [3, 4], [5, 6]], scale=layer.scale, units=layer.units,
+        features={"class": ["Mitosis", "Apoptosis", "Mitosis"]},
+    )  # fmt: skip
+    mitoses, apoptosis = back(model, points)
+    np.testing.assert_allclose(mitoses.rings[0], [(2.5, 1.5), (6.5, 5.5)], atol=0.01)
+    assert apoptosis.classification == "Apoptosis"
+
+
+def test_labels_of_a_level_are_objects_of_the_slide(model):
+    model, layer = model
+    pixels = np.zeros((100, 100), np.uint16)
+    pixels[10:20, 30:50] = 3
+    scale = 8 * np.array(layer.scale)
+    labels = model.add_labels(
+        pixels, scale=scale, translate=3.5 * np.array(layer.scale), units=layer.units,
+        features={"index": [3], "class": ["Tumor"]},
+    )  # fmt: skip
+    [found] = back(model, labels)
+    assert (found.name, found.classification, found.object_type) == ("3", "Tumor", "detection")
+    np.testing.assert_allclose(found.rings[0].min(axis=0), (240, 80), atol=0.01)
+    np.testing.assert_allclose(found.rings[0].max(axis=0), (400, 160), atol=0.01)
+
+
+def test_refuses_other_layers(model):
+    model, layer = model
+    with pytest.raises(AnnotationError, match="holds no shapes"):
+        back(model, model.add_image(np.zeros((4, 4)), units=layer.units))
+
+
+def test_which_slide_is_meant(model, tmp_path):
+    model, layer = model
+    [shapes] = added(model, layer, [ALL[0]])
+    of_any = model.add_shapes([SQUARE]).as_layer_data_tuple()[1]
+    assert slide_layer_for(model, of_any) is layer
+    copy = shutil.copy(sample_path(), tmp_path / "other.svs")
+    with open_slide(copy, "cpu") as slide:
+        other = model.add_layer(Layer.create(*slide_layers(slide)[0]))
+        assert slide_layer_for(model, of_any) is other  # the active one
+        assert slide_layer_for(model, shapes.as_layer_data_tuple()[1]) is layer
+        model.layers.selection.active = shapes
+        with pytest.raises(AnnotationError, match="Several slides are open"):
+            slide_layer_for(model, of_any)
+    assert slide_layer_for(ViewerModel(), of_any) is None
+    assert slide_layer_for(None, {}) is None
+
+
+def test_the_viewer_opens_and_saves_geojson(viewer, tmp_path):
+    [layer] = viewer.open(sample_path(), plugin="napari-wsigpu")
+    source, target = tmp_path / "slide.geojson", tmp_path / "again.geojson"
+    write_geojson(source, ALL)
+    shapes, points = viewer.open(source, plugin="napari-wsigpu")
+    assert tuple(shapes.scale) == tuple(layer.scale)
+    viewer.layers.selection = {shapes, points}
+    assert viewer.layers.save(str(target), selected=True, plugin="napari-wsigpu") == [str(target)]
+    again = read_geojson(target)
+    assert_alike([each for each in again if each.id == ALL[0].id], ALL[:1])
+    kept = [json.loads(path.read_text("utf-8"))["features"] for path in (source, target)]
+    for before, after in zip(*kept, strict=True):
+        assert after["properties"] == before["properties"]
+
+
+def test_geojson_without_a_slide_lies_on_pixels(viewer, tmp_path):
+    path = tmp_path / "alone.geojson"
+    write_geojson(path, ALL[:1])
+    [shapes] = viewer.open(path, plugin="napari-wsigpu")
+    np.testing.assert_allclose(shapes.data[0].min(axis=0), (199.5, 99.5))
+    write_geojson(path, [])
+    assert viewer.open(path, plugin="napari-wsigpu") == []
+
+
+def test_what_the_reader_takes():
+    assert get_geojson_reader(["a.geojson", "B.GEOJSON"]) is not None
+    assert get_geojson_reader(["a.geojson", "b.svs"]) is None
+    assert get_geojson_reader("a.json") is None
