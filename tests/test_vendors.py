@@ -3,6 +3,7 @@
 import os
 import pickle
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -68,9 +69,37 @@ def test_a_pickled_copy(path):
             image.read()
 
 
-def test_a_changed_file_is_noticed(path):
+def touch(file):
+    os.utime(file, ns=(1, 1))
+
+
+def rewrite(file):
+    """Write the same number of other bytes, and hide it."""
+    status = file.stat()
+    data = file.read_bytes()
+    with file.open("r+b") as opened:
+        opened.write(data[::-1])
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def exchange(file):
+    """Put another file of the same size and age in its place."""
+    status = file.stat()
+    other = file.with_name("other")
+    other.write_bytes(file.read_bytes()[::-1])
+    os.utime(other, ns=(status.st_atime_ns, status.st_mtime_ns))
+    other.replace(file)
+
+
+@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("change", [touch, rewrite, exchange])
+def test_a_changed_file_is_noticed(path, change, held):
+    if change is rewrite and os.name == "nt":
+        pytest.skip("this system does not say when a file was written, but for what can be set")
     with open_slide(path, "cpu") as slide:
-        os.utime(slide.layout.files[-1].path if slide.layout.files else path, ns=(1, 1))
+        if held:
+            slide.levels[-1][:1, :1]
+        change(Path(slide.layout.files[-1].path))
         with pytest.raises(SlideChangedError):
             list(map(np.asarray, slide.levels))
 

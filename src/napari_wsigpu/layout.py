@@ -18,6 +18,7 @@ from napari_wsigpu.tags import PHOTOMETRIC
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from os import stat_result
 
     from numpy.typing import NDArray
 
@@ -446,11 +447,31 @@ class SlideFile:
         Its absolute path.
     size, modified_ns : int
         Its size in bytes and its modification time when it was described.
+    changed_ns, inode : int or None
+        When it was changed in any way, and its number in its file system; None if that is unknown.
+        Programs that copy files set modification times, but not these.
     """
 
     path: str
     size: int
     modified_ns: int
+    changed_ns: int | None = None
+    inode: int | None = None
+
+    @classmethod
+    def of(cls, path: str, status: stat_result) -> SlideFile:
+        """Describe a file as it is now."""
+        return cls(
+            path, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino or None
+        )
+
+    def is_still(self, status: stat_result) -> bool:
+        """Whether a file is the one that was described, as far as its status says."""
+        now = SlideFile.of(self.path, status)
+        return (self.size, self.modified_ns) == (now.size, now.modified_ns) and all(
+            known is None or known == found
+            for known, found in ((self.changed_ns, now.changed_ns), (self.inode, now.inode))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -508,8 +529,7 @@ class SlideLayout:
         What is wrong with the file although it can be shown, one sentence each; files are named
         without their folder.
     files : tuple of SlideFile
-        The files of a slide that has several; offsets count from the first one's begin through
-        all of them. Empty where `path` is all there is.
+        The slide's files; offsets count from the first one's begin through all of them.
     remote : RemoteFile or None
         Where a slide lies that is no local file.
     labels : tuple of LabelLayout

@@ -891,9 +891,7 @@ def _source_of(layout: SlideLayout) -> ByteSource:
     if layout.levels[0].array is not None:
         images = [*layout.levels, *(item.image for item in layout.associated)]
         return ZarrSource(layout.path, images, layout.files)
-    if layout.files:
-        return FilesSource(layout.files)
-    return FileSource(layout.path, layout.file_size, layout.modified_ns)
+    return FileSource(layout.files[0]) if len(layout.files) == 1 else FilesSource(layout.files)
 
 
 def _integers(name: str, values: tuple[int, int]) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from napari_wsigpu.errors import SlideChangedError, SlideClosedError, SlideReadError
 from napari_wsigpu.gpu import gds
 from napari_wsigpu.gpu.gds import Loader, Transfer
+from napari_wsigpu.layout import SlideFile
 from napari_wsigpu.storage.batch import PAGE, Batch
 from napari_wsigpu.storage.file import FileSource, Run, join_ranges
 from napari_wsigpu.storage.source import Spacing
@@ -37,8 +38,7 @@ def source(path):
 
 
 def source_of(path):
-    status = path.stat()
-    return FileSource(str(path), status.st_size, status.st_mtime_ns)
+    return FileSource(SlideFile.of(str(path), path.stat()))
 
 
 class FakeKvikio:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from napari_wsigpu.codecs.decoder import EncodedBatch
 from napari_wsigpu.gpu.joining import MOST_FILL, cut
 from napari_wsigpu.gpu.stack import MARGIN
+from napari_wsigpu.layout import SlideFile
 from napari_wsigpu.storage.file import FileSource
 from tests import slides
 from tests.gpu.test_codestream import Streams, maker_of, workspace
@@ -30,8 +31,7 @@ def read(path, tiles, gaps, order=None, shared=True, new_buffer=bytearray):
         offsets[index] = len(data)
         data += tiles[index]
     path.write_bytes(data)
-    status = path.stat()
-    source = FileSource(str(path), status.st_size, status.st_mtime_ns)
+    source = FileSource(SlideFile.of(str(path), path.stat()))
     level = level_of(jpeg_tables=(SHARED,))
     maker = maker_of(level)
     lengths = np.array([len(tile) for tile in tiles])

@@ -200,7 +200,7 @@ class TestBatches:
     def test_a_file_that_changes_between_batches(self, slide_of, monkeypatch):
         monkeypatch.setattr(host, "BATCH_TILES", 5)
         slide, pixels = slide_of()
-        before, checks = Path(slide.path).stat(), []
+        checks = []
 
         def check():
             checks.append(1)
@@ -209,8 +209,8 @@ class TestBatches:
 
         with pytest.raises(SlideChangedError):
             slide._reader.read(0, WHOLE, Wish(check=check))
-        os.utime(slide.path, ns=(before.st_mtime_ns, before.st_mtime_ns))
-        np.testing.assert_array_equal(slide.levels[0][...], pixels)
+        with open_slide(slide.path, "cpu") as again:
+            np.testing.assert_array_equal(again.levels[0][...], pixels)
 
     def test_who_does_not_want_it_any_more_ends_it(self, slide_of, monkeypatch):
         """Between batches; none is in flight when it has ended."""
@@ -365,16 +365,13 @@ class TestManyRegions:
 
 class TestFailedTiles:
     def test_a_lost_file_is_no_background_even_on_the_way_to_the_screen(self, damaged):
-        slide, expected = damaged
+        slide, _ = damaged
         slide.release()
-        moved = Path(slide.path).rename(Path(slide.path).with_suffix(".moved"))
+        Path(slide.path).rename(Path(slide.path).with_suffix(".moved"))
         for level in (slide.levels[0], slide.level_array(0, tolerant=True)):
             with pytest.raises(SlideNotFoundError):
                 level[:8, :8]
         assert slide.stats()["failed"] == 0
-        moved.rename(slide.path)
-        shown = slide.level_array(0, tolerant=True)[...]
-        np.testing.assert_array_equal(shown, expected)
 
     def test_an_exact_read_names_the_tile(self, damaged):
         slide, _ = damaged

@@ -14,6 +14,7 @@ from napari_wsigpu.errors import (
     SlideNotFoundError,
     SlidePermissionError,
 )
+from napari_wsigpu.layout import SlideFile
 from napari_wsigpu.storage.file import MERGE_GAP, MERGE_LIMIT, FileSource, merge_ranges
 from napari_wsigpu.storage.source import ByteRange
 
@@ -271,8 +272,7 @@ class TestChangedFiles:
 
 
 def source_of(path):
-    status = path.stat()
-    return FileSource(str(path), status.st_size, status.st_mtime_ns)
+    return FileSource(SlideFile.of(str(path), path.stat()))
 
 
 def run_threads(work, count):

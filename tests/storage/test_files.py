@@ -23,8 +23,7 @@ def files(tmp_path):
     for index, content in enumerate(CONTENTS):
         path = tmp_path / f"{index}.dcm"
         path.write_bytes(content)
-        status = path.stat()
-        found.append(SlideFile(str(path), status.st_size, status.st_mtime_ns))
+        found.append(SlideFile.of(str(path), path.stat()))
     return found
 
 

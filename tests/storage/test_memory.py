@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from napari_wsigpu.layout import SlideFile
 from napari_wsigpu.storage.file import FileSource
 from napari_wsigpu.storage.memory import MemorySource
 
@@ -11,8 +12,7 @@ DATA = bytes(range(200))
 def file_source(tmp_path):
     path = tmp_path / "data"
     path.write_bytes(DATA)
-    status = path.stat()
-    source = FileSource(str(path), status.st_size, status.st_mtime_ns)
+    source = FileSource(SlideFile.of(str(path), path.stat()))
     yield source
     source.close()
 

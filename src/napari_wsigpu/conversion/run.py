@@ -8,7 +8,7 @@ import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,6 @@ from napari_wsigpu.errors import (
     ConversionCancelledError,
     ConversionError,
 )
-from napari_wsigpu.layout import SlideFile
 from napari_wsigpu.slide import Slide, open_slide
 from napari_wsigpu.storage.url import is_url, public_url
 
@@ -352,9 +351,8 @@ class _Conversion:
 def _identity(slide: Slide, options: Options) -> dict[str, Any]:
     """Say what a journal is about: the source as it is now, and what decides what is written."""
     layout = slide.layout
-    files = layout.files or (SlideFile(layout.path, layout.file_size, layout.modified_ns),)
     return {
-        "source": [[file.path, file.size, file.modified_ns] for file in files],
+        "source": [list(astuple(file)) for file in layout.files],
         "options": asdict(options),
         "version": version("napari-wsigpu"),
     }
@@ -363,6 +361,6 @@ def _identity(slide: Slide, options: Options) -> dict[str, Any]:
 def _uuid(slide: Slide, options: Options, record: Mapping[str, Any]) -> UUID:
     """Name a result by what it is made of, so that it is the same each time, but not by paths."""
     identity = _identity(slide, options)
-    files = [[size, modified_ns] for _, size, modified_ns in identity["source"]]
+    files = [[file.size, file.modified_ns] for file in slide.layout.files]
     text = json.dumps(identity | {"source": files, "record": record}, sort_keys=True)
     return uuid5(NAMESPACE_URL, text)

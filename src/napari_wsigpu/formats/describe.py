@@ -91,7 +91,7 @@ def _describe(name: str) -> SlideLayout:
     except OSError as error:
         raise file_error(name, error) from error
     _check_head(name, head)
-    return _describe_tiff(name, name, status.st_size, status.st_mtime_ns)
+    return _describe_tiff(SlideFile.of(name, status), name)
 
 
 def _describe_url(url: str) -> SlideLayout:
@@ -112,7 +112,7 @@ def _describe_url(url: str) -> SlideLayout:
         _check_head(name, head)
         file.seek(0)
         try:
-            layout = _describe_tiff(name, cast("IO[bytes]", file), source.size, 0)
+            layout = _describe_tiff(SlideFile(name, source.size, 0), cast("IO[bytes]", file))
         finally:
             if file.failure is not None:  # the parser may have gone on without what it lacked
                 raise file.failure from None
@@ -132,7 +132,8 @@ def _check_head(name: str, head: bytes) -> None:
         )
 
 
-def _describe_tiff(name: str, stream: str | IO[bytes], size: int, modified_ns: int) -> SlideLayout:
+def _describe_tiff(source: SlideFile, stream: str | IO[bytes]) -> SlideLayout:
+    name = source.path
     try:
         with tifffile.TiffFile(stream, name=file_name(name)) as file:
             if not len(file.pages):
@@ -141,7 +142,7 @@ def _describe_tiff(name: str, stream: str | IO[bytes], size: int, modified_ns: i
                     "get a fresh copy of it."
                 )
             vendor = next(item.module for item in TIFF_FORMATS if item.module.probe(file))
-            return vendor.parse(file, SlideFile(name, size, modified_ns))
+            return vendor.parse(file, source)
     except SlideError:
         raise
     except OSError as error:

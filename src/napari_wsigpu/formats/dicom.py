@@ -17,7 +17,6 @@ from napari_wsigpu.layout import (
     AssociatedLayout,
     Channel,
     LevelLayout,
-    SlideFile,
     SlideLayout,
     TileGrid,
 )
@@ -167,8 +166,8 @@ def _may_share_pyramid(instance: Instance, other: Instance) -> bool:
 
 
 def _layout(path: Path, instances: Sequence[Instance], problems: list[str]) -> SlideLayout:
-    ends = list(accumulate(each.size for each in instances))
-    starts = {each.uid: end - each.size for each, end in zip(instances, ends, strict=True)}
+    ends = list(accumulate(each.file.size for each in instances))
+    starts = {each.uid: end - each.file.size for each, end in zip(instances, ends, strict=True)}
     groups: dict[tuple[int, int], list[Instance]] = defaultdict(list)
     associated: dict[str, AssociatedLayout] = {}
     for each in instances:
@@ -198,7 +197,7 @@ def _layout(path: Path, instances: Sequence[Instance], problems: list[str]) -> S
     return SlideLayout(
         path=str(path),
         file_size=ends[-1],
-        modified_ns=max(each.modified_ns for each in instances),
+        modified_ns=max(each.file.modified_ns for each in instances),
         vendor="dicom",
         levels=tuple(levels),
         associated=tuple(associated.values()),
@@ -215,7 +214,7 @@ def _layout(path: Path, instances: Sequence[Instance], problems: list[str]) -> S
         barcode=next(filter(None, barcodes), None),
         icc=_icc(main[0], starts),
         problems=(*problems, *(text for each in instances for text in each.problems)),
-        files=tuple(SlideFile(str(each.path), each.size, each.modified_ns) for each in instances),
+        files=tuple(each.file for each in instances),
     )
 
 
@@ -254,7 +253,7 @@ def _level(
     lowest = min(float(each.frames.z.min()) for each in same)
     for each in same:
         frames = each.frames
-        lost = (frames.offsets < 0) | (frames.offsets > each.size - frames.byte_counts)
+        lost = (frames.offsets < 0) | (frames.offsets > each.file.size - frames.byte_counts)
         if lost.any():
             problems.append(
                 f"'{each.path.name}' is cut off: {int(lost.sum())} of its frames lie beyond its "

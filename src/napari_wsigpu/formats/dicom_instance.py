@@ -40,7 +40,7 @@ from napari_wsigpu.errors import (
     file_error,
 )
 from napari_wsigpu.formats.tiff import LARGEST_SIDE, LARGEST_TILE
-from napari_wsigpu.layout import Encoding, JpegColor
+from napari_wsigpu.layout import Encoding, JpegColor, SlideFile
 from napari_wsigpu.tags import COMPRESSION, FILLORDER, PHOTOMETRIC, PREDICTOR
 
 if TYPE_CHECKING:
@@ -113,8 +113,8 @@ class Instance:
     ----------
     path : Path
         The file.
-    size, modified_ns : int
-        Its size in bytes and its modification time.
+    file : SlideFile
+        The same with its size and age.
     uid, series : str
         Its own UID and its series'.
     flavor : {"VOLUME", "LABEL", "OVERVIEW", "THUMBNAIL"}
@@ -134,8 +134,7 @@ class Instance:
     """
 
     path: Path
-    size: int
-    modified_ns: int
+    file: SlideFile
     uid: str
     series: str
     flavor: str
@@ -227,8 +226,7 @@ def _read(path: Path, stream: BinaryIO, series: str | None) -> Instance | None:
     _check_fragments(path, stream, reader, frames)
     return Instance(
         path=path,
-        size=status.st_size,
-        modified_ns=status.st_mtime_ns,
+        file=SlideFile.of(str(path), status),
         uid=str(dataset.uids.instance),
         series=str(dataset.uids.slide.series_instance),
         flavor=str(dataset.image_type.value),

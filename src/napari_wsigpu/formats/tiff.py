@@ -153,6 +153,7 @@ def slide_layout(
         scanner=_make_and_model(tags),
         scan_date=tags.get("DateTime"),
         icc=icc_range(page),
+        files=(source,),
         problems=(*problems, *([UNAPPLIED] if page.photometric == PHOTOMETRIC.PALETTE else [])),
     )
 

@@ -77,7 +77,7 @@ def slide_file(path: Path) -> SlideFile:
         status = path.stat()
     except OSError as error:
         raise file_error(str(path), error) from error
-    return SlideFile(str(path), status.st_size, status.st_mtime_ns)
+    return SlideFile.of(str(path), status)
 
 
 def read_image(

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from napari_wsigpu.layout import SlideFile
     from napari_wsigpu.storage.source import Fill, LaterReads, NewBuffer, Spacing
 
 MERGE_GAP = 64 << 10
@@ -146,16 +147,14 @@ class FileSource:
 
     Parameters
     ----------
-    path : str
-        Path of the file.
-    size, modified_ns : int
-        Size in bytes and modification time that the file must have, at each read.
+    file : SlideFile
+        The file, which must be the same at each read.
     """
 
-    def __init__(self, path: str, size: int, modified_ns: int) -> None:
-        self._path = path
-        self._size = size
-        self._modified_ns = modified_ns
+    def __init__(self, file: SlideFile) -> None:
+        self._described = file
+        self._path = file.path
+        self._size = file.size
         self._state = threading.Condition()
         self._file: FileIO | None = None
         self._readers = 0
@@ -290,8 +289,7 @@ class FileSource:
         return file
 
     def _check_unchanged(self, file: FileIO) -> None:
-        status = os.fstat(file.fileno())
-        if (status.st_size, status.st_mtime_ns) != (self._size, self._modified_ns):
+        if not self._described.is_still(os.fstat(file.fileno())):
             raise SlideChangedError(
                 f"'{self._path}' has changed since it was opened; open the slide again."
             )

@@ -29,7 +29,7 @@ class FilesSource:
     """
 
     def __init__(self, files: Sequence[SlideFile]) -> None:
-        self._sources = [FileSource(file.path, file.size, file.modified_ns) for file in files]
+        self._sources = [FileSource(file) for file in files]
         self._starts = np.array([0, *accumulate(file.size for file in files)][:-1], np.int64)
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:

@@ -162,7 +162,7 @@ class ZarrSource:
                 status = Path(file.path).stat()
             except OSError as error:
                 raise file_error(file.path, error) from error
-            if (status.st_size, status.st_mtime_ns) != (file.size, file.modified_ns):
+            if not file.is_still(status):
                 raise SlideChangedError(
                     f"'{self._path}' has changed since it was opened; open the slide again."
                 )
