@@ -1,12 +1,17 @@
-"""The inspector opens by itself, once."""
+"""A slide comes into a window: it is shown whole, and the inspector opens where there is room."""
 
 import threading
 
 import numpy as np
+import pytest
 from napari.components import ViewerModel
 from napari.settings import get_plugin_settings
+from npe2 import PluginManager
+from qtpy.QtCore import QPoint, Qt
+from qtpy.QtTest import QTest
+from qtpy.QtWidgets import QPushButton
 
-from napari_wsigpu.viewer.dock import open_inspector_with_a_slide
+from napari_wsigpu.viewer.arrival import welcome_slides
 from napari_wsigpu.viewer.reader import read_slides
 from napari_wsigpu.viewer.sample import sample_path
 from napari_wsigpu.widgets.inspector import SlideInspector
@@ -17,8 +22,153 @@ def inspectors(viewer):
     return [widget for widget in widgets if isinstance(widget, SlideInspector)]
 
 
+@pytest.fixture
+def viewer(viewer):
+    """A viewer with room for the inspector."""
+    viewer.window.resize(1400, 800)
+    settle()
+    return viewer
+
+
+def settle():
+    """Let the event loop turn until all that was to come one turn later has come."""
+    QTest.qWait(150)
+
+
 def open_slide_in(viewer):
-    return viewer.open(sample_path(), plugin="napari-wsigpu")
+    layers = viewer.open(sample_path(), plugin="napari-wsigpu")
+    settle()
+    return layers
+
+
+def size_of(viewer):
+    return viewer.window.geometry()[2:]
+
+
+def is_whole(viewer, layer):
+    """Whether all of a layer is on the canvas, and fills it along one axis."""
+    (top, left), (bottom, right) = layer.extent.world
+    middle, zoom = viewer.scene.camera.center[-2:], viewer.scene.camera.zoom
+    half = np.array(viewer.canvas.size) / (2 * zoom)
+    (above, before), (below, behind) = middle - half, middle + half
+    whole = above <= top and before <= left and bottom <= below and right <= behind
+    filled = max((bottom - top) / (below - above), (right - left) / (behind - before))
+    return whole and filled > 0.9
+
+
+def click(button_text, window):
+    """Click a button of a toast."""
+    [button] = [item for item in window.findChildren(QPushButton) if item.text() == button_text]
+    QTest.mouseClick(button, Qt.LeftButton, pos=QPoint(5, 5))
+    settle()
+
+
+def has_offer(window):
+    return any(item.text() == "Open it" for item in window.findChildren(QPushButton))
+
+
+@pytest.mark.parametrize("size", [(1280, 800), (1500, 950), (1600, 1000)])
+def test_the_slide_is_whole_beside_the_inspector(viewer, size):
+    viewer.window.resize(*size)
+    settle()
+    [layer] = open_slide_in(viewer)
+    [inspector] = inspectors(viewer)
+    canvas = viewer.canvas.size[1]
+    assert size_of(viewer) == size
+    assert inspector.parent().width() <= size[0] / 4 + 1
+    assert canvas >= max(500, 0.45 * size[0])
+    assert is_whole(viewer, layer)
+
+
+@pytest.mark.parametrize("size", [(700, 560), (1089, 630)])
+def test_the_inspector_is_offered_where_room_is_short(viewer, size):
+    window = viewer.window._qt_window
+    viewer.window.resize(*size)
+    settle()
+    [layer] = open_slide_in(viewer)
+    assert inspectors(viewer) == []
+    assert size_of(viewer) == size
+    assert is_whole(viewer, layer)
+    click("Open it", window)
+    assert len(inspectors(viewer)) == 1
+    assert size_of(viewer) == size
+    assert is_whole(viewer, layer)
+    assert inspectors(viewer)[0].parent().width() <= max(size[0] / 4, 275)
+
+
+def test_the_offer_can_be_declined_for_good(viewer, request):
+    viewer.window.resize(1000, 630)
+    settle()
+    open_slide_in(viewer)
+    click("Don't ask again", viewer.window._qt_window)
+    assert get_plugin_settings("napari-wsigpu").slides.open_inspector is False
+    again = request.getfixturevalue("make_napari_viewer")(show=True)
+    open_slide_in(again)
+    assert inspectors(again) == []
+    assert not has_offer(again.window._qt_window)
+
+
+def test_who_moved_the_view_keeps_it(viewer):
+    viewer.open(sample_path(), plugin="napari-wsigpu")
+    viewer.scene.camera.zoom = 3
+    settle()
+    assert len(inspectors(viewer)) == 1
+    assert viewer.scene.camera.zoom == 3
+
+
+def test_a_screenshot_right_after_opening_shows_the_slide(viewer):
+    viewer.window.resize(700, 560)
+    settle()
+    viewer.open(sample_path(), plugin="napari-wsigpu")
+    picture = viewer.screenshot(flash=False)
+    assert picture.shape[1] > 250
+    assert (picture[..., :3].min(axis=2) > 200).mean() > 0.2  # glass
+
+
+def test_a_second_slide_is_shown_whole(viewer, write_channels):
+    open_slide_in(viewer)
+    first = viewer.scene.camera.zoom
+    [layer] = viewer.open(write_channels(1)[0], plugin="napari-wsigpu")
+    settle()
+    assert viewer.scene.camera.zoom > 1.5 * first
+    assert is_whole(viewer, layer)
+
+
+def test_a_window_that_is_shown_later_is_no_wider_than_before(request, qtbot):
+    viewer = request.getfixturevalue("make_napari_viewer")(show=False)
+    [layer] = viewer.open(sample_path(), plugin="napari-wsigpu")
+    settle()
+    assert inspectors(viewer) == []
+    viewer.window.resize(1300, 800)
+    viewer.window._qt_window.show()
+    qtbot.waitUntil(lambda: bool(inspectors(viewer)))
+    settle()
+    assert size_of(viewer) == (1300, 800)
+    assert len(inspectors(viewer)) == 1
+    assert is_whole(viewer, layer)
+
+
+def test_the_menu_knows_the_inspector_that_opened_by_itself(viewer):
+    open_slide_in(viewer)
+    [inspector] = inspectors(viewer)
+    [manifest] = [
+        item for item in PluginManager.instance().iter_manifests() if item.name == "napari-wsigpu"
+    ]
+    [menu] = [
+        action.menu()
+        for action in viewer.window.plugins_menu.actions()
+        if action.text() == manifest.display_name
+    ]
+    menu.aboutToShow.emit()
+    [item] = [action for action in menu.actions() if action.text() == "Slide inspector"]
+    assert item.isChecked()
+    item.trigger()
+    settle()
+    assert not inspector.isVisible()
+    item.trigger()
+    settle()
+    assert inspector.isVisible()
+    assert inspectors(viewer) == [inspector]
 
 
 def test_opens_with_the_first_slide_and_shows_it(viewer):
@@ -32,6 +182,7 @@ def test_opens_with_the_first_slide_and_shows_it(viewer):
 def test_opens_with_the_sample_and_with_channels(viewer, write_channels):
     layers = viewer.open(write_channels(3)[0], plugin="napari-wsigpu")
     viewer.open_sample("napari-wsigpu", "he_phantom")
+    settle()
     assert len(layers) == 3
     assert len(viewer.layers) == 4
     assert len(inspectors(viewer)) == 1
@@ -71,8 +222,9 @@ def test_the_setting_is_read_live(viewer):
 
 
 def test_other_layers_open_nothing(viewer):
-    open_inspector_with_a_slide(viewer)
+    welcome_slides(viewer)
     viewer.add_image(np.zeros((8, 8)))
+    settle()
     assert inspectors(viewer) == []
 
 
@@ -95,7 +247,9 @@ def test_reading_in_another_thread_opens_nothing_there(viewer):
     thread = threading.Thread(target=lambda: read.extend(read_slides(str(sample_path()))))
     thread.start()
     thread.join()
+    settle()
     assert inspectors(viewer) == []
     [(levels, attributes, _)] = read
     viewer.add_image(levels, **attributes)
+    settle()
     assert len(inspectors(viewer)) == 1

@@ -1,46 +1,77 @@
-"""The slide inspector opens by itself with a viewer's first slide, if the settings say so."""
+"""The slide inspector opens by itself with a viewer's first slide, or is offered."""
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet, ref
+from weakref import ref
 
+from napari.utils.notifications import Notification, notification_manager
 from npe2 import PluginManager
 
-from napari_wsigpu.viewer.layers import slide_of
-from napari_wsigpu.viewer.settings import PLUGIN, settings
+from napari_wsigpu.viewer.settings import PLUGIN, never_open_inspector, settings
+from napari_wsigpu.viewer.window import canvas_width_on_screen
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from napari import Viewer
+    from qtpy.QtWidgets import QMainWindow
 
 INSPECTOR = "Slide inspector"
+LEAST_CANVAS = 500  # pixels of width that the slide keeps
+SHARE = 4  # a dock takes one part in so many of the window
+SEPARATOR = 20  # pixels
+OFFER = "Open the slide inspector?"
 
-_watched: WeakSet[Viewer] = WeakSet()
 
+def offer_inspector(viewer: Viewer, window: QMainWindow, opened: Callable[[], None]) -> bool:
+    """Open the inspector if the settings say so; ask first where it leaves little room.
 
-def open_inspector_with_a_slide(viewer: Viewer) -> None:
-    """Open the inspector when the next layer of a slide is in the viewer, once for a viewer.
+    Parameters
+    ----------
+    viewer : Viewer
+        The viewer.
+    window : QMainWindow
+        Its window.
+    opened : callable
+        Called if the user has it opened later; keeps no viewer.
 
-    Who closes it then will not be bothered again. Calling this again for the same viewer
-    changes nothing.
+    Returns
+    -------
+    bool
+        Whether it is open, or was offered.
     """
-    if viewer in _watched:
-        return
-    _watched.add(viewer)
-    weak = ref(viewer)
+    if not _is_wanted():
+        return False
+    if _is_open(viewer):
+        return True
+    room = canvas_width_on_screen(viewer, window) - window.width() // SHARE - SEPARATOR
+    if room >= LEAST_CANVAS:
+        viewer.window.add_plugin_dock_widget(PLUGIN, INSPECTOR)
+        return True
 
-    def on_inserted(event: Any) -> None:
+    weak = ref(viewer)  # napari keeps all notifications
+
+    def show(toast: Any) -> None:
         shown_in = weak()
-        if shown_in is not None and slide_of(event.value) is not None and _wanted():
-            event.source.events.inserted.disconnect(on_inserted)
+        if shown_in is not None:
             shown_in.window.add_plugin_dock_widget(PLUGIN, INSPECTOR)
+            opened()
 
-    viewer.layers.events.inserted.connect(on_inserted)
+    def decline(toast: Any) -> None:
+        never_open_inspector()
+
+    notification_manager.dispatch(
+        Notification(OFFER, "info", actions=[("Open it", show), ("Don't ask again", decline)])
+    )
+    return True
 
 
-def _wanted() -> bool:
-    in_main_thread = threading.current_thread() is threading.main_thread()
+def _is_open(viewer: Viewer) -> bool:
+    return any(name.startswith(INSPECTOR) for name in viewer.window.dock_widgets)
+
+
+def _is_wanted() -> bool:
     widgets = PluginManager.instance().iter_widgets()  # none of a plugin that is switched off
     known = any(widget.plugin_name == PLUGIN for widget in widgets)
-    return in_main_thread and known and settings().open_inspector
+    return known and settings().open_inspector

@@ -15,7 +15,6 @@ from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.formats.registry import PATH_FORMATS, SLIDE_ENDINGS
 from napari_wsigpu.slide import Slide
 from napari_wsigpu.storage.url import file_name, is_url
-from napari_wsigpu.viewer.dock import open_inspector_with_a_slide
 from napari_wsigpu.viewer.layers import slide_layers
 from napari_wsigpu.viewer.settings import settings
 
@@ -97,12 +96,13 @@ def _prepare_viewers() -> None:
     """Prepare for the slides whichever viewer they are meant for: napari doesn't say."""
     current = napari.current_viewer()
     if current is not None:  # so there is Qt
+        from napari_wsigpu.viewer.arrival import welcome_slides
         from napari_wsigpu.viewer.lifetime import look_after_slides
         from napari_wsigpu.viewer.progressive import open_viewers
 
         for viewer in {current, *open_viewers()}:
             look_after_slides(viewer)
-            open_inspector_with_a_slide(viewer)
+            welcome_slides(viewer)
 
 
 def _as_list(path: str | Sequence[str]) -> list[str]:

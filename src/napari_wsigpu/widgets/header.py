@@ -5,8 +5,8 @@ from __future__ import annotations
 import html
 from typing import TYPE_CHECKING, Any
 
-from qtpy.QtCore import Qt, QTimer
-from qtpy.QtWidgets import QHBoxLayout, QLabel, QVBoxLayout, QWidget
+from qtpy.QtCore import QSize, Qt, QTimer
+from qtpy.QtWidgets import QBoxLayout, QHBoxLayout, QLabel, QVBoxLayout, QWidget
 from superqt import QElidingLabel
 
 from napari_wsigpu.widgets.facts import damage, facts, title
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.widgets.jobs import Jobs
 
 THUMBNAIL = 8.0
+NARROW = 21  # lines of text
 MOST_WARNINGS = 3
 WATCH_MS = 1000
 
@@ -51,13 +52,13 @@ class Header(QWidget):  # type: ignore[misc]
         self._watch.setInterval(WATCH_MS)
         self._watch.timeout.connect(self._warn)
 
-        middle = QHBoxLayout()
-        middle.addWidget(self.thumbnail, 0, Qt.AlignTop)
-        middle.addWidget(self.facts, 1, Qt.AlignTop)
+        self._middle = QHBoxLayout()
+        self._middle.addWidget(self.thumbnail, 0, Qt.AlignTop)
+        self._middle.addWidget(self.facts, 1, Qt.AlignTop)
         layout = QVBoxLayout(self)
         layout.setContentsMargins(0, 0, 0, 0)
         layout.addWidget(self.title)
-        layout.addLayout(middle)
+        layout.addLayout(self._middle)
         layout.addWidget(self.warnings)
 
     def show_slide(self, slide: Slide | None) -> None:
@@ -95,9 +96,15 @@ class Header(QWidget):  # type: ignore[misc]
         super().hideEvent(event)
 
     def resizeEvent(self, event: Any) -> None:  # noqa: N802
-        """Keep room for all lines, which layouts don't."""
+        """Keep room for all lines, which layouts don't; put them below a thumbnail if narrow."""
         super().resizeEvent(event)
+        narrow = self.width() < NARROW * self.fontMetrics().lineSpacing()
+        self._middle.setDirection(QBoxLayout.TopToBottom if narrow else QBoxLayout.LeftToRight)
         self._make_room()
+
+    def minimumSizeHint(self) -> QSize:  # noqa: N802
+        """Return the least size with the lines below the thumbnail."""
+        return QSize(self.facts.minimumSizeHint().width(), super().minimumSizeHint().height())
 
     def _make_room(self) -> None:
         for label in (self.facts, self.warnings):

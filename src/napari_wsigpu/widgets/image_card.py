@@ -15,6 +15,7 @@ from qtpy.QtWidgets import (
     QVBoxLayout,
     QWidget,
 )
+from superqt import QFlowLayout
 
 from napari_wsigpu.privacy import PRIVATE_IMAGES
 from napari_wsigpu.viewer.layers import slide_name
@@ -71,10 +72,9 @@ class ImageCard(QWidget):  # type: ignore[misc]
         head.addWidget(self.title)
         head.addStretch()
         head.addWidget(self.size_label)
-        buttons = QHBoxLayout()
+        buttons = QFlowLayout()
         for button in (self.reveal, self.open, self.save):
             buttons.addWidget(button)
-        buttons.addStretch()
         layout = QVBoxLayout(self)
         layout.addLayout(head)
         layout.addWidget(self.picture)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from qtpy.QtCore import QSize, Qt
+from qtpy.QtCore import Qt
 from qtpy.QtGui import QKeySequence
 from qtpy.QtWidgets import (
     QLabel,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.slide import Slide
 
-PREFERRED_WIDTH = 32
+MARGIN = 6  # pixels
 QUIET = "QPushButton { background: transparent; text-decoration: underline; padding: 0 }"
 NO_SLIDE = "Open a slide, or select its layer, to see what it is."
 
@@ -85,6 +85,7 @@ class SlideInspector(SlideDock):
         self.prefer.setStyleSheet(QUIET)
         self.prefer.setToolTip("Have napari open slides with this plugin without asking")
         outer = QVBoxLayout(self)
+        outer.setContentsMargins(MARGIN, MARGIN, MARGIN, MARGIN)
         outer.addWidget(self.empty)
         outer.addWidget(self.details, 1)
         outer.addStretch()
@@ -108,12 +109,6 @@ class SlideInspector(SlideDock):
             self.listen(show_private, self._on_show_private)
         self.at_end.append(self._jobs.close)
         self.follow()
-
-    def sizeHint(self) -> QSize:  # noqa: N802
-        """Return a size that holds the table of levels, but leaves most of the screen."""
-        line = self.fontMetrics().lineSpacing()
-        width = min(PREFERRED_WIDTH * line, self.screen().availableGeometry().width() // 3)
-        return QSize(width, super().sizeHint().height())
 
     def let_go(self, slide: Slide) -> None:
         """Work on a slide that has left the viewer no more, and hide its private parts again."""

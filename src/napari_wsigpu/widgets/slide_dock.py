@@ -5,9 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from qtpy.QtCore import QEvent, QObject
+from qtpy.QtCore import QEvent, QObject, QSize
 from qtpy.QtWidgets import QDockWidget, QLabel, QMainWindow, QWidget
 
+from napari_wsigpu.viewer.dock import SHARE
 from napari_wsigpu.viewer.layers import slide_of
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from napari import Viewer
 
     from napari_wsigpu.slide import Slide
+
+PREFERRED_WIDTH = 32  # lines of text
 
 
 class SlideDock(QWidget):  # type: ignore[misc]
@@ -91,6 +94,16 @@ class SlideDock(QWidget):  # type: ignore[misc]
                 font.setPointSizeF(size)
                 self.setFont(font)
         return bool(super().eventFilter(watched, event))
+
+    def sizeHint(self) -> QSize:  # noqa: N802
+        """Return a size that shows much, but leaves most of the window to the slide."""
+        window = self.window()
+        if isinstance(window, QMainWindow):
+            room = min(window.width(), window.screen().availableGeometry().width())
+        else:
+            room = self.screen().availableGeometry().width()
+        width = min(PREFERRED_WIDTH * self.fontMetrics().lineSpacing(), room // SHARE)
+        return QSize(width, super().sizeHint().height())
 
     def showEvent(self, event: Any) -> None:  # noqa: N802
         """Have the style applied before the size of the dock is asked."""

@@ -1,0 +1,98 @@
+"""What a viewer does when a slide has come: fit it to the canvas, and open the inspector."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, WeakSet, ref
+
+from napari_wsigpu.viewer.dock import offer_inspector
+from napari_wsigpu.viewer.layers import slide_of
+from napari_wsigpu.viewer.window import main_window, once_visible, soon
+
+if TYPE_CHECKING:
+    from napari import Viewer
+
+    from napari_wsigpu.slide import Slide
+
+_arrivals: WeakKeyDictionary[Viewer, _Arrivals] = WeakKeyDictionary()
+
+
+def welcome_slides(viewer: Viewer) -> None:
+    """Have a viewer show each new slide whole, and open the inspector with the first one.
+
+    Who has moved the view meanwhile keeps it, and who closes the inspector will not be bothered
+    again. Calling this again for the same viewer changes nothing.
+    """
+    if viewer not in _arrivals:
+        _arrivals[viewer] = _Arrivals(viewer)
+
+
+class _Arrivals:
+    """The slides that came last, and the view that was chosen for them."""
+
+    def __init__(self, viewer: Viewer) -> None:
+        self._viewer = ref(viewer)
+        self._slides: WeakSet[Slide] = WeakSet()
+        self._view: Any = None
+        self._settling = False
+        self._inspector_had_its_turn = False
+        viewer.layers.events.inserted.connect(self._on_inserted)
+        viewer.events.reset_view.connect(self._on_fitted)
+
+    def _on_inserted(self, event: Any) -> None:
+        viewer, slide = self._viewer(), slide_of(event.value)
+        if viewer is None or slide is None:
+            return
+        window = main_window(viewer)
+        if window is None or threading.current_thread() is not threading.main_thread():
+            return
+        others = (layer for layer in viewer.layers if layer is not event.value)
+        if any(slide_of(layer) is slide for layer in others):
+            return
+        if not self._settling:
+            self._settling = True
+            self._slides.clear()
+            self._view = _view(viewer)
+            once_visible(window, self._settle)
+        self._slides.add(slide)
+
+    def _on_fitted(self, event: Any) -> None:
+        """Take a fit for no choice of the user: napari fits the first layer by itself."""
+        viewer = self._viewer()
+        if viewer is not None and self._settling:
+            self._view = _view(viewer)
+
+    def _settle(self) -> None:
+        viewer = self._viewer()
+        window = None if viewer is None else main_window(viewer)
+        self._settling = False
+        if viewer is None or window is None:
+            return
+        if not self._inspector_had_its_turn and self._layers(viewer):
+            self._inspector_had_its_turn = offer_inspector(viewer, window, self._fit_soon)
+        self._fit_soon()
+
+    def _fit_soon(self) -> None:
+        viewer = self._viewer()
+        window = None if viewer is None else main_window(viewer)
+        if window is not None:
+            soon(window, self._fit)
+
+    def _fit(self) -> None:
+        """Fit the slides to the canvas, unless somebody has moved the view."""
+        viewer = self._viewer()
+        if viewer is None or viewer.canvas.grid.enabled or self._view != _view(viewer):
+            return
+        layers = self._layers(viewer)
+        if layers:
+            viewer.fit_to_view(layers=layers)
+            self._view = _view(viewer)
+
+    def _layers(self, viewer: Viewer) -> list[Any]:
+        return [layer for layer in viewer.layers if slide_of(layer) in self._slides]
+
+
+def _view(viewer: Viewer) -> Any:
+    camera = viewer.scene.camera
+    return tuple(camera.center), camera.zoom, tuple(camera.angles)

@@ -1,0 +1,63 @@
+"""A viewer's window, which napari keeps to itself."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from qtpy.QtCore import QEvent, QObject, QTimer
+from qtpy.QtWidgets import QMainWindow
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from napari import Viewer
+
+
+def main_window(viewer: Viewer) -> QMainWindow | None:
+    """Return a viewer's window; None where it has none, or it is closed."""
+    with suppress(AttributeError, RuntimeError):
+        window = viewer.window._qt_window
+        if isinstance(window, QMainWindow):
+            return window
+    return None
+
+
+def canvas_width_on_screen(viewer: Viewer, window: QMainWindow) -> int:
+    """Return how wide the canvas would be if the window were no wider than its screen."""
+    beyond: int = window.width() - window.screen().availableGeometry().width()
+    return int(viewer.canvas.size[1]) - max(beyond, 0)
+
+
+def soon(window: QMainWindow, react: Callable[[], None]) -> None:
+    """Have a function called one turn of the event loop later, unless the window is gone."""
+    timer = QTimer(window)
+    timer.setSingleShot(True)
+    timer.timeout.connect(react)
+    timer.timeout.connect(timer.deleteLater)
+    timer.start(0)
+
+
+def once_visible(window: QMainWindow, react: Callable[[], None]) -> None:
+    """Have a function called soon, but not before the window is visible."""
+    if window.isVisible():
+        soon(window, react)
+    else:
+        _Showing(window, react)
+
+
+class _Showing(QObject):  # type: ignore[misc]
+    """Waits for a window to be shown."""
+
+    def __init__(self, window: QMainWindow, react: Callable[[], None]) -> None:
+        super().__init__(window)
+        self._react = react
+        window.installEventFilter(self)
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:  # noqa: N802
+        """React to the first time that it is shown."""
+        if event.type() == QEvent.Show:
+            watched.removeEventFilter(self)
+            soon(watched, self._react)
+            self.deleteLater()
+        return False
