@@ -200,7 +200,7 @@ def _files(
         if path.is_file():
             status = path.stat()
             pieces.append(Piece(sum(file.size for file in found), status.st_size))
-            found.append(SlideFile(str(path), status.st_size, status.st_mtime_ns))
+            found.append(SlideFile.of(str(path), status))
         else:
             pieces.append(Piece(None, 0))
             missing.append(path.name)

@@ -20,6 +20,7 @@ from napari_wsigpu.errors import (
     SlideError,
     UnsupportedSlideError,
 )
+from napari_wsigpu.formats.siblings import PageFiles, missing_planes
 from napari_wsigpu.layout import (
     AssociatedLayout,
     Channel,
@@ -85,11 +86,21 @@ def probe(file: TiffFile) -> bool:
 def parse(file: TiffFile, source: SlideFile) -> SlideLayout:
     """Describe the file's largest image and its pyramid."""
     main = main_image(file, source.path)
-    levels = [series_level(series, source.path) for series in _pyramid(file, main)]
+    files = PageFiles(file, source)
+    levels = [series_level(series, source.path, files) for series in _pyramid(file, main)]
     page = keyframe(main)
-    layout = slide_layout(source, "generic-tiff", levels, page)
+    missing = missing_planes(file, main)
+    layout = slide_layout(
+        files.whole, "generic-tiff", levels, page, problems=[missing] if missing else []
+    )
     hidden_planes = _image_count(main) // len(_channel_pages(main)) - 1
-    return replace(layout, background=page.nodata, hidden_planes=hidden_planes)
+    return replace(
+        layout,
+        background=page.nodata,
+        hidden_planes=hidden_planes,
+        files=files.files,
+        icc=layout.icc if page.parent is file else None,
+    )
 
 
 def slide_layout(
@@ -412,14 +423,24 @@ def _channel_pages(series: TiffPageSeries) -> list[TiffPage | TiffFrame]:
             pages = np.take(pages, [0], axis=position)
     found = [series.pages[int(index)] for index in pages.ravel()]
     if any(page is None for page in found):
-        raise CorruptSlideError("a channel's page is missing")
+        raise CorruptSlideError(
+            f"A channel of '{keyframe(series).parent.filename}' is missing; get a fresh copy of "
+            "all files."
+        )
     return cast("list[TiffPage | TiffFrame]", found)
 
 
-def series_level(series: TiffPageSeries, path: str) -> LevelLayout:
-    """Describe a series as one level, of its further axes only the first plane."""
+def series_level(series: TiffPageSeries, path: str, files: PageFiles | None = None) -> LevelLayout:
+    """Describe a series as one level, of its further axes only the first plane.
+
+    Its pages may lie in several files, if those are collected.
+    """
     width, height = size(series)
-    return _build_level(_channel_pages(series), keyframe(series), width, height, path)
+    pages = _channel_pages(series)
+    if files is None and any(page.parent is not series.parent for page in pages):
+        raise UnsupportedSlideError(f"It lies in other files than '{path}'; open one of those.")
+    level = _build_level(pages, keyframe(series), width, height, path)
+    return level if files is None else replace(level, grid=files.joined(level.grid, pages))
 
 
 def _build_level(

@@ -1,0 +1,118 @@
+"""The files of an image whose pages lie in several, as those of Micro-Manager do."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from napari_wsigpu.errors import UnsupportedSlideError, file_error
+from napari_wsigpu.layout import SlideFile
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tifffile import TiffFile, TiffFrame, TiffPage, TiffPageSeries
+
+    from napari_wsigpu.layout import TileGrid
+
+BEYOND = 1 << 61
+SIZES = ("Channels", "Slices", "Frames", "Positions")
+
+
+class PageFiles:
+    """The files in which the pages of a slide lie, in the order in which they are met.
+
+    Parameters
+    ----------
+    file : TiffFile
+        The file that was opened, which comes first.
+    source : SlideFile
+        The same as it was found.
+    """
+
+    def __init__(self, file: TiffFile, source: SlideFile) -> None:
+        self._own = file
+        self._folder = Path(source.path).parent
+        self._files = [source]
+
+    @property
+    def files(self) -> tuple[SlideFile, ...]:
+        """All files met so far."""
+        return tuple(self._files)
+
+    @property
+    def whole(self) -> SlideFile:
+        """The opened file as if it held what all do."""
+        return replace(
+            self._files[0],
+            size=sum(file.size for file in self._files),
+            modified_ns=max(file.modified_ns for file in self._files),
+        )
+
+    def joined(self, grid: TileGrid, pages: Sequence[TiffPage | TiffFrame]) -> TileGrid:
+        """Return a grid of pages, in which offsets count through all files.
+
+        Raises
+        ------
+        UnsupportedSlideError
+            If a page lies in another folder, or is stored in another way than the first one.
+        SlideError
+            If a file can't be found.
+        """
+        if all(page.parent is self._own for page in pages):
+            return grid
+        first = pages[0]
+        planes = len(grid.offsets) // len(pages)
+        offsets = grid.offsets.copy()
+        for index, page in enumerate(pages):
+            if (page.hash, page.parent.byteorder) != (first.hash, first.parent.byteorder):
+                raise UnsupportedSlideError(
+                    f"'{self._files[0].path}' is one of several files, whose images are stored in "
+                    "different ways; save them as one file."
+                )
+            begin, size = self._extent(page)
+            part = offsets[index * planes : (index + 1) * planes]
+            # What would lie beyond its file's end must not be looked for in the next one.
+            part[...] = np.where(part < size, part + begin, BEYOND)
+        return replace(grid, offsets=offsets)
+
+    def _extent(self, page: TiffPage | TiffFrame) -> tuple[int, int]:
+        """Return where the file of a page begins, and its size."""
+        number = 0 if page.parent is self._own else self._number(page.parent)
+        return sum(file.size for file in self._files[:number]), self._files[number].size
+
+    def _number(self, file: TiffFile) -> int:
+        path = Path(file.filehandle.path)
+        if path.parent != self._folder:
+            raise UnsupportedSlideError(
+                f"'{self._files[0].path}' names files in other folders, which are not read; copy "
+                "all of them to one folder and write its index anew."
+            )
+        names = [item.path for item in self._files]
+        if str(path) in names:
+            return names.index(str(path))
+        try:
+            self._files.append(SlideFile.of(str(path), path.stat()))
+        except OSError as error:
+            raise file_error(str(path), error) from error
+        return len(names)
+
+
+def missing_planes(file: TiffFile, series: TiffPageSeries) -> str | None:
+    """Say that a stack of Micro-Manager has more planes than its files here, if that is so."""
+    if series.kind != "mmstack":
+        return None
+    summary = (file.micromanager_metadata or {}).get("Summary", {})
+    counts = [summary.get(name) for name in SIZES]
+    stated = math.prod(count for count in counts if isinstance(count, int) and count > 0)
+    found = sum(page is not None for page in series.pages)
+    if stated <= found:
+        return None
+    return (
+        f"The stack has {stated} planes, but its files here hold {found}; copy all of its files "
+        "to one folder."
+    )
