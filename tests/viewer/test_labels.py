@@ -53,7 +53,7 @@ def test_channels_have_windows_and_are_hidden(path):
         assert first["name"] == "slide DAPI"
         assert (first["contrast_limits"], first["colormap"], first["visible"]) == (
             (10, 500),
-            "#0000ff",
+            "blue",
             True,
         )
         low, high = second["contrast_limits"]

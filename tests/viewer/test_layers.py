@@ -81,7 +81,7 @@ def test_channels_of_a_canvas_are_layers_with_an_overview(tmp_path):
     with open_slide(path) as slide:
         layers = slide_layers(slide)
         assert [attributes["name"] for _, attributes, _ in layers] == ["slide L5", "slide TX2"]
-        assert layers[0][1]["colormap"] == "#00ff00"
+        assert layers[0][1]["colormap"] == "green"
         for index, (levels, attributes, _) in enumerate(layers):
             assert [level.shape for level in levels] == [(1200, 2000), (600, 1000)]
             assert attributes["contrast_limits"][0] == 0
@@ -105,9 +105,9 @@ def test_rgb_that_napari_cannot_show_is_three_layers(tmp_path, dtype):
     with open_slide(path) as slide:
         layers = slide_layers(slide)
         assert [attributes["colormap"] for _, attributes, _ in layers] == [
-            "#ff0000",
-            "#00ff00",
-            "#0000ff",
+            "red",
+            "green",
+            "blue",
         ]
         for channel, (levels, *_) in enumerate(layers):
             np.testing.assert_array_equal(levels[0][:9], pixels[:9, :, channel])
@@ -219,3 +219,27 @@ def test_levels_of_a_philips_slide_have_no_padding(tmp_path):
         [(levels, attributes, _)] = slide_layers(slide)
     assert [level.shape for level in levels] == [(200, 300, 3), (100, 150, 3), (50, 75, 3)]
     assert attributes["scale"] == (1e3 * philips.ROW, 1e3 * philips.COLUMN)
+
+
+def test_a_speck_does_not_turn_fluorescence_black(viewer, tmp_path):
+    rng = np.random.default_rng(1)
+    pixels = rng.integers(200, 1000, (2, 1500, 1500), np.uint16)
+    pixels[:, 40:61, 40:61] = 65535  # 0.02 %
+    path = tmp_path / "speck.ome.tif"
+    metadata = {"axes": "CYX", "Channel": {"Name": ["DAPI", "AF488"]}}
+    options = {"tile": (256, 256), "photometric": "minisblack"}
+    with tifffile.TiffWriter(path, ome=True) as file:
+        file.write(pixels, subifds=1, metadata=metadata, **options)
+        file.write(pixels[:, ::2, ::2], subfiletype=1, **options)
+    layers = viewer.open(path, plugin="napari-wsigpu")
+    assert [layer.colormap.name for layer in layers] == ["blue", "green"]
+    for layer in layers:
+        low, high = layer.contrast_limits
+        assert 200 <= low < 400
+        assert 800 < high <= 1000
+        assert layer.contrast_limits_range == [0, 65535]
+    picture = viewer.screenshot(flash=False)[..., :3]
+    middle = picture[picture.shape[0] // 2 - 50 :, picture.shape[1] // 2 - 50 :][:100, :100]
+    assert middle[..., 1].mean() > 80
+    assert middle[..., 2].mean() > 80
+    assert middle[..., 0].mean() < 20

@@ -9,7 +9,9 @@ from xml.etree import ElementTree
 
 from defusedxml import ElementTree as DefusedTree
 
-from napari_wsigpu.formats.wsigpu import RECORD_NAMESPACE
+from napari_wsigpu.appearance import WHITE, channel_colors
+from napari_wsigpu.formats.wsigpu import RECORD_NAMESPACE, first_pixel
+from napari_wsigpu.layout import Channel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,10 +35,22 @@ def image_metadata(plan: Plan, record: Mapping[str, Any]) -> dict[str, Any]:
     if plan.mpp is not None:
         for axis, size in zip("XY", plan.mpp, strict=True):
             metadata |= {f"PhysicalSize{axis}": size, f"PhysicalSize{axis}Unit": "µm"}
+    if "region" in record:
+        whole = plan.levels[0].width, plan.levels[0].height
+        _, first = first_pixel(record["region"], whole, plan.mpp)
+        planes = 1 if plan.rgb else plan.channels
+        unit = "pixel" if plan.mpp is None else "µm"
+        metadata["Plane"] = {}
+        for axis, position in zip("XY", first, strict=True):
+            metadata["Plane"] |= {
+                f"Position{axis}": [position] * planes,
+                f"Position{axis}Unit": [unit] * planes,
+            }
     if channels:
+        stated = [Channel(channel["name"], channel["color"]) for channel in channels]
         metadata["Channel"] = {
-            "Name": [channel["name"] for channel in channels],
-            "Color": [_ome_color(channel["color"]) for channel in channels],
+            "Name": [channel.name for channel in stated],
+            "Color": [_ome_color(color or WHITE) for color in channel_colors(stated)],
         }
     if DATE.fullmatch(record.get("scan_date") or ""):
         metadata["AcquisitionDate"] = record["scan_date"]
@@ -75,7 +89,7 @@ def _name(tag: str) -> str:
     return f"{{{NAMESPACE}}}{tag}"
 
 
-def _ome_color(color: str | None) -> int:
-    """Return OME's signed RGBA integer, white where there is no colour."""
-    value = int((color or "#ffffff")[1:], 16) << 8 | OPAQUE
+def _ome_color(color: str) -> int:
+    """Return OME's signed RGBA integer."""
+    value = int(color[1:], 16) << 8 | OPAQUE
     return value - (1 << 32) if value >> 31 else value

@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from napari_wsigpu.appearance import WHITE, channel_colors, shown_limits
 from napari_wsigpu.conversion.checksum import crc32
 from napari_wsigpu.conversion.paths import HEAD, remove
 from napari_wsigpu.conversion.pixels import Segment
 from napari_wsigpu.errors import MissingPackageError
+from napari_wsigpu.formats.wsigpu import first_pixel
+from napari_wsigpu.layout import Channel
 from napari_wsigpu.storage.zarr_write import put_chunk
 
 if TYPE_CHECKING:
@@ -31,7 +34,6 @@ if TYPE_CHECKING:
 
 AXES = ("c", "y", "x")
 RGB_CHANNELS = (("red", "FF0000"), ("green", "00FF00"), ("blue", "0000FF"), ("alpha", "FFFFFF"))
-SHOWN = (0.1, 99.9)
 PICTURE_CHUNK = 1024
 
 
@@ -157,12 +159,13 @@ class ZarrTarget:
     def finish(self) -> None:
         """Write what OME-Zarr says of the image."""
         plan = self._plan
-        scales = [
-            [level.downsample * size for size in reversed(plan.mpp or (1.0, 1.0))]
-            for level in plan.levels
-        ]
+        size, first = plan.mpp or (1.0, 1.0), (0.0, 0.0)
+        if "region" in self._record:
+            whole = plan.levels[0].width, plan.levels[0].height
+            size, first = first_pixel(self._record["region"], whole, plan.mpp)
+        scales = [[level.downsample * side for side in size[::-1]] for level in plan.levels]
         attributes = {
-            "ome": _image("slide", scales, physical=plan.mpp is not None)
+            "ome": _image("slide", scales, first[::-1], physical=plan.mpp is not None)
             | {"omero": self._omero()},
             "wsigpu": dict(self._record),
         }
@@ -287,16 +290,17 @@ class ZarrTarget:
         if plan.rgb:
             named = list(RGB_CHANNELS[: plan.channels])
         else:
+            stated = [Channel(item["name"], item["color"]) for item in self._record["channels"]]
             named = [
-                (channel["name"], (channel["color"] or "#ffffff")[1:].upper())
-                for channel in self._record["channels"]
+                (channel.name, (color or WHITE)[1:].upper())
+                for channel, color in zip(stated, channel_colors(stated), strict=True)
             ]
         whole = _range(plan.dtype)
         encoding = plan.levels[0].source.layout.encoding
         white_is_zero = plan.channels == 1 and encoding.white_is_zero
         channels = []
         for (name, color), pixels in zip(named, self._arrays[-1][...], strict=True):
-            start, end = whole if plan.rgb and whole else _shown(pixels)
+            start, end = whole if plan.rgb and whole else shown_limits(pixels)
             least, most = whole or (start, end)
             window = {"min": least, "max": most, "start": start, "end": end}
             channel = {"label": name, "color": color, "active": True, "window": window}
@@ -304,9 +308,19 @@ class ZarrTarget:
         return {"channels": channels, "rdefs": {"model": "color"}}
 
 
-def _image(name: str, scales: list[list[float]], *, physical: bool) -> dict[str, Any]:
-    """Return the OME attributes of an image; `scales` are (y, x) of each level."""
+def _image(
+    name: str,
+    scales: list[list[float]],
+    first: tuple[float, float] = (0, 0),
+    *,
+    physical: bool,
+) -> dict[str, Any]:
+    """Return the OME attributes of an image; `scales` are (y, x) of each level.
+
+    `first` is where the first pixel lies, (y, x) in the same units.
+    """
     unit = {"unit": "micrometer"} if physical else {}
+    moved = [{"type": "translation", "translation": [0.0, *first]}] if any(first) else []
     return {
         "version": "0.5",
         "multiscales": [
@@ -320,7 +334,10 @@ def _image(name: str, scales: list[list[float]], *, physical: bool) -> dict[str,
                 "datasets": [
                     {
                         "path": str(index),
-                        "coordinateTransformations": [{"type": "scale", "scale": [1.0, *scale]}],
+                        "coordinateTransformations": [
+                            {"type": "scale", "scale": [1.0, *scale]},
+                            *moved,
+                        ],
                     }
                     for index, scale in enumerate(scales)
                 ],
@@ -358,11 +375,3 @@ def _range(dtype: np.dtype[Any]) -> tuple[int, int] | None:
         return None
     info = np.iinfo(dtype)
     return int(info.min), int(info.max)
-
-
-def _shown(pixels: NDArray[Any]) -> tuple[float, float]:
-    finite = pixels[np.isfinite(pixels)]
-    if not finite.size:
-        return 0.0, 1.0
-    start, end = (float(value) for value in np.percentile(finite, SHOWN))
-    return start, end if end > start else start + 1

@@ -36,6 +36,8 @@ from napari_wsigpu.formats.fields import LONGEST_TEXT, positive_number
 from napari_wsigpu.layout import Channel, LevelLayout, SlideFile, SlideLayout
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tifffile import TiffFile
 
 VERSION = 1
@@ -106,6 +108,35 @@ def region_of(metadata: Mapping[str, Any]) -> tuple[int, int, int, int] | None:
     """
     region = metadata.get("wsigpu", {}).get("region")
     return region and tuple(region)
+
+
+def first_pixel(
+    region: Sequence[int], size: tuple[int, int], mpp: tuple[float, float] | None
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Return the size of a region's pixels, and where the centre of the first one lies.
+
+    Parameters
+    ----------
+    region : sequence of int
+        (x, y, width, height) in pixels of the slide that it was cut from.
+    size : tuple of int
+        (width, height) of what was made of it.
+    mpp : tuple of float or None
+        Micrometres of a pixel of that, (x, y).
+
+    Returns
+    -------
+    scale, first : tuple of float
+        (x, y) in micrometres, or in pixels of that slide where these are not known; from the centre
+        of that slide's first pixel.
+    """
+    steps = [whole / part for whole, part in zip(region[2:], size, strict=True)]
+    scale = mpp or (steps[0], steps[1])
+    x, y = (
+        (at + (step - 1) / 2) * length / step
+        for at, step, length in zip(region[:2], steps, scale, strict=True)
+    )
+    return scale, (x, y)
 
 
 def with_record(layout: SlideLayout, record: Mapping[str, Any]) -> SlideLayout:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from napari.utils.colormaps import CyclicLabelColormap, DirectLabelColormap, label_colormap
 
+from napari_wsigpu.viewer.place import place_of
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -54,21 +56,8 @@ def label_layers(slide: Slide, name: str) -> list[LabelData]:
 
 
 def _attributes(slide: Slide, label: LabelLayout, name: str) -> dict[str, Any]:
-    mpp = slide.mpp or (1.0, 1.0)
-    scale = [size * step for size, step in zip(mpp, label.step, strict=True)]
-    # napari counts from the centre of the first pixel.
-    first = [
-        size * (at + (step - 1) / 2)
-        for size, at, step in zip(mpp, label.offset, label.step, strict=True)
-    ]
-    attributes: dict[str, Any] = {
-        "name": f"{name} {label.name}",
-        "scale": tuple(scale[::-1]),
-        "translate": tuple(first[::-1]),
-        "axis_labels": ("y", "x"),
-    }
-    if slide.mpp is not None:
-        attributes["units"] = ("micrometer", "micrometer")
+    attributes = place_of(slide).attributes(label.step, label.offset)
+    attributes["name"] = f"{name} {label.name}"
     if label.colors:
         attributes["colormap"] = _colormap(label.colors)
     if label.properties:

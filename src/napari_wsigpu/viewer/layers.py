@@ -6,14 +6,17 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from napari.layers import Image
 from napari.utils import progress
 
+from napari_wsigpu.appearance import channel_colors, shown_limits
 from napari_wsigpu.layout import Channel
 from napari_wsigpu.privacy import masked
 from napari_wsigpu.reading.level import LevelArray
 from napari_wsigpu.slide import Slide
 from napari_wsigpu.storage.url import file_name
 from napari_wsigpu.viewer.labels import label_layers
+from napari_wsigpu.viewer.place import place_of
 
 if TYPE_CHECKING:
     from napari.layers import Layer
@@ -27,7 +30,16 @@ RGB_CHANNELS = (
     Channel("blue", "#0000ff"),
     Channel("alpha"),
 )
-COLORS = ("cyan", "magenta", "yellow", "green", "red", "blue")
+# Colours that napari has names for.
+NAMES = {
+    "#00ffff": "cyan",
+    "#ff00ff": "magenta",
+    "#ffff00": "yellow",
+    "#00ff00": "green",
+    "#ff0000": "red",
+    "#0000ff": "blue",
+    "#ffffff": "gray",
+}
 
 
 def slide_layers(slide: Slide) -> list[LayerData]:
@@ -56,13 +68,14 @@ def slide_layers(slide: Slide) -> list[LayerData]:
     layers: list[LayerData] = []
     channels = slide.channels or RGB_CHANNELS[: slide.layout.levels[0].channels]
     several = len(channels) > 1
-    for index, channel in enumerate(channels):
+    colors = channel_colors(channels)
+    for index, (channel, color) in enumerate(zip(channels, colors, strict=True)):
         levels = _levels(slide, index)
         attributes = {
             "name": f"{name} {channel.name}" if several else name,
             "rgb": False,
-            "contrast_limits": channel.window or _contrast_limits(levels[-1]),
-            "colormap": channel.color or _colormap(slide, index, len(channels)),
+            "contrast_limits": channel.window or _contrast_limits(levels[-1], color),
+            "colormap": NAMES.get(color, color) if color else _gray(slide),
             "blending": "additive" if several else "translucent_no_depth",
             "visible": channel.visible,
             **common,
@@ -92,31 +105,30 @@ def _levels(slide: Slide, channel: int | None = None) -> list[LevelArray]:
 
 
 def _attributes(slide: Slide) -> dict[str, Any]:
-    attributes: dict[str, Any] = {
+    return {
         "multiscale": True,
         "metadata": masked(slide.metadata),
-        "axis_labels": ("y", "x"),
+        # Between levels a slide is shown smaller than its pixels; the nearest ones would flicker.
+        "interpolation2d": "linear",
+        **place_of(slide).attributes(),
     }
-    if slide.mpp is not None:
-        x, y = slide.mpp
-        attributes |= {"scale": (y, x), "units": ("micrometer", "micrometer")}
-    return attributes
 
 
-def _contrast_limits(coarsest: LevelArray) -> tuple[float, float]:
-    if coarsest.dtype == np.uint8:
+def widen_limits(layer: Layer) -> None:
+    """Let a channel's contrast limits be moved over all values that its pixels can have."""
+    dtype = np.dtype(layer.dtype)
+    if isinstance(layer, Image) and not layer.rgb and dtype.kind in "iu":
+        bounds = np.iinfo(dtype)
+        layer.contrast_limits_range = (float(bounds.min), float(bounds.max))
+
+
+def _contrast_limits(coarsest: LevelArray, color: str | None) -> tuple[float, float]:
+    if coarsest.dtype == np.uint8 and color is None:
         return 0, 255
-    pixels = np.asarray(coarsest)
-    finite = pixels[np.isfinite(pixels)]
-    if not finite.size:
-        return 0, 1
-    low, high = float(finite.min()), float(finite.max())
-    return (low, high) if low < high else (low, low + 1)
+    return shown_limits(np.asarray(coarsest))
 
 
-def _colormap(slide: Slide, index: int, count: int) -> str:
-    if count > 1:
-        return COLORS[index % len(COLORS)]
+def _gray(slide: Slide) -> str:
     return "gray_r" if slide.layout.levels[0].encoding.white_is_zero else "gray"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet, ref
 
-from napari_wsigpu.viewer.layers import slide_of
+from napari_wsigpu.viewer.layers import slide_of, widen_limits
 from napari_wsigpu.viewer.progressive import display_progressively, on_window_closed, stop_display
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ def look_after_slides(viewer: Viewer) -> None:
     _watched.add(viewer)
     _open.add(viewer)
     display_progressively(viewer)
+    viewer.layers.events.inserted.connect(_on_inserted)
     viewer.layers.events.removed.connect(_on_removed)
     weak = ref(viewer)
 
@@ -38,6 +39,11 @@ def look_after_slides(viewer: Viewer) -> None:
                 _let_go(layer)
 
     on_window_closed(viewer, on_closed)
+
+
+def _on_inserted(event: Any) -> None:
+    if slide_of(event.value) is not None:
+        widen_limits(event.value)
 
 
 def _on_removed(event: Any) -> None:

@@ -9,6 +9,7 @@ import imagecodecs
 import numpy as np
 import tifffile
 
+from napari_wsigpu.appearance import WHITE, channel_colors, shown_limits
 from napari_wsigpu.errors import SlideError, UnsupportedSlideError
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from napari_wsigpu.layout import Encoding
     from napari_wsigpu.slide import Slide
 
-COLORS = ("#00ffff", "#ff00ff", "#ffff00", "#00ff00", "#ff0000", "#0000ff")
 PNG_TYPES = (np.uint8, np.uint16)
 
 
@@ -37,9 +37,7 @@ def overview(slide: Slide) -> NDArray[np.uint8]:
         return rgb(pixels)
     if pixels.shape[2] == 1:
         return rgb(upright(pixels, level.encoding))
-    colors = [
-        channel.color or COLORS[index % len(COLORS)] for index, channel in enumerate(slide.channels)
-    ]
+    colors = [color or WHITE for color in channel_colors(slide.channels)]
     return overlay(pixels, colors)
 
 
@@ -144,11 +142,10 @@ def not_written(path: str, error: OSError) -> SlideError:
 
 def _stretched(pixels: NDArray[Any]) -> NDArray[np.float64]:
     values = pixels.astype(np.float64)
-    finite = values[np.isfinite(values)]
-    if not finite.size:
+    if not np.isfinite(values).any():
         return np.zeros_like(values)
-    low, high = np.percentile(finite, (0.1, 99.8))
-    stretched: NDArray[np.float64] = np.nan_to_num(values - low) / ((high - low) or 1)
+    low, high = shown_limits(values)
+    stretched: NDArray[np.float64] = np.nan_to_num(values - low) / (high - low)
     return stretched.clip(0, 1)
 
 
