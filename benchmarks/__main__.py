@@ -1,7 +1,7 @@
 """Time reading and writing on this machine, beside other libraries.
 
-Usage: ``python -m benchmarks read | round-trip | zarr-write | zarr-write-lz4 | viewport``; each has
-``--help``. What a benchmark needs is imported when it is run.
+Usage: ``python -m benchmarks read | round-trip | zarr-write | zarr-write-lz4 | viewport |
+display``; each has ``--help``. What a benchmark needs is imported when it is run.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.display import add_options as add_display_options
+from benchmarks.display import run as run_display
 from napari_wsigpu.bench import output_file
 from napari_wsigpu.cli import run_command
 from napari_wsigpu.errors import SlideError, TargetWriteError
@@ -65,6 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     viewport.add_argument(
         "--viewports", type=_numbers, default=VIEWPORTS, metavar="SIDE,...", help="their sides"
     )
+    display = kinds.add_parser("display", help="time a napari window until its frames are exact")
+    add_display_options(display)
+    display.set_defaults(run=run_display)
     return run_command(parser.parse_args(arguments))
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 PACKAGES = (
     "napari-wsigpu",
+    "cuda-bindings",
     "cucim-cu12",
     "cucim-cu13",
     "cupy-cuda12x",
@@ -35,8 +36,12 @@ PACKAGES = (
     "nvidia-nvimgcodec-cu13",
     "openslide-bin",
     "openslide-python",
+    "PyOpenGL",
+    "PyQt6",
+    "PyQt6-Qt6",
     "tifffile",
     "tiffslide",
+    "vispy",
     "zarr",
 )
 

@@ -25,20 +25,20 @@ BACKGROUND = "magenta"
 STEP_MS = 16
 
 
-def ensure_display() -> None:
+def ensure_display(screen: str = SCREEN) -> None:
     """Run this program again under Xvfb, and leave with its status, where there is no display."""
     if sys.platform in ("win32", "darwin") or os.environ.get("DISPLAY"):
         return
     xvfb = shutil.which("xvfb-run")
     if xvfb is None:
         raise SystemExit("There is no display to open napari on; install Xvfb.")
-    command = [xvfb, "-a", "-s", f"-screen 0 {SCREEN}", sys.executable, *sys.orig_argv[1:]]
+    command = [xvfb, "-a", "-s", f"-screen 0 {screen}", sys.executable, *sys.orig_argv[1:]]
     raise SystemExit(subprocess.run(command, check=False).returncode)
 
 
 @contextmanager
-def own_settings() -> Iterator[dict[str, str]]:
-    """Yield an environment whose napari has settings of its own, and no CUDA device.
+def own_settings(*, gpu: bool = False) -> Iterator[dict[str, str]]:
+    """Yield an environment whose napari has settings of its own, and no CUDA device without `gpu`.
 
     The slide inspector stays closed: its dock would narrow the canvas.
     """
@@ -47,12 +47,13 @@ def own_settings() -> Iterator[dict[str, str]]:
             "slides:\n  open_inspector: false\n", encoding="utf-8"
         )
         config = str(Path(folder) / "settings.yaml")
-        yield {**os.environ, "NAPARI_CONFIG": config, "CUDA_VISIBLE_DEVICES": ""}
+        hidden = {} if gpu else {"CUDA_VISIBLE_DEVICES": ""}
+        yield {**os.environ, "NAPARI_CONFIG": config, **hidden}
 
 
-def run_part(module: str, arguments: Sequence[str], timeout: float) -> None:
+def run_part(module: str, arguments: Sequence[str], timeout: float, *, gpu: bool = False) -> None:
     """Run a module in a fresh process with napari settings of its own."""
-    with own_settings() as environment:
+    with own_settings(gpu=gpu) as environment:
         command = [sys.executable, "-m", module, *arguments]
         subprocess.run(command, env=environment, check=True, timeout=timeout)
 
@@ -92,13 +93,16 @@ class SlowDecoder:
         return self._decode(*arguments)
 
 
-def open_viewer() -> Viewer:
-    """Open napari on a background that no slide has."""
+def open_viewer(window: tuple[int, int] | None = None) -> Viewer:
+    """Open napari on a background that no slide has, in a window of a size or around `CANVAS`."""
     import napari
 
     viewer = napari.Viewer()
     viewer.canvas.background_color_override = BACKGROUND
-    fit_canvas(viewer)
+    if window is None:
+        fit_canvas(viewer)
+    else:
+        viewer.window._qt_window.resize(*window)
     return viewer
 
 
