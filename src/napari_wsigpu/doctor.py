@@ -258,6 +258,8 @@ def _level_route(level: LevelLayout, found: Report) -> Route:
     colors = f", {colors}" if encoding.compression == COMPRESSION.JPEG else ""
     name = f"{storage_name(level)}{colors}, {level.channels} x {level.dtype}"
     how = recipe(level)
+    if level.library is not None:
+        return Route(name, level.library.name, str(how))
     if encoding.compression not in (COMPRESSION.JPEG, *JPEG_2000):
         return Route(name, "CPU", "imagecodecs" if level.array is None else "zarr")
     if isinstance(how, str):

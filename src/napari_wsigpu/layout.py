@@ -289,6 +289,22 @@ class ZarrArray:
     position: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class LibraryImage:
+    """An image whose pixels a library decodes, region by region.
+
+    Attributes
+    ----------
+    name : str
+        The library's name.
+    image : int or str
+        Number of the level there, or name of the associated image.
+    """
+
+    name: str
+    image: int | str
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LevelLayout:
     """One resolution of a slide, or one associated image.
@@ -312,6 +328,8 @@ class LevelLayout:
     array : ZarrArray or None
         The array that `grid` cuts into tiles, where that is how the level is stored. Offsets
         are those in a file that holds these tiles uncompressed, and that does not exist.
+    library : LibraryImage or None
+        What decodes the level, if that is no decoder of ours; offsets are as for arrays.
     categorical : bool
         Whether samples are numbers of objects: computed levels take one pixel of each 2 x 2
         instead of their average.
@@ -327,6 +345,7 @@ class LevelLayout:
     parts: tuple[Part | Scattered, ...] = ()
     reduction: float | None = None
     array: ZarrArray | None = None
+    library: LibraryImage | None = None
     categorical: bool = False
 
     @classmethod
@@ -649,6 +668,7 @@ def computed_level(finer: LevelLayout, width: int, height: int) -> LevelLayout:
         parts=(),
         reduction=None,
         array=None,
+        library=None,
     )
 
 

@@ -35,6 +35,7 @@ from napari_wsigpu.runtime import PackedSlide
 from napari_wsigpu.runtime import default as default_runtime
 from napari_wsigpu.storage.file import FileSource
 from napari_wsigpu.storage.files import FilesSource
+from napari_wsigpu.storage.library import LibrarySource
 from napari_wsigpu.storage.memory import MemorySource
 from napari_wsigpu.storage.remote import RemoteSource
 from napari_wsigpu.storage.zarr import ZarrSource
@@ -891,6 +892,9 @@ def _source_of(layout: SlideLayout) -> ByteSource:
     if layout.levels[0].array is not None:
         images = [*layout.levels, *(item.image for item in layout.associated)]
         return ZarrSource(layout.path, images, layout.files)
+    if layout.levels[0].library is not None:
+        images = [*layout.levels, *(item.image for item in layout.associated if not item.data)]
+        return LibrarySource(layout.files[0], images)
     return FileSource(layout.files[0]) if len(layout.files) == 1 else FilesSource(layout.files)
 
 

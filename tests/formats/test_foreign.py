@@ -1,5 +1,3 @@
-import sqlite3
-
 import pytest
 
 from napari_wsigpu import open_slide
@@ -7,10 +5,7 @@ from napari_wsigpu.errors import NotASlideError, UnsupportedSlideError
 from tests import oracles
 
 HEADS = {
-    "slide.vms": (b"[Virtual Microscope Specimen]\r\nNoLayers=1\r\n", "a Hamamatsu VMS slide"),
-    "slide.vmu": (b"[Uncompressed Virtual Microscope Specimen]\r\n", "a Hamamatsu VMU slide"),
     "slide.czi": (b"ZISRAWFILE\0\0\0\0\0\0", "a Zeiss CZI slide"),
-    "slide.isyntax": (b'<DataObject ObjectType="DPUfsImport">', "a Philips iSyntax slide"),
 }
 
 
@@ -23,15 +18,6 @@ def test_whose_it_is(tmp_path, name):
         open_slide(path)
     assert str(caught.value).count(str(path)) == 1
     assert "\n" not in str(caught.value)
-
-
-def test_a_sakura_slide_is_known_by_its_table(tmp_path):
-    path = tmp_path / "slide.db"
-    with sqlite3.connect(path) as database:
-        database.execute("CREATE TABLE SVSlideDataXPO (OID INTEGER)")
-    database.close()
-    with pytest.raises(UnsupportedSlideError, match="Sakura"):
-        open_slide(path)
 
 
 @pytest.mark.parametrize("data", [b"", b"SQLite format 3\0", b"\xff\xd8\xff", bytes(128)])

@@ -86,6 +86,8 @@ def storage_name(level: LevelLayout) -> str:
     """Return a name for how a level's tiles are stored."""
     if level.array is not None:
         return "Zarr"
+    if level.library is not None:
+        return level.library.name
     return compression_name(level.encoding.compression)
 
 

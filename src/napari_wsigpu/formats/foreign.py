@@ -9,9 +9,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 # How the names of their files end; that of a set of Hamamatsu's is one of a list.
-ENDINGS = (".ndpis", ".svslide", ".vms", ".vmu")
+ENDINGS = (".ndpis",)
 HEAD = 1 << 16
-SQLITE = b"SQLite format 3\0"
 OPENSLIDE = (
     "convert it to a pyramidal TIFF (vips tiffsave --tile --pyramid) or to OME-TIFF with QuPath, "
     "or open it with napari-wsi, which reads it by OpenSlide"
@@ -19,30 +18,7 @@ OPENSLIDE = (
 
 
 FOREIGN: tuple[tuple[str, Callable[[Path, bytes], bool], str], ...] = (
-    (
-        "a Hamamatsu VMS",
-        lambda _, head: b"[Virtual Microscope Specimen]" in head,
-        OPENSLIDE,
-    ),
-    (
-        "a Hamamatsu VMU",
-        lambda _, head: b"[Uncompressed Virtual Microscope Specimen]" in head,
-        OPENSLIDE,
-    ),
-    (
-        "a Sakura",
-        lambda path, head: (
-            head.startswith(SQLITE)
-            and (path.suffix.lower() == ".svslide" or b"SVSlideDataXPO" in head)
-        ),
-        OPENSLIDE,
-    ),
     ("a Zeiss CZI", lambda _, head: head.startswith(b"ZISRAWFILE"), OPENSLIDE),
-    (
-        "a Philips iSyntax",
-        lambda _, head: b'ObjectType="DPUfsImport"' in head,
-        "export it as TIFF with Philips' software",
-    ),
 )
 
 

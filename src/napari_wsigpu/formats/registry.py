@@ -16,6 +16,7 @@ from napari_wsigpu.formats import (
     hamamatsu,
     huron,
     leica,
+    library,
     mirax,
     ome,
     ome_zarr,
@@ -102,6 +103,7 @@ PATH_FORMATS: tuple[Format[PathModule], ...] = (
     Format(ome_zarr, names=("zarr.json", ".zattrs", ".zgroup")),
     Format(mirax, (".mrxs",), names=("Slidedat.ini",)),
     Format(dicom, shared=(".dcm",)),
+    Format(library, (".vms", ".vmu", ".svslide", ".isyntax")),
 )
 TIFF_FORMATS: tuple[Format[TiffModule], ...] = (
     Format(aperio, (".svs",)),

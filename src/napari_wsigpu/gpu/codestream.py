@@ -54,6 +54,8 @@ def recipe(level: LevelLayout) -> Recipe | str:
     """Return how nvImageCodec decodes tiles of a level, or why it can't."""
     encoding = level.encoding
     name = storage_name(level)
+    if level.library is not None:
+        return "it reads what has no decoder here"
     if level.array is None and encoding.compression == COMPRESSION.NONE:
         return "its tiles are uncompressed"
     if encoding.compression not in (COMPRESSION.JPEG, *JPEG_2000):

@@ -53,6 +53,8 @@ def decoder_in_use(
         The decoder, and why it is this one or how it decodes.
     """
     how = recipe(image)
+    if image.library is not None:
+        return image.library.name, str(how)
     if device == "cpu":
         return CPU, "chosen"
     if isinstance(how, str):

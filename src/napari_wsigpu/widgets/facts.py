@@ -127,11 +127,16 @@ def level_facts(slide: Slide) -> list[LevelFacts]:
                 _pair(level.width, level.height),
                 f"{level.downsample(base):.4g}",
                 "" if level.computed else _pair(grid.tile_width, grid.tile_height),
-                byte_size(_stored_bytes(level)) if stored and level.array is None else "",
+                byte_size(_stored_bytes(level)) if stored and _is_in_file(level) else "",
                 compression,
             )
         )
     return rows
+
+
+def _is_in_file(level: LevelLayout) -> bool:
+    """Whether the tiles lie in a file as the level says."""
+    return level.array is None and level.library is None
 
 
 def levels_in_short(slide: Slide) -> str:

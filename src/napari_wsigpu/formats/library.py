@@ -1,0 +1,203 @@
+"""Slides that libraries read region by region, described as grids of tiles."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from napari_wsigpu.errors import UnsupportedSlideError
+from napari_wsigpu.formats import foreign, tiff
+from napari_wsigpu.formats.fields import positive_number
+from napari_wsigpu.formats.pictures import encoding, jpeg_picture
+from napari_wsigpu.layout import (
+    AssociatedLayout,
+    LevelLayout,
+    LibraryImage,
+    SlideFile,
+    SlideLayout,
+    TileGrid,
+)
+from napari_wsigpu.storage.library import LIBRARIES, open_library
+from napari_wsigpu.tags import COMPRESSION
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+OPENSLIDE, ISYNTAX = "OpenSlide", "libisyntax"
+HAMAMATSU = b"[Virtual Microscope Specimen]", b"[Uncompressed Virtual Microscope Specimen]"
+SQLITE, SAKURA, SAKURA_ENDING = b"SQLite format 3\0", b"SVSlideDataXPO", ".svslide"
+PHILIPS = b'ObjectType="DPUfsImport"'
+TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+SMALLEST_TILE, USUAL_TILE, LARGEST_TILE = 128, 512, 2048
+MOST_TILES = 1 << 24
+
+
+def probe(path: Path) -> bool:
+    """Whether a library reads a file, or would if it were installed."""
+    return path.is_file() and _library_of(path) is not None
+
+
+def parse(path: Path) -> SlideLayout:
+    """Describe a slide that a library reads."""
+    return _by_isyntax(path) if _library_of(path) == ISYNTAX else _by_openslide(path)
+
+
+def _library_of(path: Path) -> str | None:
+    with path.open("rb") as file:
+        head = file.read(foreign.HEAD)
+    if not head or head.startswith(TIFF_MAGIC):
+        return None
+    if PHILIPS in head:
+        return ISYNTAX
+    is_sakura = path.suffix.lower() == SAKURA_ENDING or SAKURA in head
+    if any(mark in head for mark in HAMAMATSU) or (head.startswith(SQLITE) and is_sakura):
+        return OPENSLIDE
+    if find_spec(LIBRARIES[OPENSLIDE].package) is None:
+        return None
+    try:
+        import openslide
+    except ImportError:  # its own library is missing
+        return None
+    return None if openslide.OpenSlide.detect_format(path) is None else OPENSLIDE
+
+
+def _by_openslide(path: Path) -> SlideLayout:
+    with closing(open_library(OPENSLIDE, str(path))) as library:
+        slide = library.handle
+        properties = dict(slide.properties)
+        vendor = properties.get("openslide.vendor", "openslide")
+        hints = [
+            _tile_side(properties.get(f"openslide.level[0].tile-{side}"))
+            for side in ("height", "width")
+        ]
+        associated = {name: image.size for name, image in slide.associated_images.items()}
+        levels, images = _images(OPENSLIDE, slide.level_dimensions, hints, associated, path)
+        sides = [positive_number(properties.get(f"openslide.mpp-{axis}")) for axis in "xy"]
+        profile = slide.color_profile
+        status = path.stat()
+        return SlideLayout(
+            path=str(path),
+            file_size=status.st_size,
+            modified_ns=status.st_mtime_ns,
+            files=(SlideFile.of(str(path), status),),
+            vendor=vendor,
+            levels=tuple(
+                _with_reduction(level, step)
+                for level, step in zip(levels, slide.level_downsamples, strict=True)
+            ),
+            associated=tuple(images),
+            background=_background(properties.get("openslide.background-color")),
+            mpp=(sides[0], sides[1]) if sides[0] and sides[1] else None,
+            objective=positive_number(properties.get("openslide.objective-power")),
+            metadata=_by_prefix(properties),
+            icc=None if profile is None else profile.tobytes(),
+        )
+
+
+def _by_isyntax(path: Path) -> SlideLayout:
+    with closing(open_library(ISYNTAX, str(path))) as library:
+        slide = library.handle
+        tile = [slide.tile_height, slide.tile_width]
+        levels, _ = _images(ISYNTAX, slide.level_dimensions, tile, {}, path)
+        jpegs = {"label": slide.read_label_image_jpeg(), "macro": slide.read_macro_image_jpeg()}
+        profile = slide.read_icc_profile()
+        sides = positive_number(slide.mpp_x), positive_number(slide.mpp_y)
+        problems: list[str] = []
+        associated = []
+        for name, data in jpegs.items():
+            if data is None:
+                continue
+            content = bytes(data)
+            try:
+                image = jpeg_picture(content, 0, len(content))
+            except ValueError as error:
+                problems.append(f"The {name} image is left out: {error}.")
+            else:
+                associated.append(AssociatedLayout(name, image, content))
+        status = path.stat()
+        return SlideLayout(
+            path=str(path),
+            file_size=status.st_size,
+            modified_ns=status.st_mtime_ns,
+            files=(SlideFile.of(str(path), status),),
+            vendor="philips-isyntax",
+            levels=tuple(
+                _with_reduction(level, step)
+                for level, step in zip(levels, slide.level_downsamples, strict=True)
+            ),
+            associated=tuple(associated),
+            background=255,
+            mpp=(sides[0], sides[1]) if sides[0] and sides[1] else None,
+            barcode=slide.barcode or None,
+            icc=None if profile is None else bytes(profile),
+            problems=tuple(problems),
+        )
+
+
+def _tile_side(text: str | None) -> int:
+    side = int(positive_number(text) or 0)
+    return side if SMALLEST_TILE <= side <= LARGEST_TILE else USUAL_TILE
+
+
+def _images(
+    library: str,
+    sizes: Sequence[tuple[int, int]],
+    tile: Sequence[int],
+    associated: dict[str, tuple[int, int]],
+    path: Path,
+) -> tuple[list[LevelLayout], list[AssociatedLayout]]:
+    """Cut levels into tiles; an associated image is one of them."""
+    begin = 0
+    found = []
+    wanted: list[tuple[int | str, tuple[int, int], Sequence[int]]] = [
+        (number, size, tile) for number, size in enumerate(sizes)
+    ]
+    wanted += [(name, size, size[::-1]) for name, size in associated.items()]
+    for image, (width, height), (tile_height, tile_width) in wanted:
+        if not 0 < min(width, height) <= max(width, height) < tiff.LARGEST_SIDE:
+            raise UnsupportedSlideError(
+                f"'{path}' is said to have an image of {width} x {height} pixels by {library}; get "
+                "a fresh copy of it."
+            )
+        rows, columns = -(-height // tile_height), -(-width // tile_width)
+        if rows * columns > MOST_TILES:
+            raise UnsupportedSlideError(
+                f"'{path}' is said to have {width} x {height} pixels by {library}, more than any "
+                "slide; get a fresh copy of it."
+            )
+        size = tile_height * tile_width * 3
+        offsets = begin + size * np.arange(rows * columns, dtype=np.int64)
+        begin += size * rows * columns
+        shape = (1, rows, columns)
+        grid = TileGrid(tile_height, tile_width, offsets.reshape(shape), np.full(shape, size))
+        how = encoding(COMPRESSION.NONE, 3)
+        level = LevelLayout(width, height, 3, how, grid, library=LibraryImage(library, image))
+        tiff.check_tile_size(level, str(path))
+        found.append(level)
+    levels, images = found[: len(sizes)], found[len(sizes) :]
+    named = zip(associated, images, strict=True)
+    return levels, [AssociatedLayout(name, image) for name, image in named]
+
+
+def _with_reduction(level: LevelLayout, step: float) -> LevelLayout:
+    return replace(level, reduction=float(step))
+
+
+def _background(color: str | None) -> float:
+    """Return the brightness of a colour of six hexadecimal digits, if it is a gray one."""
+    values = set(bytes.fromhex(color)) if color else {255}
+    return values.pop() if len(values) == 1 else 255
+
+
+def _by_prefix(properties: dict[str, str]) -> dict[str, Any]:
+    """Nest properties by what comes before their first dot."""
+    found: dict[str, dict[str, str]] = {}
+    for name, value in properties.items():
+        prefix, _, rest = name.partition(".")
+        found.setdefault(prefix, {})[rest or prefix] = value
+    return dict(found)

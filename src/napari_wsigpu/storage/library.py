@@ -1,0 +1,273 @@
+"""Tiles that a library decodes, as if they lay uncompressed one after another in one file."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable  # noqa: TC003, of a NamedTuple's field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+
+from napari_wsigpu.errors import (
+    SlideChangedError,
+    SlideClosedError,
+    UnsupportedSlideError,
+    file_error,
+)
+from napari_wsigpu.geometry import Rect
+from napari_wsigpu.storage.source import Unreadable, join_views
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from napari_wsigpu.layout import LevelLayout, SlideFile
+    from napari_wsigpu.storage.source import Fill, JoinedBytes, NewBuffer, Spacing
+
+
+class Library(Protocol):
+    """A slide that a library has opened."""
+
+    handle: Any
+
+    def read(self, image: int | str, rect: Rect) -> NDArray[np.uint8]:
+        """Return pixels of a level, or of an associated image, shape (height, width, 3).
+
+        It may be called by many threads, and raises what it likes if they can't be decoded.
+        """
+
+    def close(self) -> None:
+        """Close the slide."""
+
+
+class OpenSlideLibrary:
+    """A slide that OpenSlide has opened; what it leaves transparent has the background's colour."""
+
+    def __init__(self, path: str) -> None:
+        import openslide
+
+        self.handle = openslide.OpenSlide(path)
+        color = self.handle.properties.get(openslide.PROPERTY_NAME_BACKGROUND_COLOR, "ffffff")
+        self._background = np.array([*bytes.fromhex(color)], np.uint8)
+
+    def read(self, image: int | str, rect: Rect) -> NDArray[np.uint8]:
+        """Return pixels; see `Library.read`."""
+        if isinstance(image, str):
+            rgba = np.asarray(self.handle.associated_images[image])
+            rgba = rgba[rect.top : rect.bottom, rect.left : rect.right]
+        else:
+            step = self.handle.level_downsamples[image]
+            corner = round(rect.left * step), round(rect.top * step)
+            rgba = np.asarray(self.handle.read_region(corner, image, (rect.width, rect.height)))
+        alpha = rgba[..., 3:].astype(np.uint16)
+        if (alpha == 255).all():
+            return rgba[..., :3]
+        mixed = rgba[..., :3] * alpha + self._background * (255 - alpha) + 127
+        return (mixed // 255).astype(np.uint8)
+
+    def close(self) -> None:
+        """Close the slide."""
+        self.handle.close()
+
+
+class ISyntaxLibrary:
+    """A slide that libisyntax has opened, which decodes one region at a time."""
+
+    def __init__(self, path: str) -> None:
+        from isyntax import ISyntax
+
+        self.handle = ISyntax.open(path)
+        self._lock = threading.Lock()
+
+    def read(self, image: int | str, rect: Rect) -> NDArray[np.uint8]:
+        """Return pixels; see `Library.read`."""
+        with self._lock:
+            rgba = self.handle.read_region(rect.left, rect.top, rect.width, rect.height, image)
+        return np.asarray(rgba)[..., :3]
+
+    def close(self) -> None:
+        """Close the slide."""
+        self.handle.close()
+
+
+class Known(NamedTuple):
+    """A library: the package to import, and the extra that installs it."""
+
+    open: Callable[[str], Library]
+    package: str
+    extra: str
+
+
+LIBRARIES = {
+    "OpenSlide": Known(OpenSlideLibrary, "openslide", "openslide"),
+    "libisyntax": Known(ISyntaxLibrary, "isyntax", "isyntax"),
+}
+
+
+def open_library(name: str, path: str) -> Library:
+    """Open a slide by a library of that name.
+
+    Raises
+    ------
+    UnsupportedSlideError
+        If it is not installed, or can't open the slide; it says why.
+    """
+    known = LIBRARIES[name]
+    try:
+        return known.open(path)
+    except ImportError as error:
+        raise UnsupportedSlideError(
+            f"'{path}' is read by {name}, which is not installed ({error}); run "
+            f'pip install "napari-wsigpu[{known.extra}]" and start again.'
+        ) from error
+    except Exception as error:  # libraries have exceptions of their own
+        raise UnsupportedSlideError(
+            f"'{path}' can't be opened by {name} ({error}); get a fresh copy of it, or convert it."
+        ) from error
+
+
+class _Tile(NamedTuple):
+    image: LevelLayout
+    row: int
+    column: int
+
+    @property
+    def rect(self) -> Rect:
+        """What of its image it shows."""
+        image, grid = self.image, self.image.grid
+        top, left = self.row * grid.tile_height, self.column * grid.tile_width
+        height, width = image.height - top, image.width - left
+        return Rect(top, left, min(grid.tile_height, height), min(grid.tile_width, width))
+
+
+class LibrarySource:
+    """Levels and associated images that a library decodes; safe to read from any thread.
+
+    Parameters
+    ----------
+    file : SlideFile
+        The slide, which must not have changed at any read.
+    images : sequence of LevelLayout
+        All of them, of one library.
+    """
+
+    def __init__(self, file: SlideFile, images: Sequence[LevelLayout]) -> None:
+        self._file = file
+        self._images = sorted(images, key=_begin)
+        self._begins = np.array([_begin(image) for image in self._images], np.int64)
+        self._lock = threading.Lock()
+        self._reading = threading.Condition(self._lock)
+        self._readers = 0
+        self._library: Library | None = None
+        self._closed = False
+
+    def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """Return the bytes of each (offset, length) within a tile, in order."""
+        views = []
+        for fill, (offset, length) in zip(self.fills(ranges), ranges, strict=True):
+            tile = self._tile_at(offset)
+            view = np.empty(tile.image.tile_bytes, np.uint8).data
+            try:
+                fill(view)
+            except ValueError as error:
+                view = memoryview(Unreadable(str(error)))
+            first = (offset - _begin(tile.image)) % tile.image.tile_bytes
+            views.append(view[first : first + length] if len(view) else view)
+        return views
+
+    def read_joined(
+        self,
+        offsets: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        new_buffer: NewBuffer = bytearray,
+        spacing: Spacing | None = None,
+    ) -> JoinedBytes:
+        """Read many ranges into one buffer; see `ByteSource.read_joined`."""
+        ranges = list(zip(offsets.tolist(), lengths.tolist(), strict=True))
+        return join_views(self.read(ranges), new_buffer)
+
+    def fills(self, ranges: Sequence[tuple[int, int]]) -> list[Fill]:
+        """Return what decodes each whole tile later; see `FillingSource.fills`."""
+        self._check()
+        return [self._filling(self._tile_at(offset)) for offset, _ in ranges]
+
+    def release(self) -> None:
+        """Have the library close the slide until the next read."""
+        with self._reading:
+            self._reading.wait_for(lambda: not self._readers)
+            library, self._library = self._library, None
+        if library is not None:
+            library.close()
+
+    def close(self) -> None:
+        """Read no more."""
+        self._closed = True
+        self.release()
+
+    def _check(self) -> None:
+        file = self._file
+        if self._closed:
+            raise SlideClosedError(f"'{file.path}' was closed; open the slide again.")
+        try:
+            status = Path(file.path).stat()
+        except OSError as error:
+            raise file_error(file.path, error) from error
+        if not file.is_still(status):
+            raise SlideChangedError(
+                f"'{file.path}' has changed since it was opened; open the slide again."
+            )
+
+    def _tile_at(self, offset: int) -> _Tile:
+        number = int(np.searchsorted(self._begins, offset, "right")) - 1
+        image = self._images[number]
+        index = (offset - int(self._begins[number])) // image.tile_bytes
+        return _Tile(image, *divmod(index, image.grid.columns))
+
+    def _filling(self, tile: _Tile) -> Fill:
+        def fill(view: memoryview) -> int:
+            image, rect = tile.image, tile.rect
+            assert image.library is not None
+            library = self._take(image.library.name)
+            try:
+                pixels = library.read(image.library.image, rect)
+                shape = image.grid.tile_height, image.grid.tile_width, image.channels
+                target = np.frombuffer(view, image.dtype).reshape(shape)
+                target[: rect.height, : rect.width] = pixels
+            except Exception as error:  # libraries have exceptions of their own
+                self._drop(library)
+                raise ValueError(f"{image.library.name} can't decode it ({error})") from error
+            finally:
+                self._give_back()
+            return len(view)
+
+        return fill
+
+    def _take(self, name: str) -> Library:
+        """Return the opened slide, which is not closed before it is given back."""
+        with self._reading:
+            if self._closed:
+                raise SlideClosedError(f"'{self._file.path}' was closed; open the slide again.")
+            if self._library is None:
+                self._library = open_library(name, self._file.path)
+            self._readers += 1
+            return self._library
+
+    def _give_back(self) -> None:
+        with self._reading:
+            self._readers -= 1
+            self._reading.notify_all()
+
+    def _drop(self, library: Library) -> None:
+        """Open the slide anew for the next read: OpenSlide refuses all after one that failed.
+
+        It closes by itself when no thread uses it any more.
+        """
+        with self._reading:
+            if self._library is library:
+                self._library = None
+
+
+def _begin(image: LevelLayout) -> int:
+    return int(image.grid.offsets[0, 0, 0])
