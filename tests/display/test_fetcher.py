@@ -118,6 +118,53 @@ def test_the_largest_batch_is_of_whole_rounds(fetcher, monkeypatch):
     assert batch_sizes(fetcher, source, 600) == [3, 255, 255, 87]
 
 
+def test_how_long_tiles_will_take_is_learnt(fetcher):
+    source = Source(seconds=0.01)
+    screen = Screen(source)
+    keys = source.keys(8 * threads_at_work())
+    assert fetcher.expected(keys) is None
+    assert fetcher.expected([]) == 0
+    fetcher.want(screen, keys)
+    until(lambda: len(screen.landed) == len(keys))
+    assert 0.01 <= fetcher.expected(keys[:1]) < 1
+    assert 0.1 <= fetcher.expected(source.keys(10, row=1)) < 10
+    assert fetcher.expected(source.keys(10, level=1)) is None
+    source.seconds = 0.2
+    fetcher.want(screen, source.keys(1, row=2))
+    until(lambda: len(screen.landed) == len(keys) + 1)
+    assert fetcher.expected(source.keys(2, row=3)) >= 0.4
+    fetcher.forget_slide(1)
+    assert fetcher.expected(keys) is None
+
+
+def test_tiles_in_flight_are_expected_sooner(fetcher):
+    source = Source(seconds=0.1)
+    screen = Screen(source)
+    fetcher.want(screen, source.keys(1))
+    until(lambda: len(screen.landed) == 1)
+    source.gate.clear()
+    flying = source.keys(1, row=1)
+    fetcher.want(screen, flying)
+    until(lambda: len(source.batches) == 2)
+    assert fetcher.expected(flying) < 0.1
+    assert fetcher.expected(flying + source.keys(1, row=2)) >= 0.1
+    time.sleep(0.15)
+    assert fetcher.expected(flying) == 0
+    source.gate.set()
+    until(lambda: len(screen.landed) == 2)
+
+
+def test_a_batch_that_was_held_up_once_makes_no_small_ones_for_ever(fetcher):
+    source = Source(seconds=0.2)
+    screen = Screen(source)
+    fetcher.want(screen, source.keys(4))
+    until(lambda: len(screen.landed) == 4)
+    source.seconds = 0
+    fetcher.want(screen, source.keys(200, row=1))
+    until(lambda: len(screen.landed) == 204)
+    assert max(len(batch) for batch in source.batches) > 100
+
+
 def test_a_source_that_answers_late_is_asked_for_many_tiles_at_a_time(fetcher):
     source = Source(seconds=0.01)
     source.least_batch = 4 * threads_at_work()

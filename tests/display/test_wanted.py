@@ -2,8 +2,10 @@ import numpy as np
 import pytest
 
 from napari_wsigpu import open_slide
+from napari_wsigpu.display.at_hand import TilesAtHand
 from napari_wsigpu.display.blocks import touched
-from napari_wsigpu.display.picture import Picture, View
+from napari_wsigpu.display.drawing import View
+from napari_wsigpu.display.picture import Picture
 from napari_wsigpu.display.wanted import next_likely, on_screen
 from napari_wsigpu.geometry import Rect
 from napari_wsigpu.memory import PictureMemory
@@ -27,21 +29,14 @@ def picture(slide):
     levels = dict(enumerate(slide.layout.levels))
     overview = slide.levels[-1][...]
     cache = TileCache(1 << 20)
-    return Picture(
-        slide.displayed.number("stored"),
-        levels,
-        overview,
-        0,
-        None,
-        cache,
-        PictureMemory(),
-    )
+    number = slide.displayed.number("stored")
+    return Picture(TilesAtHand(number, levels, overview, 0, None, cache), PictureMemory())
 
 
 def have(picture, level, tiles):
     for row, column in tiles:
-        key = picture.key_of(level, row, column)
-        picture._cache.put(key, np.zeros((TILE, TILE, 3), np.uint8))
+        key = picture.tiles.key_of(level, row, column)
+        picture.tiles._cache.put(key, np.zeros((TILE, TILE, 3), np.uint8))
 
 
 def test_nothing_is_wanted_before_there_is_a_view(picture):

@@ -136,6 +136,41 @@ def test_slices_do_not_wait_and_are_never_blank(make_viewer, slicing, gate):
     np.testing.assert_array_equal(*shown(layer))
 
 
+def test_tiles_that_soon_land_are_waited_for(make_viewer, slicing, monkeypatch):
+    """Once it is known that they take no longer than a slice may wait, no frame is coarse."""
+    monkeypatch.setattr(progressive, "PATIENCE_SECONDS", 20)
+    viewer = make_viewer()
+    [layer] = viewer.open(sample_path(), plugin=PLUGIN)
+    look_at(viewer, layer, 2600, 3300, 1)
+    napari_wsigpu.wait(layer, 30)
+    for y, x in [(1200, 1200), (4000, 1500), (4000, 5000)]:
+        layer.data[0].slide.clear_cache()
+        look_at(viewer, layer, y, x, 1)
+        canvas_of(viewer)
+        np.testing.assert_array_equal(*shown(layer))
+        assert layer.data_level == 0
+
+
+def test_nobody_waits_for_tiles_that_take_longer(make_viewer, monkeypatch):
+    monkeypatch.setattr(progressive, "PATIENCE_SECONDS", 20)
+    viewer = make_viewer()
+    [layer] = viewer.open(sample_path(), plugin=PLUGIN)
+    look_at(viewer, layer, 2600, 3300, 1)
+    napari_wsigpu.wait(layer, 30)
+    slide = layer.data[0].slide
+    slide.clear_cache()
+    gate = threading.Event()
+    monkeypatch.setattr(runtime.default().fetcher, "expected", lambda keys: 21.0)
+    monkeypatch.setattr(slide.displayed, "read_tiles", lambda keys: gate.wait(30))
+    begin = time.monotonic()
+    look_at(viewer, layer, 4000, 1500, 1)
+    canvas_of(viewer)
+    assert time.monotonic() - begin < 15
+    assert not progressive.display_of(layer).exact
+    viewer.layers.clear()
+    gate.set()
+
+
 def test_after_wait_the_slice_is_what_tifffile_decodes(make_viewer, slicing):
     viewer = make_viewer()
     [layer] = viewer.open(sample_path(), plugin=PLUGIN)
@@ -675,7 +710,7 @@ def test_nothing_is_tried_again_of_a_slide_that_left(unsteady, slicing, close):
     assert fetching() == []
 
 
-def test_hidden_layers_keep_no_tiles_that_others_fetch(make_viewer, slicing, gate):
+def test_hidden_layers_take_no_tiles_that_others_fetch(make_viewer, slicing, gate, monkeypatch):
     viewer = make_viewer()
     [layer] = viewer.open(sample_path(), plugin=PLUGIN)
     copied = Layer.create(*layer.as_layer_data_tuple())
@@ -688,14 +723,21 @@ def test_hidden_layers_keep_no_tiles_that_others_fetch(make_viewer, slicing, gat
     gate.set()
     napari_wsigpu.wait(copied, 30)
     settle()
-    picture = progressive.display_of(layer)._picture
-    held = len(picture._landed)
-    assert picture.missing
+    assert not progressive.display_of(layer).exact
+    landed = []
+    monkeypatch.setattr(
+        progressive.ProgressiveDisplay,
+        "land",
+        lambda display, tiles, land=progressive.ProgressiveDisplay.land: (
+            landed.append(display),
+            land(display, tiles),
+        ),
+    )
     for y, x in [(800, 800), (1600, 4000), (4000, 1500), (4000, 5000)]:
         look_at(viewer, copied, y, x, 1)
         napari_wsigpu.wait(copied, 30)
     settle()
-    assert len(picture._landed) == held
+    assert set(landed) == {progressive.display_of(copied)}
     layer.visible = True
     napari_wsigpu.wait(layer, 30)
     np.testing.assert_array_equal(*shown(layer))

@@ -20,8 +20,11 @@ if TYPE_CHECKING:
     from napari_wsigpu.reading.cache import TileKey
 
 BATCH_SECONDS = 0.05
+AHEAD_SECONDS = 0.015
 BATCH_TILES = 256
 SLOWEST_AHEAD = 0.2
+# A batch that takes so many times as long as expected says that all do now.
+SLOWER = 2
 MOST_REMEMBERED = 1 << 16
 
 logger = logging.getLogger(__name__)
@@ -73,9 +76,9 @@ class _Batch(NamedTuple):
 class TileFetcher:
     """Decodes the tiles that displays want, in one thread that lives as long as any are wanted.
 
-    What is on any screen comes before what may be next on one. Batches take about 50 ms each,
-    so that a new view waits no longer than that for the end of an old one; tiles of which one alone
-    takes longer than 0.2 s are not fetched ahead.
+    What is on any screen comes before what may be next on one. Batches take about 50 ms each, of
+    what may be next 15 ms, so that a new view waits no longer than that for the end of an old one;
+    tiles of which one alone takes longer than 0.2 s are not fetched ahead.
     """
 
     def __init__(self) -> None:
@@ -84,7 +87,9 @@ class TileFetcher:
         self._thread: threading.Thread | None = None
         self._in_flight: frozenset[TileKey] = frozenset()
         self._flies_ahead = False
-        self._seconds: dict[tuple[int, int], float] = {}
+        self._lands_at: float | None = None
+        # Of each level: tiles and seconds of the last batch of about so many (as a power of 2).
+        self._batches: dict[tuple[int, int], dict[int, tuple[int, float]]] = {}
         self._ahead: set[TileKey] = set()
         self._fetched_ahead: Counter[int] = Counter()
         self._hits_ahead: Counter[int] = Counter()
@@ -116,6 +121,27 @@ class TileFetcher:
     def forget(self, display: Display) -> None:
         """Drop what a display wants; tiles in flight may still land."""
         self.want(display, ())
+
+    def expected(self, keys: Sequence[TileKey]) -> float | None:
+        """Return in how many seconds tiles of one level would land if they were wanted now.
+
+        Parameters
+        ----------
+        keys : sequence of TileKey
+            The tiles.
+
+        Returns
+        -------
+        float or None
+            None as long as that is not known of this level.
+        """
+        with self._changed:
+            left: float | None = 0.0
+            if self._in_flight:
+                left = self._lands_at and max(0.0, self._lands_at - time.perf_counter())
+            others = [key for key in keys if key not in self._in_flight]
+            seconds = self._seconds_of(others[0], len(others)) if others else 0.0
+            return None if left is None or seconds is None else left + seconds
 
     def shown(self, found: Iterable[TileKey], lacked: Iterable[TileKey]) -> None:
         """Learn which tiles of a new view were at hand, and which were not, to count hits."""
@@ -149,9 +175,8 @@ class TileFetcher:
                     keys[:] = [key for key in keys if _number(key) != slide]
             self._changed.wait_for(lambda: all(_number(key) != slide for key in self._in_flight))
             self._ahead = {key for key in self._ahead if _number(key) != slide}
-            self._seconds = {
-                level: seconds for level, seconds in self._seconds.items() if level[0] != slide
-            }
+            for level in [level for level in self._batches if level[0] == slide]:
+                del self._batches[level]
             for counts in (self._fetched_ahead, self._hits_ahead, self._last_batch):
                 counts.pop(slide, None)
 
@@ -195,37 +220,54 @@ class TileFetcher:
     def _take(self, source: TileSource, keys: list[TileKey], *, ahead: bool) -> _Batch:
         """Take the first tiles of one level from a list."""
         first = keys[0]
-        most = max(self._batch_size(first, source), source.least_batch)
+        most = self._batch_size(first, source, AHEAD_SECONDS if ahead else BATCH_SECONDS)
+        most = max(most, source.least_batch)
         taken = [key for key in keys if key[:2] == first[:2]][:most]
         self._in_flight, self._flies_ahead = frozenset(taken), ahead
+        seconds = self._seconds_of(first, len(taken))
+        self._lands_at = None if seconds is None else time.perf_counter() + seconds
         for wanted in self._wanted.values():
             for waiting in (wanted.on_screen, wanted.next_likely):
                 waiting[:] = [key for key in waiting if key not in self._in_flight]
         self._last_batch[_number(first)] = len(taken)
         return _Batch(source, taken, ahead)
 
-    def _batch_size(self, key: TileKey, source: TileSource) -> int:
+    def _batch_size(self, key: TileKey, source: TileSource, most_seconds: float) -> int:
         """Return how many tiles keep all cores at work for as long as a batch may take."""
         side_by_side = -(-threads_at_work() // source.parts_of(key.level))
-        seconds = self._seconds_of(key)
-        if seconds is None:
+        if (_number(key), key.level) not in self._batches:
             return side_by_side
-        tiles = int(BATCH_SECONDS / max(seconds, BATCH_SECONDS / BATCH_TILES))
-        return max(1, tiles // side_by_side) * side_by_side
+        most = BATCH_TILES
+        while most > side_by_side and (self._seconds_of(key, most) or 0) > most_seconds:
+            most //= 2
+        return max(1, most // side_by_side) * side_by_side
 
     def _takes_long(self, key: TileKey) -> bool:
         """Whether one tile of a level is known to take too long to be fetched ahead."""
-        seconds = self._seconds_of(key)
-        return seconds is not None and seconds > SLOWEST_AHEAD
+        batches = self._batches.get((_number(key), key.level), {}).values()
+        return bool(batches) and all(seconds > SLOWEST_AHEAD * tiles for tiles, seconds in batches)
 
-    def _seconds_of(self, key: TileKey) -> float | None:
-        """Return seconds a tile of a level, None as long as they are not known."""
-        return self._seconds.get((_number(key), key.level))
+    def _seconds_of(self, key: TileKey, tiles: int) -> float | None:
+        """Return how long so many tiles of a level take, None as long as that is not known.
+
+        A batch costs more than its tiles do, and at times it is held up by something else. So
+        larger ones tell at most how long it takes, and so do smaller ones, tile by tile.
+        """
+        batches = self._batches.get((_number(key), key.level), {}).values()
+        return min((max(1.0, tiles / count) * seconds for count, seconds in batches), default=None)
+
+    def _learn(self, key: TileKey, tiles: int, seconds: float) -> None:
+        """Note how long a batch took; what was learnt before counts no more if that was shorter."""
+        batches = self._batches.setdefault((_number(key), key.level), {})
+        expected = self._seconds_of(key, tiles)
+        if expected is not None and seconds > SLOWER * expected:
+            batches.clear()
+        batches[tiles.bit_length()] = tiles, seconds
 
     def _land(self, batch: _Batch, tiles: Mapping[TileKey, NDArray[Any]], seconds: float) -> None:
         first = batch.keys[0]
         with self._changed:
-            self._seconds[_number(first), first.level] = seconds / len(batch.keys)
+            self._learn(first, len(batch.keys), seconds)
             if batch.ahead:
                 if len(self._ahead) > MOST_REMEMBERED:
                     self._ahead.clear()

@@ -39,10 +39,10 @@ class Axis(NamedTuple):
         return max(0.0, min(self.start, end - self.ratio)), end
 
 
-def shows_blocks(down: Axis, across: Axis, pixels: NDArray[Any]) -> bool:
+def shows_blocks(down: Axis, across: Axis, pixels: NDArray[Any], step: int = COARSE) -> bool:
     """Whether nearest pixels would be seen as blocks, and `draw_smoothly` can do better."""
     return (
-        max(down.ratio, across.ratio) < 1 / COARSE
+        max(down.ratio, across.ratio) < 1 / step
         and pixels.dtype == np.uint8
         and pixels.shape[2:] in ((), (3,), (4,))
     )
@@ -80,7 +80,9 @@ def _lines(source: NDArray[Any], rows: NDArray[np.intp]) -> NDArray[Any]:
     return part.reshape(len(part), -1)
 
 
-def draw_smoothly(source: NDArray[Any], down: Axis, across: Axis, out: NDArray[Any]) -> None:
+def draw_smoothly(
+    source: NDArray[Any], down: Axis, across: Axis, out: NDArray[Any], step: int = COARSE
+) -> None:
     """Draw a picture larger, interpolated linearly; see `shows_blocks`.
 
     Parameters
@@ -91,10 +93,15 @@ def draw_smoothly(source: NDArray[Any], down: Axis, across: Axis, out: NDArray[A
         How the pixels of `out` lie over it.
     out : ndarray of uint8
         Where to draw.
+    step : int
+        How many pixels of `out`, down and across, become the same: the more, the quicker.
     """
     height, width = out.shape[:2]
-    quarter = _smoothed(source, down, across, height, width)
-    draw(quarter, np.arange(height) // COARSE, np.arange(width) // COARSE, out)
+    smooth = _smoothed(source, down, across, height, width, step)
+    if step == 1:
+        out[...] = smooth
+    else:
+        draw(smooth, np.arange(height) // step, np.arange(width) // step, out)
 
 
 def prepare() -> None:
@@ -103,16 +110,16 @@ def prepare() -> None:
 
 
 def _smoothed(
-    source: NDArray[Any], down: Axis, across: Axis, height: int, width: int
+    source: NDArray[Any], down: Axis, across: Axis, height: int, width: int, step: int
 ) -> NDArray[Any]:
-    """Return a picture, interpolated linearly, of a quarter of the size that is wanted."""
+    """Return a picture, interpolated linearly, a pixel for each `step` that are wanted."""
     from PIL import Image
 
-    quarter = -(-height // COARSE), -(-width // COARSE)
+    size = -(-height // step), -(-width // step)
     (top, bottom), (left, right) = (
-        axis.range(COARSE * count, length)
-        for axis, count, length in zip((down, across), quarter, source.shape[:2], strict=True)
+        axis.range(step * count, length)
+        for axis, count, length in zip((down, across), size, source.shape[:2], strict=True)
     )
     picture = Image.fromarray(np.ascontiguousarray(source))
     box = left, top, right, bottom
-    return np.asarray(picture.resize(quarter[::-1], Image.Resampling.BILINEAR, box=box))
+    return np.asarray(picture.resize(size[::-1], Image.Resampling.BILINEAR, box=box))

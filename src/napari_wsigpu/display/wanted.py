@@ -11,7 +11,8 @@ from napari_wsigpu.geometry import Rect
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from napari_wsigpu.display.picture import Picture, View
+    from napari_wsigpu.display.drawing import View
+    from napari_wsigpu.display.picture import Picture
     from napari_wsigpu.layout import LevelLayout
     from napari_wsigpu.reading.cache import TileKey
 
@@ -23,15 +24,24 @@ PREVIEW_STEP = 2.8
 PREVIEW_SHARE = 1 / 4
 
 
+def own_tiles(picture: Picture) -> list[TileKey]:
+    """Return the tiles of its view that a picture lacks, from the centre on."""
+    view = picture.view
+    if view is None:
+        return []
+    own = [(view.level, *tile) for tile in picture.missing]
+    return [picture.tiles.key_of(*place) for place in _from_centre(own, picture, view)]
+
+
 def on_screen(picture: Picture) -> list[TileKey]:
-    """Return the tiles that a picture lacks: a coarse preview first, then from its centre on.
+    """Return a coarse preview of what a picture lacks, then the tiles themselves.
 
     Returns
     -------
     list of TileKey
     """
-    view = picture.view
-    if view is None or not picture.missing:
+    view, missing = picture.view, picture.missing
+    if view is None or not missing:
         return []
     image = picture.levels[view.level]
     preview: list[Place] = []
@@ -42,18 +52,17 @@ def on_screen(picture: Picture) -> list[TileKey]:
         lacking = {
             (int((row + 0.5) * image.grid.tile_height * down) // coarse.grid.tile_height,
              int((column + 0.5) * image.grid.tile_width * across) // coarse.grid.tile_width)
-            for row, column in picture.missing
+            for row, column in missing
         }  # fmt: skip
         preview = [
             (level, *tile)
             for tile in _in_grid(lacking, coarse)
-            if not picture.was_served(level, *tile) and picture.at_hand(level, *tile) is None
+            if not picture.was_served(level, *tile) and picture.tiles.get(level, *tile) is None
         ]
-        if len(preview) > PREVIEW_SHARE * len(picture.missing):
+        if len(preview) > PREVIEW_SHARE * len(missing):
             preview = []
         preview = _from_centre(preview, picture, view)
-    own = [(view.level, *tile) for tile in picture.missing]
-    return [picture.key_of(*place) for place in preview + _from_centre(own, picture, view)]
+    return [picture.tiles.key_of(*place) for place in preview] + own_tiles(picture)
 
 
 def next_likely(
@@ -91,7 +100,7 @@ def next_likely(
         _ring(picture, view, motion) if at_rest or any(motion) else (),
         *(_under_centre(picture, view, level) for level in around),
     )
-    return [picture.key_of(*place) for place in _affordable(picture, likely, most_bytes)]
+    return [picture.tiles.key_of(*place) for place in _affordable(picture, likely, most_bytes)]
 
 
 def _preview_level(levels: Sequence[LevelLayout], level: int) -> int | None:
@@ -139,7 +148,7 @@ def _under_centre(picture: Picture, view: View, level: int) -> Iterator[Place]:
 
 def _affordable(picture: Picture, places: Iterable[Place], most_bytes: int) -> Iterator[Place]:
     for place in places:
-        if picture.at_hand(*place) is None:
+        if picture.tiles.get(*place) is None:
             most_bytes -= picture.levels[place[0]].tile_bytes
             if most_bytes < 0:
                 return

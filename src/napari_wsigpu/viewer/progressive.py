@@ -23,8 +23,10 @@ from napari.utils.notifications import show_warning
 from qtpy.QtCore import QObject, QTimer, Signal
 
 from napari_wsigpu.display import resample
-from napari_wsigpu.display.picture import Picture, View
-from napari_wsigpu.display.wanted import next_likely, on_screen
+from napari_wsigpu.display.at_hand import TilesAtHand
+from napari_wsigpu.display.drawing import View
+from napari_wsigpu.display.picture import Picture
+from napari_wsigpu.display.wanted import next_likely, on_screen, own_tiles
 from napari_wsigpu.errors import (
     DeviceError,
     SlideChangedError,
@@ -49,7 +51,10 @@ if TYPE_CHECKING:
     from napari_wsigpu.reading.level import LevelArray
     from napari_wsigpu.runtime import Runtime
 
-REFRESH_SECONDS = 0.1
+# A slice waits at most so long for tiles, and only where that is expected to make it exact.
+PATIENCE_SECONDS = 0.012
+# Tiles that land refresh the layer once frames have rested so many times as long as one takes.
+REST = 2.0
 IDLE_MS = 100
 FIRST_PAUSE_MS, LONGEST_PAUSE_MS = 1_000, 30_000
 MOST_PIXELS = 40 << 20
@@ -163,10 +168,12 @@ def _slice_before_drawing(viewer: Viewer) -> None:
     def before_drawing(event: Any) -> None:
         shown = weak()
         if shown is not None and any(layer in _displays for layer in shown.layers):
+            _frames.begin()
             with _without_collection():
                 on_draw(event)
 
     draw.connect(before_drawing, position="first")
+    draw.connect(_frames.end, position="last")
     scene = ref(canvas._scene_canvas)
 
     def before_removal(event: Any) -> None:
@@ -209,6 +216,41 @@ def _without_collection() -> Iterator[None]:
             gc.enable()
 
 
+class _Frames:
+    """How long frames take, and how long one may still wait for tiles: all layers together.
+
+    Attributes
+    ----------
+    seconds : float
+        What the last frame of a slide took.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._began: float | None = None
+        self._patient_until: float | None = None
+
+    def begin(self) -> None:
+        """Begin to draw."""
+        self._began = time.perf_counter()
+        self._patient_until = None
+
+    def end(self, event: Any) -> None:
+        """Note that all is drawn."""
+        if self._began is not None:
+            self.seconds = time.perf_counter() - self._began
+        self._began = self._patient_until = None
+
+    def patient_until(self) -> float:
+        """Return until when slices of this frame may wait."""
+        if self._patient_until is None:
+            self._patient_until = time.perf_counter() + PATIENCE_SECONDS
+        return self._patient_until
+
+
+_frames = _Frames()
+
+
 class _Landings(QObject):  # type: ignore[misc]
     """Brings news from the fetcher's thread to the main one."""
 
@@ -243,6 +285,7 @@ class ProgressiveDisplay:
         self._picture: Picture | None = None
         self._motion = (0.0, 0.0)
         self._exact = True
+        self._asked = False
         self._error: Exception | None = None
         self._newest = -1
         self._response: Any = None
@@ -307,10 +350,11 @@ class ProgressiveDisplay:
             self._settle()
             return request
         level, corners = _affordable(request)
-        pixels: Any = _Composed(self, self._levels[level].shape, level)
+        pixels: Any = self._levels[level]
         if self.waits:
             self._settle()
-            pixels = self._levels[level]
+        else:
+            level, corners, pixels = self._compose(self._picture, level, corners)
         return replace(request, data_level=level, corner_pixels=corners, data_at_data_level=pixels)
 
     def _make(self, dims: Any) -> Any:
@@ -337,20 +381,38 @@ class ProgressiveDisplay:
         state = layer._slicing_state
         return getattr(type(state), name)(state, *arguments, **named)
 
-    def compose(self, level: int, rows: slice, columns: slice) -> NDArray[Any]:
-        """Return the pixels of a region as they are at hand, and have the others fetched."""
-        picture = self._picture
-        assert picture is not None
-        view = _within(level, rows, columns, picture.levels[level])
-        last = picture.view
-        pixels = picture.compose(view)
-        if view != last:
+    def _compose(
+        self, picture: Picture, level: int, corners: NDArray[Any]
+    ) -> tuple[int, NDArray[Any], _Composed]:
+        """Return the pixels of a region as they are at hand, and have the others fetched.
+
+        Returns
+        -------
+        level : int
+            That level, or a coarser one that stands in for it.
+        corners : ndarray, shape (2, 2)
+            The first and the last of its pixels, (y, x).
+        pixels
+            What a slice reads instead of the level.
+        """
+        view = _within(level, corners, picture.levels[level])
+        if view != picture.view:
             self._forget_failure()
-            self._motion = _motion(last, view)
+            self._motion = _motion(picture.view, view)
+            self._asked = False
+        shown, pixels = picture.compose(view, lambda: self._fetch(picture))
+        self._exact = not picture.missing
+        if not self._asked:
+            self._asked = True
             self._runtime.fetcher.shown(picture.found, picture.lacked)
             self.source.count_shown(len(picture.found) + len(picture.lacked), len(picture.found))
-        self._want(picture)
-        return pixels
+        if self._exact:
+            self._idle.start(IDLE_MS)
+        else:
+            self._idle.stop()
+        rect = shown.rect
+        ends = np.array([[rect.top, rect.left], [rect.bottom - 1, rect.right - 1]])
+        return shown.level, ends, _Composed(pixels)
 
     # The rest
 
@@ -392,7 +454,7 @@ class ProgressiveDisplay:
         if same and looks == self._looks:
             return
         if before is not None and same and looks[0] == self._looks[0]:
-            overview = before.overview  # a cache that was cleared is no reason to wait for it
+            overview = before.tiles.overview  # a cache that was cleared is no reason to wait for it
         else:
             if before is not None:
                 layer._reset_thumbnail_level_data()
@@ -400,26 +462,28 @@ class ProgressiveDisplay:
             overview = materialize(len(levels) - 1)
         self._source, self._levels, self._looks = source, levels, looks
         self._runtime = slide.runtime
-        self._picture = Picture(
+        tiles = TilesAtHand(
             source.number(slide.display_color),
             {level.number: level.layout for level in levels},
             overview,
             source.background(slide.display_color),
             levels[0].channel,
             self._runtime.tiles,
-            _memory,
         )
+        self._picture = Picture(tiles, _memory)
 
-    def _want(self, picture: Picture) -> None:
-        wanted = on_screen(picture)
-        self._exact = not wanted
+    def _fetch(self, picture: Picture) -> float:
+        """Have what a view lacks fetched; return until when that is worth waiting for."""
         if self._error is not None:
-            return
-        self._runtime.fetcher.want(self, wanted, self._likely(picture, at_rest=False))
-        if wanted:
-            self._idle.stop()
-        else:
-            self._idle.start(IDLE_MS)
+            return 0.0
+        fetcher, until = self._runtime.fetcher, _frames.patient_until()
+        wanted = own_tiles(picture)
+        seconds = fetcher.expected(wanted)
+        patient = seconds is not None and time.perf_counter() + seconds < until
+        if not patient:
+            wanted = on_screen(picture)
+        fetcher.want(self, wanted, self._likely(picture, at_rest=False))
+        return until if patient else 0.0
 
     def _prefetch(self) -> None:
         """Have all that may be next fetched, now that the view is exact and at rest."""
@@ -454,7 +518,7 @@ class ProgressiveDisplay:
         self._error = None
         picture, layer = self._picture, self._layer()
         if picture is not None and layer is not None and layer.visible:
-            self._want(picture)
+            self._fetch(picture)
 
     def _on_landed(self) -> None:
         """Refresh the layer, but not much more often than an eye can see."""
@@ -467,11 +531,11 @@ class ProgressiveDisplay:
             # It is sliced again when it is shown; until then tiles would only pile up.
             self._runtime.fetcher.forget(self)
             return
-        due = self._last_refresh + REFRESH_SECONDS - time.perf_counter()
-        if due <= 0 or picture.complete_at_hand:
+        due = self._last_refresh + REST * _frames.seconds - time.perf_counter()
+        if due <= 0 or not picture.missing:
             self._refresh()
         elif not self._timer.isActive():
-            self._timer.start(int(due * 1000) + 1)
+            self._timer.start(math.ceil(due * 1000))
 
     def _refresh(self) -> None:
         self._timer.stop()
@@ -485,14 +549,16 @@ class ProgressiveDisplay:
 
 @dataclass(frozen=True)
 class _Composed:
-    """What a slice reads instead of a level."""
+    """What a slice reads instead of a level: pixels that were composed for it."""
 
-    display: ProgressiveDisplay
-    shape: tuple[int, ...]
-    level: int
+    pixels: NDArray[Any]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.pixels.shape
 
     def __getitem__(self, key: tuple[slice, ...]) -> NDArray[Any]:
-        return self.display.compose(self.level, *key[:2])
+        return self.pixels
 
 
 @dataclass(frozen=True)
@@ -516,10 +582,11 @@ def _affordable(request: Any) -> tuple[int, NDArray[Any]]:
     return level, corners
 
 
-def _within(level: int, rows: slice, columns: slice, image: LevelLayout) -> View:
+def _within(level: int, corners: NDArray[Any], image: LevelLayout) -> View:
     """Return a view of at least one pixel; corners may still be those of a larger level."""
-    top, left = min(rows.start, image.height - 1), min(columns.start, image.width - 1)
-    bottom, right = min(rows.stop, image.height), min(columns.stop, image.width)
+    (top, left), (last_row, last_column) = corners.tolist()
+    top, left = min(top, image.height - 1), min(left, image.width - 1)
+    bottom, right = min(last_row + 1, image.height), min(last_column + 1, image.width)
     return View(level, Rect.between(top, max(bottom, top + 1), left, max(right, left + 1)))
 
 

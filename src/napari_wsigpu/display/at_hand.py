@@ -1,0 +1,114 @@
+"""`TilesAtHand`: which pixels of a slide a display can show without waiting."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from napari_wsigpu.reading.cache import TileKey
+from napari_wsigpu.reading.mosaic import touches
+from napari_wsigpu.reading.plan import tile_rect
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from napari_wsigpu.layout import LevelLayout
+    from napari_wsigpu.reading.cache import TileCache
+
+    Tile = tuple[int, int]
+
+
+class TilesAtHand:
+    """The tiles of a slide that are decoded or need not be, in a display's colours and channel.
+
+    Parameters
+    ----------
+    slide : int
+        Number of the slide in the keys of its tiles, in the colours that are shown.
+    levels : Mapping of int to LevelLayout
+        The levels of the display by their numbers, finest first.
+    overview : ndarray
+        All pixels of the coarsest level; kept as an attribute.
+    blank : int, float or ndarray, shape (channels,)
+        Value of pixels that the file does not hold.
+    channel : int or None
+        The channel that is shown; None for all.
+    cache : TileCache
+        Where decoded tiles are.
+
+    Attributes
+    ----------
+    slide : int
+        As given.
+    numbers : list of int
+        The levels' numbers in keys; everywhere else a level is an index in `levels`.
+    levels : list of LevelLayout
+        The levels, finest first.
+    """
+
+    def __init__(
+        self,
+        slide: int,
+        levels: Mapping[int, LevelLayout],
+        overview: NDArray[Any],
+        blank: Any,
+        channel: int | None,
+        cache: TileCache,
+    ) -> None:
+        self.slide = slide
+        self.numbers = list(levels)
+        self.levels = list(levels.values())
+        self.overview = overview
+        self._blank = blank
+        self._channel = channel
+        self._cache = cache
+        self._touched: dict[tuple[int, int, int], bool] = {}
+
+    def key_of(self, level: int, row: int, column: int) -> TileKey:
+        """Name a tile."""
+        return TileKey(self.slide, self.numbers[level], row, column)
+
+    def shown(self, tile: NDArray[Any]) -> NDArray[Any]:
+        """Return what the display shows of a decoded tile."""
+        return tile if self._channel is None else tile[..., self._channel]
+
+    def get(self, level: int, row: int, column: int) -> NDArray[Any] | None:
+        """Return the pixels of a tile if they are known now, as the display shows them."""
+        tile = self._cache.get(self.key_of(level, row, column))
+        if tile is not None:
+            return self.shown(tile)
+        if self._is_blank(level, row, column):
+            image = self.levels[level]
+            shape = (image.grid.tile_height, image.grid.tile_width, image.channels)
+            return self.shown(np.broadcast_to(np.asarray(self._blank, image.dtype), shape))
+        return None
+
+    def _is_blank(self, level: int, row: int, column: int) -> bool:
+        """Whether a tile is known to be background without decoding anything."""
+        image = self.levels[level]
+        if image.parts:
+            place = level, row, column
+            if place not in self._touched:
+                self._touched[place] = touches(image, tile_rect(image, row, column))
+            return not self._touched[place]
+        return image.missing == "background" and not image.grid.byte_counts[:, row, column].any()
+
+
+class Hand:
+    """Tiles that were found at hand during one composition, so that none is looked up twice."""
+
+    def __init__(self, tiles: TilesAtHand, landed: Mapping[TileKey, NDArray[Any]]) -> None:
+        self._at_hand = tiles
+        self._landed = landed
+        self._tiles: dict[tuple[int, Tile], NDArray[Any] | None] = {}
+
+    def tile(self, level: int, tile: Tile) -> NDArray[Any] | None:
+        """Return a tile's pixels, or None if it is not at hand."""
+        place = level, tile
+        if place not in self._tiles:
+            pixels = self._landed.get(self._at_hand.key_of(level, *tile))
+            self._tiles[place] = self._at_hand.get(level, *tile) if pixels is None else pixels
+        return self._tiles[place]
