@@ -124,7 +124,7 @@ def pixel_size(path):
             return [25400 / dots for dots in image.info["dpi"]]
     if path.suffix == ".zarr":
         [image] = zarr.open_group(path, mode="r").attrs["ome"]["multiscales"]
-        [scale] = image["datasets"][0]["coordinateTransformations"]
+        scale, _ = image["datasets"][0]["coordinateTransformations"]
         return scale["scale"][:-3:-1]
     with tifffile.TiffFile(path) as file:
         pixels = tifffile.xml2dict(file.ome_metadata)["OME"]["Image"]["Pixels"]
@@ -434,12 +434,70 @@ def test_the_dialog_can_be_cancelled(dock, layer, answer, tmp_path):
     assert not dock.status.isVisible()
 
 
-def test_costs_nothing_while_it_is_hidden(viewer, dock, layer):
+def test_looks_only_when_something_changes(viewer, dock, layer, display):
+    display.waitUntil(lambda: not dock.timer.isActive(), timeout=5000)
+    display.wait(500)
+    assert not dock.timer.isActive()
+    viewer.scene.camera.zoom *= 2
     assert dock.timer.isActive()
     dock.hide()
     assert not dock.timer.isActive()
+    viewer.scene.camera.zoom *= 2
+    assert not dock.timer.isActive()
+    choose(dock, region=VIEW)
+    before = dock.summary.text()
+    viewer.scene.camera.zoom *= 2
     dock.show()
-    assert dock.timer.isActive()
+    assert dock.summary.text() != before
+
+
+def test_begins_with_the_finest_level_and_says_the_size_of_its_pixels(dock, layer):
+    assert dock.form.level.value == 0
+    choose(dock, region=WHOLE)
+    assert f"6,144 {TIMES} 4,608 px" in dock.summary.text()
+    assert "0.499 µm/px" in dock.summary.text()
+    choose(dock, level=1)
+    assert "0.998 µm/px" in dock.summary.text()
+
+
+def test_what_became_of_one_slide_is_not_said_of_the_next(
+    dock, layer, slide_is_open, answer, held, gate, tmp_path, settled, write_channels
+):
+    choose(dock, region=WHOLE)
+    answer(tmp_path / "roi.ome.tif")
+    click(dock.export)
+    assert held.wait(10)
+    click(dock.cancel)
+    gate.set()
+    settled()
+    assert dock.status.text() == CANCELLED
+    slide_is_open(write_channels(1)[0])
+    assert dock.status.text() == ""
+    assert not dock.status.isVisible()
+
+
+@pytest.mark.parametrize(
+    ("typed", "kind", "written"),
+    [
+        ("roi.tif", OME_TIFF, "roi.ome.tif"),
+        ("roi.TIFF", OME_TIFF, "roi.ome.tif"),
+        ("roi.png", OME_TIFF, "roi.ome.tif"),
+        ("roi.OME.TIFF", OME_TIFF, "roi.OME.TIFF"),
+        ("a.b", OME_TIFF, "a.b.ome.tif"),
+        ("roi.ome.tif", PNG, "roi.png"),
+        ("roi.zarr", OME_ZARR, "roi.zarr"),
+        ("roi.tif", OME_ZARR, "roi.ome.zarr"),
+    ],
+)
+def test_a_name_gets_the_ending_of_its_kind_once(
+    dock, layer, answer, tmp_path, settled, typed, kind, written
+):
+    choose(dock, region=WHOLE, level=3, kind=kind)
+    answer(tmp_path / typed)
+    click(dock.export)
+    settled()
+    assert dock.status.text() == f"Saved '{written}'."
+    assert [path.name for path in tmp_path.iterdir()] == [written]
 
 
 def test_can_be_narrow_and_its_text_grows(dock, layer, display):

@@ -27,7 +27,7 @@ from napari_wsigpu.viewer.layers import slide_name, slide_of
 from napari_wsigpu.viewer.region import Region, drawn, seen, whole
 from napari_wsigpu.widgets.column import Column
 from napari_wsigpu.widgets.export_form import VIEW, WHOLE, ExportForm
-from napari_wsigpu.widgets.export_plan import ENDINGS, Plan
+from napari_wsigpu.widgets.export_plan import ENDINGS, Plan, named
 from napari_wsigpu.widgets.jobs import Jobs
 from napari_wsigpu.widgets.saving import ask_where_to_save
 from napari_wsigpu.widgets.slide_dock import SlideDock
@@ -94,7 +94,8 @@ class RegionExport(SlideDock):
         self._running: list[Export] = []  # one at most
         self._folder: Path | None = None
         self._placed = False
-        self.timer = QTimer(self)
+        self.timer = QTimer(self)  # looks a little later, once for all that happens meanwhile
+        self.timer.setSingleShot(True)
         self.timer.setInterval(INTERVAL_MS)
 
         self.form = ExportForm()
@@ -116,6 +117,13 @@ class RegionExport(SlideDock):
         self.export.clicked.connect(self._ask)
         self.cancel.clicked.connect(self._cancel)
         self.listen(self.viewer.layers.events.removed, self._look)
+        for changes in (
+            self.viewer.layers.events,  # of each layer, too
+            self.viewer.scene.camera.events,
+            self.viewer.canvas.events.size,
+            self.viewer.dims.events,
+        ):
+            self.listen(changes, self._look_soon)
         self.listen(self.viewer.layers.selection.events.active, self._use_shapes)
         self.at_end += [partial(_cancel, self._running), self._jobs.close]
         self.follow()
@@ -145,8 +153,8 @@ class RegionExport(SlideDock):
         if slide is None:
             self.form.show_slide(None, 0)
         else:
-            shown = self._layer(slide).data_level
-            self.form.show_slide(slide, slide.pyramid[shown].number)
+            self.form.show_slide(slide, slide.pyramid[0].number)
+            _say(self.status, "")
         self._look()
 
     def let_go(self, slide: Slide) -> None:
@@ -163,7 +171,6 @@ class RegionExport(SlideDock):
         if isinstance(dock, QDockWidget) and not self._placed:
             self._placed = True
             self.share_a_place(dock)
-        self.timer.start()
         self._look()
 
     def hideEvent(self, event: Any) -> None:  # noqa: N802
@@ -193,7 +200,6 @@ class RegionExport(SlideDock):
     def _choose_slide(self, slide: Slide | None) -> None:
         if slide is not None and slide is not self.slide:
             self.slide = slide
-            _say(self.status, "")
             self.show_slide(slide)
 
     def _use_shapes(self, event: Any) -> None:
@@ -247,6 +253,10 @@ class RegionExport(SlideDock):
         plan.check()
         return plan
 
+    def _look_soon(self, event: Any) -> None:
+        if self.isVisible() and not self.timer.isActive():
+            self.timer.start()
+
     def _look(self, event: Any = None) -> None:
         """Say what would be exported now, and how far the running export is."""
         self._offer()
@@ -267,6 +277,8 @@ class RegionExport(SlideDock):
             _say(self.status, f"Writing '{export.path.name}': {left} left")
         self.cancel.setEnabled(bool(self._running))
         self.progress.setVisible(bool(self._running))
+        if self._running:
+            self.timer.start()
 
     # Exports
 
@@ -286,8 +298,8 @@ class RegionExport(SlideDock):
         )
         if answer:
             # Only of the very name that the dialog returned the user was asked.
-            named = answer.lower().endswith(endings)
-            self._write(plan, Path(answer if named else answer + endings[0]), overwrite=named)
+            path = Path(named(answer, plan.kind))
+            self._write(plan, path, overwrite=path == Path(answer))
 
     def _start_folder(self, slide: Slide) -> Path:
         folder = self._folder or Path(slide.path).parent

@@ -9,7 +9,7 @@ from qtpy.QtCore import Qt, Signal
 from qtpy.QtWidgets import QComboBox, QFormLayout, QLabel, QWidget
 
 from napari_wsigpu.widgets.export_plan import ENDINGS
-from napari_wsigpu.widgets.facts import TIMES, title
+from napari_wsigpu.widgets.facts import TIMES, pixel_size, title
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -114,12 +114,6 @@ def level_names(slide: Slide) -> list[tuple[int, str]]:
         parts.append(f"{level.width:,} {TIMES} {level.height:,} px")
         found.append((number, "  ·  ".join(parts)))
     return found
-
-
-def pixel_size(mpp: tuple[float, float], downsample: float) -> str:
-    """Return the size of a level's pixels."""
-    x, y = (f"{size * downsample:.4g}" for size in mpp)
-    return f"{x} µm/px" if x == y else f"{x} {TIMES} {y} µm/px"
 
 
 def _choice(label: str, tip: str, choices: Sequence[tuple[str, Any]] = ()) -> ComboBox:

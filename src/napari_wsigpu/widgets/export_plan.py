@@ -8,7 +8,7 @@ from napari_wsigpu.conversion.coding import check_ome
 from napari_wsigpu.conversion.plan import window_of
 from napari_wsigpu.conversion.png import check_png
 from napari_wsigpu.units import byte_size
-from napari_wsigpu.widgets.facts import TIMES, extent
+from napari_wsigpu.widgets.facts import TIMES, extent, pixel_size
 
 if TYPE_CHECKING:
     from napari_wsigpu.codecs.color import Color
@@ -21,6 +21,18 @@ ENDINGS = {
     PNG: (".png",),
     OME_ZARR: (".ome.zarr", ".zarr"),
 }
+
+# What names may end in that were meant for another kind of file.
+OTHER_ENDINGS = (*(ending for endings in ENDINGS.values() for ending in endings), ".tif", ".tiff")
+
+
+def named(path: str, kind: str) -> str:
+    """Return the path with an ending of a kind of file: its own one, or else the kind's first."""
+    lower = path.lower()
+    if lower.endswith(ENDINGS[kind]):
+        return path
+    foreign = max((end for end in OTHER_ENDINGS if lower.endswith(end)), key=len, default="")
+    return path[: len(path) - len(foreign)] + ENDINGS[kind][0]
 
 
 class Plan(NamedTuple):
@@ -74,10 +86,13 @@ class Plan(NamedTuple):
             check_ome(self.slide)
 
     def summary(self) -> str:
-        """Return its size in pixels, in bytes, and on the glass where that is known."""
+        """Return its size in pixels and bytes, and that of a pixel and on the glass where known."""
         width, height = self.size
         parts = [f"{width:,} {TIMES} {height:,} px", f"{byte_size(self.bytes)} uncompressed"]
         mpp = self.slide.mpp
         if mpp is not None:
+            level = next(level for level in self.slide.pyramid if level.number == self.level)
+            downsample = level.layout.downsample(self.slide.layout.levels[0])
+            parts.append(pixel_size(mpp, downsample))
             parts.append(extent(self.region.width * mpp[0], self.region.height * mpp[1]))
         return ", ".join(parts)

@@ -172,6 +172,12 @@ def extent(width: float, height: float) -> str:
     return _unbroken(f"{width / size:.4g} {TIMES} {height / size:.4g} {unit}")
 
 
+def pixel_size(mpp: tuple[float, float], downsample: float) -> str:
+    """Return the size of a level's pixels."""
+    x, y = (f"{size * downsample:.4g}" for size in mpp)
+    return f"{x} µm/px" if x == y else f"{x} {TIMES} {y} µm/px"
+
+
 def _pair(width: int, height: int) -> str:
     """Return a size that may be broken after the sign."""
     return f"{width:,}{TOGETHER}{TIMES} {height:,}"

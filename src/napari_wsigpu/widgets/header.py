@@ -35,6 +35,7 @@ class Header(QWidget):  # type: ignore[misc]
         self._jobs = jobs
         self._slide: Slide | None = None
         self._problems: list[str] = []
+        self._found: list[str] | None = None
         self._unread = False
         self.title = QElidingLabel()
         self.title.setElideMode(Qt.ElideMiddle)
@@ -129,6 +130,9 @@ class Header(QWidget):  # type: ignore[misc]
         found = [] if self._slide is None else [*damage(self._slide), *self._problems]
         more = len(found) - MOST_WARNINGS
         shown = found[:MOST_WARNINGS] + ([f"And {more:,} more."] if more > 0 else [])
+        if found == self._found:
+            return
+        self._found = found
         self.warnings.setText("\n".join(f"\N{WARNING SIGN} {text}" for text in shown))
         self.warnings.setToolTip("\n".join(found[:100]) if more > 0 else "")
         self.warnings.setVisible(bool(found))

@@ -29,6 +29,7 @@ class RatePlot(QWidget):  # type: ignore[misc]
         self._now = 0.0
         self.setSizePolicy(QSizePolicy.Preferred, QSizePolicy.Fixed)
         self.setAccessibleName("Tiles decoded per second, over the last minute")
+        self.setAccessibleDescription(NOTHING)
         self.setToolTip(self.accessibleName())
 
     @property
@@ -38,7 +39,10 @@ class RatePlot(QWidget):  # type: ignore[misc]
 
     def show_steps(self, steps: Sequence[Step], now: float) -> None:
         """Draw other steps, the last minute before `now`."""
+        was_empty = not self.peak
         self._steps, self._now = tuple(steps), now
+        if was_empty and not self.peak:
+            return
         self.setAccessibleDescription(self._peak_text() if self.peak else NOTHING)
         self.update()
 

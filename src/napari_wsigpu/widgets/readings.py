@@ -36,11 +36,15 @@ class Readings(QWidget):  # type: ignore[misc]
             value.setToolTip(meaning)
             value.setTextInteractionFlags(Qt.TextSelectableByMouse)
             layout.addRow(label, value)
+            label.hide()
+            value.hide()
 
     def show_values(self, values: Mapping[str, str]) -> None:
         """Show other values."""
         for name, label in self.values.items():
             text = values.get(name, "")
+            if text == label.text():
+                continue
             label.setText(text)
             label.setAccessibleName(f"{name}: {text}")
             label.setVisible(bool(text))
