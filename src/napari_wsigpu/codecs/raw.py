@@ -51,6 +51,8 @@ def is_raw(level: LevelLayout) -> bool:
         encoding.compression == COMPRESSION.NONE
         and encoding.predictor == PREDICTOR.NONE
         and encoding.fill_order == FILLORDER.MSB2LSB
+        and not encoding.blue_first
+        and level.grid.sizes is None
         and level.dtype.kind in NUMBERS
     )
 

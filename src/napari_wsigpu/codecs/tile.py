@@ -163,6 +163,14 @@ def _possible_views(
     Some writers cut the tiles at the right and lower edge to the level's extent.
     """
     grid, samples, dtype = level.grid, level.encoding.samples, level.dtype
+    if grid.sizes is not None:
+        high, wide = grid.sizes[:, row, column].tolist()
+        yield (
+            memory[: high * wide * samples * dtype.itemsize]
+            .view(dtype)
+            .reshape(high, wide, samples)
+        )
+        return
     height = min(grid.tile_height, level.height - row * grid.tile_height)
     width = min(grid.tile_width, level.width - column * grid.tile_width)
     sizes = (grid.tile_height, grid.tile_width), (height, grid.tile_width), (height, width)
@@ -184,7 +192,8 @@ def _decode_bytes(
         pixels[...] = imagecodecs.floatpred_decode(values, axis=-2)
         return pixels
     stored = pixels.dtype.newbyteorder(encoding.byte_order)
-    pixels[...] = np.frombuffer(raw, stored).reshape(pixels.shape)
+    values = np.frombuffer(raw, stored).reshape(pixels.shape)
+    pixels[...] = values[..., ::-1] if encoding.blue_first else values
     if encoding.predictor == PREDICTOR.HORIZONTAL:
         imagecodecs.delta_decode(pixels, axis=-2, out=pixels)
     return pixels
