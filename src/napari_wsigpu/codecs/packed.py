@@ -13,13 +13,23 @@ if TYPE_CHECKING:
     Bytes = bytes | bytearray | memoryview
 
 
+MOST_BEHIND = 64 << 10
+
+
 def unpack_none(data: Bytes, sizes: Sequence[int]) -> Bytes:
     """Return uncompressed bytes without what lies behind the tile's; see `codecs.table.Unpack`."""
     return memoryview(data)[: sizes[0]]
 
 
 def _unpack_by(decode: Callable[..., bytes | bytearray]) -> Callable[[Bytes, Sequence[int]], Bytes]:
-    return lambda data, sizes: decode(data, out=sizes[0])
+    def unpack(data: Bytes, sizes: Sequence[int]) -> Bytes:
+        try:
+            return decode(data, out=sizes[0])
+        except RuntimeError:
+            # Most codecs refuse what does not fit; there may be some bytes that are no pixels.
+            return memoryview(decode(data, out=sizes[0] + MOST_BEHIND))[: sizes[0]]
+
+    return unpack
 
 
 unpack_deflate = _unpack_by(imagecodecs.deflate_decode)

@@ -103,7 +103,9 @@ def segments_of(
     # Some writers cut tiles at the edges; what is as long as a full one is a full one.
     shapes = (height, width), (height, grid.tile_width), (grid.tile_height, grid.tile_width)
     for high, wide in shapes:
-        fits = found == high * wide * pixel
+        size = high * wide * pixel
+        # Behind a level's rows there may be others, and a part of one.
+        fits = (found == size) | ((found > size) & (wide == grid.tile_width))
         rows, across = np.where(fits, high, rows), np.where(fits, wide, across)
     wrong = present & (rows == 0)
     failures = {

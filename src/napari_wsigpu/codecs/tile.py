@@ -10,10 +10,10 @@ import numpy as np
 
 from napari_wsigpu.codecs.jpeg import END_OF_IMAGE
 from napari_wsigpu.codecs.jpeg_tiles import decode_intervals, decode_jpeg, jpeg_decoder
-from napari_wsigpu.codecs.lerc import WRAPPINGS
+from napari_wsigpu.codecs.lerc import WRAPPINGS, decode_lerc
 from napari_wsigpu.codecs.table import BY_CODE, ByteCompression, compression_name
 from napari_wsigpu.storage.source import Unreadable
-from napari_wsigpu.tags import FILLORDER, PREDICTOR
+from napari_wsigpu.tags import FILLORDER, PHOTOMETRIC, PREDICTOR
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -36,6 +36,9 @@ def refusal(encoding: Encoding) -> str | None:
         return f"its compression, {compression_name(encoding.compression)}, is not supported"
     if isinstance(found, ByteCompression) and encoding.predictor not in PREDICTORS:
         return f"its predictor, {encoding.predictor}, is not supported"
+    plain = isinstance(found, ByteCompression) or found.decode is decode_lerc
+    if plain and encoding.photometric == PHOTOMETRIC.YCBCR:
+        return f"its colours, YCbCr stored by {found.name}, are not supported"
     return None
 
 
@@ -186,6 +189,7 @@ def _decode_bytes(
         data = imagecodecs.bitorder_decode(bytes(data))
     raw = memoryview(unpack(data, [view.nbytes for view in views]))
     pixels = _view_of(len(raw), views)
+    raw = raw[: pixels.nbytes]
     if encoding.predictor == PREDICTOR.FLOATINGPOINT:
         # This predictor works on the stored order of bytes and restores the native one.
         values = np.frombuffer(raw, pixels.dtype).reshape(pixels.shape)
@@ -200,8 +204,11 @@ def _decode_bytes(
 
 
 def _view_of(size: int, views: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Return the one of possible views that has so many bytes."""
+    """Return the one of possible views that so many bytes are of.
+
+    There may be more rows than their level has, and a part of one.
+    """
     for pixels in views:
-        if pixels.nbytes == size:
+        if pixels.nbytes == size or (pixels.nbytes < size and pixels.shape[1] == views[0].shape[1]):
             return pixels
     raise ValueError(f"it holds {size} bytes of {views[0].nbytes}")
