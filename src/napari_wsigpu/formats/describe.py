@@ -21,7 +21,7 @@ from napari_wsigpu.errors import (
     file_error,
 )
 from napari_wsigpu.formats import dicom
-from napari_wsigpu.formats.fields import iso_date
+from napari_wsigpu.formats.fields import finite, iso_date
 from napari_wsigpu.formats.registry import PATH_FORMATS, TIFF_FORMATS
 from napari_wsigpu.layout import RemoteFile, SlideFile
 from napari_wsigpu.storage.readahead import ReadAheadFile
@@ -72,7 +72,8 @@ def describe(path: str | os.PathLike[str]) -> SlideLayout:
         problems.append(f"A pixel of {mpp[0]:g} x {mpp[1]:g} µm is not possible; none is given.")
         mpp = None
     date = iso_date(layout.scan_date)
-    return replace(layout, mpp=mpp, scan_date=date, problems=tuple(problems))
+    metadata = finite(layout.metadata)
+    return replace(layout, mpp=mpp, scan_date=date, metadata=metadata, problems=tuple(problems))
 
 
 def _describe(name: str) -> SlideLayout:
