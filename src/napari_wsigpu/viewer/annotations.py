@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.annotations.annotation import Color, Kind
+    from napari_wsigpu.slide import Slide
 
     LayerData = tuple[Any, Mapping[str, Any], str]
     MutableLayerData = tuple[Any, dict[str, Any], str]
@@ -36,7 +37,8 @@ REST = "annotations"  # what a table has no place for, by id
 RED: Color = (255, 0, 0)  # of what has no class, as in QuPath
 ELLIPSE_VERTICES = 128
 CENTRE = 0.5  # napari counts from the centre of the first pixel, QuPath from its corner
-THINNEST, THICKEST, SHARE = 1.0, 20.0, 1 / 200  # of an outline, in pixels of level 0
+# Width of an outline: at least a pixel, else a part of the object's size, or less of the slide's.
+THINNEST, OF_OBJECT, OF_SLIDE = 1.0, 1 / 50, 1 / 1000
 POINT, SMALLEST_POINT = 20, 8  # pixels of level 0, and of the screen
 MOST_PIXELS = 1 << 28
 PLACEMENT = ("scale", "translate", "rotate", "shear", "affine", "units", "axis_labels")
@@ -69,21 +71,23 @@ def annotation_layers(
     """
     common: dict[str, Any] = {"name": name}
     metadata: dict[str, Any] = {}
+    slide = slide_of(slide_layer)
     if slide_layer is not None:
         common |= placement(slide_layer)
-        slide = slide_of(slide_layer)
         metadata[SLIDE] = None if slide is None else slide.path
     metadata[REST] = _rest(annotations)
     common["metadata"] = metadata
     shapes = [annotation for annotation in annotations if annotation.kind != "points"]
     points = [annotation for annotation in annotations if annotation.kind == "points"]
     return [
-        *([_shapes(shapes, common)] if shapes else []),
+        *([_shapes(shapes, common, slide)] if shapes else []),
         *([_points(points, common)] if points else []),
     ]
 
 
-def _shapes(annotations: Sequence[Annotation], common: Mapping[str, Any]) -> MutableLayerData:
+def _shapes(
+    annotations: Sequence[Annotation], common: Mapping[str, Any], slide: Slide | None
+) -> MutableLayerData:
     drawn = [
         (annotation, piece)
         for annotation in annotations
@@ -91,12 +95,14 @@ def _shapes(annotations: Sequence[Annotation], common: Mapping[str, Any]) -> Mut
     ]
     shapes = [_shape(annotation, piece) for annotation, piece in drawn]
     sizes = np.array([np.ptp(outline, axis=0).max() for outline, _ in shapes])
+    side = sizes.max() if slide is None else max(slide.dimensions)
+    thickest = max(side * OF_SLIDE, THINNEST)
     of = [annotation for annotation, _ in drawn]
     attributes = {
         **common,
         "shape_type": [kind for _, kind in shapes],
         "edge_color": _edge_colors(of),
-        "edge_width": np.clip(sizes * SHARE, THINNEST, THICKEST).tolist(),
+        "edge_width": np.clip(sizes * OF_OBJECT, THINNEST, thickest).tolist(),
         "face_color": "transparent",
         "features": _table(of),
     }
@@ -236,20 +242,39 @@ def annotations_of(data: LayerData, pixels_of: ToPixels) -> list[Annotation]:
     )
 
 
+def shape_annotations(
+    vertices: Sequence[Any], types: Sequence[str], pixels_of: ToPixels, rows: Any = None
+) -> list[Annotation]:
+    """Return shapes as objects.
+
+    Parameters
+    ----------
+    vertices : sequence of ndarray, shape (vertices, axes)
+        As `Shapes.data`.
+    types : sequence of str
+        As `Shapes.shape_type`.
+    pixels_of : callable
+        What `to_pixels` returned.
+    rows : sequence of dict, optional
+        What else is said of each.
+    """
+    if not len(vertices):
+        return []
+    ends = np.cumsum([len(each) for each in vertices])[:-1]
+    moved = np.split(pixels_of(np.concatenate(vertices))[:, ::-1] + CENTRE, ends)
+    return [
+        Annotation(*_outline(kind, outline), **row)
+        for kind, outline, row in zip(types, moved, rows or [{}] * len(moved), strict=True)
+    ]
+
+
 def _of_shapes(
     content: Sequence[Any], attributes: Mapping[str, Any], pixels_of: ToPixels
 ) -> list[Annotation]:
-    if not len(content):
-        return []
     types = attributes["shape_type"]
     types = [types] * len(content) if isinstance(types, str) else [str(each) for each in types]
-    ends = np.cumsum([len(each) for each in content])[:-1]
-    moved = pixels_of(np.concatenate(content))[:, ::-1] + CENTRE
     rows = _rows(attributes, len(content), "edge_color")
-    return [
-        Annotation(*_outline(kind, vertices), **row)
-        for kind, vertices, row in zip(types, np.split(moved, ends), rows, strict=True)
-    ]
+    return shape_annotations(content, types, pixels_of, rows)
 
 
 def _outline(kind: str, vertices: NDArray[Any]) -> tuple[Kind, tuple[NDArray[Any], ...]]:

@@ -64,15 +64,19 @@ def seen(viewer: Viewer, layer: Layer, slide: Slide) -> Region:
     """
     if viewer.dims.ndisplay != 2:
         raise RegionError("The view is three-dimensional; switch it to 2D, or choose a shape.")
+    return _region(seen_pixels(viewer, layer), slide)._replace(notes=())
+
+
+def seen_pixels(viewer: Viewer, layer: Layer) -> NDArray[np.float64]:
+    """Return the corners of what a flat view shows, shape (4, 2), in data coordinates of a layer.
+
+    They are the upper left, upper right, lower left and lower right one.
+    """
     camera = viewer.scene.camera
     half = np.array(viewer.canvas.viewbox_size(viewer.layers)) / (2 * camera.zoom)
-    corners = np.zeros((4, viewer.dims.ndim))
-    corners[:, list(viewer.dims.displayed)] = [
-        np.array(camera.center[-2:]) + half * signs for signs in product((-1, 1), (-1, 1))
-    ]
-    units = viewer.layers.extent.units
-    world = corners[:, -2:] if units is None else corners[:, -2:] * _factors(units, layer.units)
-    return _region(_pixels(layer, world), slide)._replace(notes=())
+    middle = np.array(camera.center[-2:])
+    corners = np.array([middle + half * signs for signs in product((-1, 1), (-1, 1))])
+    return pixels_in(layer, corners * in_units_of(viewer, layer))
 
 
 def drawn(viewer: Viewer, shapes: Shapes, layer: Layer, slide: Slide) -> Region:
@@ -138,7 +142,7 @@ def on_slide(
     # napari ignores all units where some can't be converted.
     known = viewer.layers.extent.units is not None
     factors: Any = _factors(layer.units, slide_layer.units) if known else 1
-    return _pixels(slide_layer, _world(layer, points)[:, -2:] * factors)
+    return pixels_in(slide_layer, _world(layer, points)[:, -2:] * factors)
 
 
 def _region(pixels: NDArray[np.float64], slide: Slide, *notes: str) -> Region:
@@ -166,19 +170,27 @@ def _is_upright(pixels: NDArray[np.float64]) -> bool:
 
 def _world(layer: Layer, points: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return where points of a layer, shape (points, axes), are in the layer's own units."""
-    matrix, origin = _affine(layer)
+    matrix, origin = affine_of(layer)
     moved: NDArray[np.float64] = points @ matrix.T + origin
     return moved
 
 
-def _pixels(layer: Layer, world: NDArray[np.float64]) -> NDArray[np.float64]:
+def pixels_in(layer: Layer, world: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the data coordinates of points that are given in the layer's own units."""
-    matrix, origin = _affine(layer)
+    matrix, origin = affine_of(layer)
     pixels: NDArray[Any] = np.linalg.solve(matrix, (world - origin).T).T
     return pixels
 
 
-def _affine(layer: Layer) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def in_units_of(viewer: Viewer, layer: Layer) -> NDArray[np.float64]:
+    """Return how many of a layer's units, (y, x), one of the viewer's world is."""
+    units = viewer.layers.extent.units
+    # napari ignores all units where some can't be converted.
+    return np.ones(2) if units is None else _factors(units, layer.units)
+
+
+def affine_of(layer: Layer) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the matrix and the shift that lead from data coordinates to a layer's own units."""
     origin = np.array(layer.data_to_world(np.zeros(layer.ndim)))
     columns = [np.array(layer.data_to_world(axis)) - origin for axis in np.eye(layer.ndim)]
     return np.stack(columns, axis=1), origin

@@ -1,4 +1,4 @@
-"""The dialog that asks where to save."""
+"""The dialogs that ask where to save, and what to open."""
 
 from __future__ import annotations
 
@@ -38,6 +38,27 @@ def ask_where_to_save(parent: QWidget, title: str, start: Path, filters: str) ->
     use_suffix(filters)
     dialog.filterSelected.connect(use_suffix)
     dialog.selectFile(start.name)
+    path: str = dialog.selectedFiles()[0] if dialog.exec() else ""
+    dialog.deleteLater()
+    return path
+
+
+def ask_what_to_open(parent: QWidget, title: str, folder: Path, filters: str) -> str:
+    """Return the path of a file that exists; "" if cancelled.
+
+    Parameters
+    ----------
+    parent : QWidget
+        What the dialog belongs to.
+    title : str
+        The dialog's title.
+    folder : Path
+        The folder that is shown.
+    filters : str
+        Kinds of files as Qt writes them.
+    """
+    dialog = QFileDialog(parent, title, str(folder), filters)
+    dialog.setFileMode(QFileDialog.ExistingFile)
     path: str = dialog.selectedFiles()[0] if dialog.exec() else ""
     dialog.deleteLater()
     return path

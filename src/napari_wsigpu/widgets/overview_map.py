@@ -1,0 +1,139 @@
+"""A slide's overview with a frame around what the view shows; it can be dragged."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from qtpy.QtCore import QPointF, QRectF, QSize, Qt, Signal
+from qtpy.QtGui import QPainter, QPen, QPolygonF
+from qtpy.QtWidgets import QSizePolicy, QWidget
+
+from napari_wsigpu.widgets.theme import accent
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from qtpy.QtGui import QImage, QMouseEvent
+
+HEIGHT = 11  # lines of text
+LEAST_HEIGHT = 4
+LEAST = 6  # pixels of the screen: a smaller frame becomes a cross
+FRAME = 2
+FARTHEST = 1e6
+
+
+class OverviewMap(QWidget):  # type: ignore[misc]
+    """Shows where on the slide the view is.
+
+    Attributes
+    ----------
+    moved : Signal(float, float)
+        (x, y) in pixels of level 0 that the user wants to see: clicked, or dragged to.
+    """
+
+    moved = Signal(float, float)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._image: QImage | None = None
+        self._size = (1, 1)
+        self._view: NDArray[np.float64] | None = None
+        self.setAccessibleName("Overview")
+        self.setToolTip("Click or drag to move the view")
+        self.setCursor(Qt.CrossCursor)
+        self.setSizePolicy(QSizePolicy.Preferred, QSizePolicy.Preferred)
+
+    @property
+    def image(self) -> QImage | None:
+        """The picture that is shown."""
+        return self._image
+
+    @property
+    def view(self) -> NDArray[np.float64] | None:
+        """Corners (x, y) of the frame, in pixels of level 0."""
+        return self._view
+
+    def show_slide(self, size: tuple[int, int], image: QImage | None) -> None:
+        """Show another slide of (width, height) pixels; its picture may come later."""
+        self._size, self._image = size, image
+        self._fit()
+        self.update()
+
+    def resizeEvent(self, event: Any) -> None:  # noqa: N802
+        """Take no more height than the picture has."""
+        super().resizeEvent(event)
+        self._fit()
+
+    def _fit(self) -> None:
+        width, height = self._size
+        least = self.minimumSizeHint().height()
+        self.setMaximumHeight(max(round(self.width() * height / width), least))
+
+    def show_view(self, corners: NDArray[np.float64] | None) -> None:
+        """Draw the frame around other corners, or none."""
+        self._view = corners
+        self.update()
+
+    def sizeHint(self) -> QSize:  # noqa: N802
+        """Return a size in lines of text."""
+        line = self.fontMetrics().lineSpacing()
+        return QSize(2 * HEIGHT * line, HEIGHT * line)
+
+    def minimumSizeHint(self) -> QSize:  # noqa: N802
+        """Return the least size of use."""
+        line = self.fontMetrics().lineSpacing()
+        return QSize(2 * LEAST_HEIGHT * line, LEAST_HEIGHT * line)
+
+    def place(self, x: float, y: float) -> QPointF:
+        """Return where a pixel of level 0 is drawn."""
+        area = self._area()
+        width, height = self._size
+        return QPointF(
+            area.left() + x / width * area.width(), area.top() + y / height * area.height()
+        )
+
+    def paintEvent(self, event: Any) -> None:  # noqa: N802
+        """Draw the picture and the frame."""
+        painter = QPainter(self)
+        painter.setRenderHints(QPainter.Antialiasing | QPainter.SmoothPixmapTransform)
+        area = self._area()
+        if self._image is None:
+            painter.fillRect(area, self.palette().mid())
+        else:
+            painter.drawImage(area, self._image)
+        if self._view is not None:
+            painter.setPen(QPen(accent(), FRAME))
+            painter.setClipRect(self.rect())
+            near = np.clip(self._view, -FARTHEST, FARTHEST)
+            frame = QPolygonF([self.place(x, y) for x, y in near.tolist()])
+            if max(frame.boundingRect().width(), frame.boundingRect().height()) >= LEAST:
+                painter.drawPolygon(frame)
+            else:
+                middle = frame.boundingRect().center()
+                for step in (QPointF(LEAST, 0), QPointF(0, LEAST)):
+                    painter.drawLine(middle - step, middle + step)
+        painter.end()
+
+    def mousePressEvent(self, event: QMouseEvent) -> None:  # noqa: N802
+        """Move the view to where the mouse is."""
+        if event.button() == Qt.LeftButton:
+            self._follow(event)
+
+    def mouseMoveEvent(self, event: QMouseEvent) -> None:  # noqa: N802
+        """Drag the view."""
+        if event.buttons() & Qt.LeftButton:
+            self._follow(event)
+
+    def _follow(self, event: QMouseEvent) -> None:
+        at, area = event.pos(), self._area()
+        across = (at.x() - area.left()) / area.width()
+        down = (at.y() - area.top()) / area.height()
+        width, height = self._size
+        self.moved.emit(min(max(across, 0), 1) * width, min(max(down, 0), 1) * height)
+
+    def _area(self) -> QRectF:
+        """Return where the slide is drawn: as large as fits, in the middle."""
+        width, height = self._size
+        scale = min(self.width() / width, self.height() / height)
+        size = max(width * scale, 1), max(height * scale, 1)
+        return QRectF((self.width() - size[0]) / 2, (self.height() - size[1]) / 2, *size)

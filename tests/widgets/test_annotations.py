@@ -1,0 +1,241 @@
+"""The dock "Annotations" in a real napari window, used as people do."""
+
+import csv
+import io
+
+import numpy as np
+import pytest
+from napari.layers import Points, Shapes
+from napari.utils.notifications import notification_manager
+from qtpy.QtCore import QPoint, Qt
+from qtpy.QtTest import QTest
+from qtpy.QtWidgets import QApplication, QLineEdit
+
+import napari_wsigpu
+from napari_wsigpu import Annotation, read_geojson, write_geojson
+from napari_wsigpu.viewer.annotations import annotation_layers
+from napari_wsigpu.viewer.sample import sample_path
+from napari_wsigpu.widgets.annotations import TOOLS
+from tests.widgets.conftest import click
+
+SQUARE = np.array([(500, 600), (900, 600), (900, 1000), (500, 1000)], float)
+DRAWN = [
+    Annotation("polygon", (SQUARE, SQUARE / 4 + 500), "gland", "Tumor", (200, 0, 0)),
+    Annotation("polygon", (SQUARE + 800,), "", "Stroma", (150, 200, 150)),
+    Annotation("line", (SQUARE[:2],)),
+]
+
+
+@pytest.fixture
+def dock(viewer):
+    _, widget = viewer.window.add_plugin_dock_widget("napari-wsigpu", "Annotations")
+    return widget
+
+
+@pytest.fixture
+def layer(dock, slide_is_open):
+    [opened] = slide_is_open(sample_path())
+    return opened
+
+
+@pytest.fixture
+def shapes(viewer, layer, qtbot, dock):
+    """Three shapes over the slide."""
+    [(data, attributes, _)] = annotation_layers(DRAWN, "Annotations", layer)
+    shapes = viewer.add_shapes(data, **attributes)
+    qtbot.waitUntil(lambda: dock.model.rowCount() == 3)
+    return shapes
+
+
+def mpp(layer):
+    return layer.data[0].slide.mpp
+
+
+def cells(dock, row):
+    return [dock.model.index(row, column).data() for column in range(dock.model.columnCount())]
+
+
+def drag(viewer, start, end):
+    """Press the mouse at a part of the canvas's width and height, move it, and release it."""
+    canvas = viewer.window._qt_viewer.canvas.native
+    size = np.array([canvas.width(), canvas.height()])
+    first, last = (QPoint(*(size * each).astype(int).tolist()) for each in (start, end))
+    QTest.mouseMove(canvas, first)
+    QTest.mousePress(canvas, Qt.LeftButton, Qt.NoModifier, first)
+    for share in (0.5, 1):
+        QTest.mouseMove(canvas, first + (last - first) * share)
+        QTest.qWait(20)
+    QTest.mouseRelease(canvas, Qt.LeftButton, Qt.NoModifier, last)
+
+
+def click_row(dock, row, column=0, modifier=Qt.NoModifier):
+    middle = dock.table.visualRect(dock.model.index(row, column)).center()
+    QTest.mouseClick(dock.table.viewport(), Qt.LeftButton, modifier, middle)
+
+
+def test_says_that_there_is_no_slide(viewer, dock):
+    assert dock.empty.isVisible()
+    viewer.add_shapes([[[0, 0], [4, 4]]])
+    assert dock.model.rowCount() == 0
+
+
+def test_what_is_drawn_is_measured(viewer, dock, layer, qtbot):
+    napari_wsigpu.wait(layer)
+    assert dock.nothing.isVisible()
+    click(dock.tools["Rectangle"])
+    drag(viewer, (0.4, 0.4), (0.6, 0.6))
+    qtbot.waitUntil(lambda: dock.model.rowCount() == 1)
+    assert not dock.nothing.isVisible()
+    [shapes] = [each for each in viewer.layers if isinstance(each, Shapes)]
+    height, width = np.ptp(shapes.data[0], axis=0)
+    x, y = mpp(layer)
+    assert dock.model.measurement(0).area == pytest.approx(width * x * height * y)
+    assert dock.model.measurement(0).perimeter == pytest.approx(2 * (width * x + height * y))
+    canvas = viewer.window._qt_viewer.canvas.native
+    on_glass = canvas.width() * 0.2 / viewer.scene.camera.zoom
+    assert width * x == pytest.approx(on_glass, rel=0.05)
+    click(dock.tools["Line"])
+    drag(viewer, (0.2, 0.5), (0.3, 0.5))
+    qtbot.waitUntil(lambda: dock.model.rowCount() == 2)
+    assert dock.model.measurement(1).length == pytest.approx(on_glass / 2, rel=0.1)
+    assert sum(isinstance(each, Shapes) for each in viewer.layers) == 1
+
+
+def test_points_come_into_a_layer_of_their_own(viewer, dock, layer):
+    click(dock.tools["Point"])
+    drag(viewer, (0.5, 0.5), (0.5, 0.5))
+    [points] = [each for each in viewer.layers if isinstance(each, Points)]
+    assert len(points.data) == 1
+    assert tuple(points.scale) == tuple(layer.scale)
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_tools_are_napari_s(viewer, dock, layer, tool):
+    click(dock.tools[tool])
+    assert viewer.layers.selection.active.mode == TOOLS[tool]
+
+
+def test_the_table_says_how_large_each_is(dock, shapes, layer):
+    x, y = mpp(layer)
+    assert cells(dock, 0)[:2] == ["gland", "Tumor"]
+    area = (400 * 400 - 100 * 100) * x * y
+    assert dock.model.measurement(0).area == pytest.approx(area, rel=1e-4)
+    assert cells(dock, 0)[2] == f"{area / 1e6:.4g}"
+    assert cells(dock, 2)[4] == f"{400 * x:.4g}"
+    assert cells(dock, 2)[2] == ""
+
+
+def test_sizes_are_in_pixels_where_the_file_names_none(viewer, dock, slide_is_open, tmp_path):
+    tifffile = pytest.importorskip("tifffile")
+    path = tmp_path / "plain.tif"
+    tifffile.imwrite(path, np.zeros((5000, 300), np.uint8), tile=(256, 256))
+    [plain] = slide_is_open(path)
+    [(data, attributes, _)] = annotation_layers(DRAWN[1:2], "Annotations", plain)
+    viewer.add_shapes(data, **attributes)
+    assert dock.model.measurement(0).area == pytest.approx(160_000)
+    assert "px²" in dock.model.headerData(2, Qt.Horizontal)
+    assert "mm" not in dock.summary.text()
+
+
+def test_rows_and_shapes_are_selected_together(dock, shapes):
+    click_row(dock, 1)
+    assert set(shapes.selected_data) == {1}
+    assert dock.summary.text().startswith("1 shape selected, area ")
+    click_row(dock, 2, modifier=Qt.ControlModifier)
+    assert set(shapes.selected_data) == {1, 2}
+    shapes.selected_data = {0}
+    assert [index.row() for index in dock.table.selectionModel().selectedRows()] == [0]
+
+
+def test_a_click_on_a_row_shows_the_shape(viewer, dock, shapes, layer):
+    viewer.scene.camera.zoom *= 6
+    for row in (1, 0):
+        click_row(dock, row)
+        centre = DRAWN[row].rings[0].mean(axis=0) * mpp(layer)
+        np.testing.assert_allclose(viewer.scene.camera.center[:-3:-1], centre, rtol=0.01)
+
+
+def test_classes_are_given_to_shapes_and_to_the_next(viewer, dock, shapes, layer, qtbot):
+    click_row(dock, 2)
+    dock.classes.lineEdit().selectAll()
+    QTest.keyClicks(dock.classes.lineEdit(), "Necrosis")
+    QTest.keyClick(dock.classes.lineEdit(), Qt.Key_Return)
+    assert list(shapes.features["class"]) == ["Tumor", "Stroma", "Necrosis"]
+    np.testing.assert_allclose(shapes.edge_color[2][:3], np.array([50, 50, 50]) / 255, atol=1e-3)
+    np.testing.assert_allclose(shapes.edge_color[0][:3], np.array([200, 0, 0]) / 255, atol=1e-3)
+    shapes.selected_data = set()
+    dock.classes.setCurrentText("Immune cells")
+    click(dock.classify)
+    click(dock.tools["Rectangle"])
+    drag(viewer, (0.4, 0.4), (0.6, 0.6))
+    qtbot.waitUntil(lambda: dock.model.rowCount() == 4)
+    assert cells(dock, 3)[1] == "Immune cells"
+    np.testing.assert_allclose(shapes.edge_color[3][:3], np.array([160, 90, 160]) / 255, atol=1e-3)
+
+
+def test_names_are_written_into_the_table(dock, shapes, qtbot):
+    click_row(dock, 1)
+    middle = dock.table.visualRect(dock.model.index(1, 0)).center()
+    QTest.mouseDClick(dock.table.viewport(), Qt.LeftButton, Qt.NoModifier, middle)
+    editor = dock.table.viewport().findChild(QLineEdit)
+    QTest.keyClicks(editor, "nest")
+    QTest.keyClick(editor, Qt.Key_Return)
+    qtbot.waitUntil(lambda: list(shapes.features["name"]) == ["gland", "nest", ""])
+    assert cells(dock, 1)[0] == "nest"
+
+
+def test_the_table_is_copied_and_saved(dock, shapes, answer, tmp_path, settled, layer):
+    click_row(dock, 0)
+    click(dock.copy)
+    rows = list(csv.reader(io.StringIO(QApplication.clipboard().text()), delimiter="\t"))
+    assert len(rows) == 2
+    assert rows[0][:5] == ["Name", "Class", "Area mm²", "Area µm²", "Length µm"]
+    x, y = mpp(layer)
+    assert float(rows[1][3]) == pytest.approx(150_000 * x * y, rel=1e-4)
+    target = tmp_path / "table.csv"
+    answer(target)
+    click(dock.save)
+    settled()
+    with target.open(encoding="utf-8", newline="") as file:
+        saved = list(csv.DictReader(file))
+    assert [row["Class"] for row in saved] == ["Tumor", "Stroma", ""]
+    assert float(saved[2]["Length µm"]) == pytest.approx(400 * x, rel=1e-4)
+    assert dock.status.text() == "Saved 'table.csv'."
+
+
+def test_to_qupath_and_back(viewer, dock, shapes, answer, tmp_path, settled):
+    target = tmp_path / "slide.geojson"
+    answer(target)
+    click(dock.export)
+    settled()
+    found = read_geojson(target)
+    assert [each.classification for each in found] == ["Tumor", "Stroma", ""]
+    np.testing.assert_allclose(found[1].rings[0], SQUARE + 800, atol=0.01)
+    viewer.layers.remove(shapes)
+    write_geojson(target, [*found, Annotation("points", (SQUARE,))])
+    click(dock.load)
+    settled()
+    assert dock.status.text() == "'slide.geojson': 4 objects."
+    assert dock.model.rowCount() == 3
+    assert [type(each) for each in viewer.layers][1:] == [Shapes, Points]
+
+
+def test_failures_are_said(dock, layer, answer, tmp_path, settled):
+    click(dock.export)
+    assert "nothing to export" in dock.status.text()
+    path = tmp_path / "no.geojson"
+    path.write_text("{}")
+    answer(path)
+    click(dock.load)
+    settled()
+    assert "has no features" in dock.status.text()
+    assert "has no features" in notification_manager.records[-1].message
+
+
+def test_nothing_is_kept_of_a_closed_dock(viewer, dock, shapes, qtbot):
+    count = len(shapes.events.data.callbacks)
+    viewer.window.remove_dock_widget(dock.parent())
+    dock.deleteLater()
+    qtbot.wait(50)
+    assert len(shapes.events.data.callbacks) < count
+    shapes.add_rectangles([[[0, 0], [10, 10]]])

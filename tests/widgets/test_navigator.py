@@ -1,0 +1,174 @@
+"""The dock "Navigator" in a real napari window, used as people do."""
+
+import re
+
+import numpy as np
+import pytest
+import tifffile
+from qtpy.QtCore import QPoint, Qt
+from qtpy.QtTest import QTest
+
+from napari_wsigpu.viewer.navigation import look_at_all_of, objective_of
+from napari_wsigpu.viewer.sample import sample_path
+from napari_wsigpu.widgets.facts import TIMES
+from tests.widgets.conftest import assert_text_grows, click
+
+
+@pytest.fixture
+def dock(viewer):
+    _, widget = viewer.window.add_plugin_dock_widget("napari-wsigpu", "Navigator")
+    return widget
+
+
+@pytest.fixture
+def layer(dock, slide_is_open, settled):
+    [opened] = slide_is_open(sample_path())
+    settled()
+    return opened
+
+
+def middle(viewer, layer):
+    """Where the middle of the view is, (x, y) in pixels of level 0."""
+    y, x = layer.world_to_data(viewer.scene.camera.center[-2:])
+    return np.array([x, y]) + 0.5
+
+
+def shown(dock, qtbot):
+    """The frame on the overview, once it follows the view."""
+    qtbot.wait(80)
+    return dock.map.view
+
+
+def at(dock, x, y):
+    return dock.map.place(x, y).toPoint()
+
+
+def write(dock, text, unit="px"):
+    dock.unit.setCurrentText(unit)
+    dock.goal.clear()
+    QTest.keyClicks(dock.goal, text)
+    QTest.keyClick(dock.goal, Qt.Key_Return)
+
+
+def test_says_that_there_is_no_slide(viewer, dock):
+    assert dock.empty.isVisible()
+    viewer.add_image(np.zeros((8, 8)))
+    assert not dock.details.isVisible()
+
+
+def test_the_frame_is_what_the_view_shows(viewer, dock, layer, qtbot):
+    assert dock.map.image is not None
+    viewer.scene.camera.zoom *= 4
+    viewer.scene.camera.center = (0, 400, 300)
+    frame = shown(dock, qtbot)
+    corners = viewer.window._qt_viewer.canvas._viewbox_corners_in_world[:, -2:] / layer.scale
+    np.testing.assert_allclose(frame.min(axis=0), corners.min(axis=0)[::-1] + 0.5, atol=1)
+    np.testing.assert_allclose(frame.max(axis=0), corners.max(axis=0)[::-1] + 0.5, atol=1)
+
+
+def test_a_click_and_a_drag_move_the_view(viewer, dock, layer, qtbot):
+    viewer.scene.camera.zoom *= 4
+    a_pixel = layer.data[0].shape[1] / dock.map.width()  # of the screen
+    QTest.mouseClick(dock.map, Qt.LeftButton, Qt.NoModifier, at(dock, 1000, 800))
+    np.testing.assert_allclose(middle(viewer, layer), (1000, 800), atol=2 * a_pixel)
+    QTest.mousePress(dock.map, Qt.LeftButton, Qt.NoModifier, at(dock, 1000, 800))
+    QTest.mouseMove(dock.map, at(dock, 1500, 1200))
+    qtbot.wait(20)
+    QTest.mouseRelease(dock.map, Qt.LeftButton, Qt.NoModifier, at(dock, 1500, 1200))
+    np.testing.assert_allclose(middle(viewer, layer), (1500, 1200), atol=2 * a_pixel)
+    QTest.mouseClick(dock.map, Qt.RightButton, Qt.NoModifier, at(dock, 100, 100))
+    np.testing.assert_allclose(middle(viewer, layer), (1500, 1200), atol=2 * a_pixel)
+
+
+def test_buttons_magnify_as_objectives_do(viewer, dock, layer, qtbot):
+    slide = layer.data[0].slide
+    before = middle(viewer, layer)
+    for number, button in dock.buttons.items():
+        click(button)
+        on_screen = viewer.scene.camera.zoom * layer.scale[-1]  # of a pixel of level 0
+        assert on_screen == pytest.approx(number / slide.objective)
+        qtbot.waitUntil(
+            lambda number=number: dock.magnification.text() == f"Shown at {number}{TIMES}"
+        )
+    np.testing.assert_allclose(middle(viewer, layer), before)
+
+
+@pytest.mark.parametrize("text", ["1200, 900", "1200 900", "(1200;900)", "x 1200.0, y 900 px"])
+def test_goes_to_a_position(viewer, dock, layer, text):
+    write(dock, text)
+    np.testing.assert_allclose(middle(viewer, layer), (1200, 900))
+
+
+def test_goes_to_a_position_in_micrometres(viewer, dock, layer):
+    write(dock, "300, 200", "µm")
+    x, y = layer.data[0].slide.mpp
+    np.testing.assert_allclose(middle(viewer, layer), (300 / x, 200 / y))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("here", "two numbers"), ("1.2.3, 4", "two numbers"), ("", "two numbers"),
+     ("-5, 3", "outside"), ("1, 9999999", "outside")],
+)  # fmt: skip
+def test_says_what_is_no_position(viewer, dock, layer, text, said):
+    before = middle(viewer, layer)
+    write(dock, text)
+    assert said in dock.position.text()
+    np.testing.assert_array_equal(middle(viewer, layer), before)
+
+
+def test_says_what_is_under_the_mouse(viewer, dock, layer, qtbot):
+    canvas = viewer.window._qt_viewer.canvas.native
+    QTest.mouseMove(canvas, QPoint(canvas.width() // 2, canvas.height() // 2))
+    a_pixel = 1 / (viewer.scene.camera.zoom * layer.scale[-1])  # of the screen
+    expected = middle(viewer, layer)
+
+    def said():
+        lines = dock.position.text().splitlines() or ["", ""]
+        return [[float(each) for each in re.findall(r"[\d.]+", line)] for line in lines]
+
+    qtbot.waitUntil(lambda: np.allclose(said()[1] or 0, expected, atol=2 * a_pixel))
+    in_micrometres, in_pixels = said()
+    np.testing.assert_allclose(in_micrometres, in_pixels * layer.scale[::-1], atol=1)
+    viewer.cursor.position = (-500, -500)
+    qtbot.waitUntil(lambda: dock.position.text() == "")
+
+
+def test_a_slide_of_unknown_scale(viewer, dock, slide_is_open, tmp_path, qtbot):
+    path = tmp_path / "plain.tif"
+    tifffile.imwrite(path, np.zeros((5000, 300), np.uint8), tile=(256, 256))
+    [plain] = slide_is_open(path)
+    assert objective_of(plain.data[0].slide) is None
+    assert not any(button.isEnabled() for button in dock.buttons.values())
+    assert [dock.unit.itemText(index) for index in range(dock.unit.count())] == ["px"]
+    viewer.scene.camera.zoom = 0.5
+    qtbot.waitUntil(lambda: dock.magnification.text() == "Shown at 50.0%")
+
+
+def test_pixel_size_stands_for_the_objective(write_channels, slide_is_open, dock):
+    path, *_ = write_channels(1)
+    [channel] = slide_is_open(path)
+    assert objective_of(channel.data[0].slide) == pytest.approx(10 / 0.375)
+
+
+@pytest.mark.parametrize("size", [4, 300, 3000])
+def test_all_of_an_object_is_shown(viewer, layer, size, qtbot):
+    viewer.scene.camera.zoom = 2 / layer.scale[-1]
+    box = np.array([(500, 400), (500 + size, 400 + size)], float)
+    look_at_all_of(viewer, layer, box)
+    np.testing.assert_allclose(middle(viewer, layer), box.mean(axis=0))
+    room = np.array(viewer.canvas.size) / (viewer.scene.camera.zoom * layer.scale[-1])
+    assert (room >= size).all()
+
+
+def test_text_grows(dock, layer, qtbot):
+    assert_text_grows([dock.goal, dock.position, dock.buttons[1]], qtbot)
+
+
+def test_a_hidden_dock_follows_nothing(viewer, dock, layer, qtbot):
+    dock.parent().hide()
+    before = shown(dock, qtbot).copy()
+    viewer.scene.camera.zoom *= 3
+    np.testing.assert_array_equal(shown(dock, qtbot), before)
+    dock.parent().show()
+    assert not np.array_equal(shown(dock, qtbot), before)
