@@ -9,7 +9,7 @@ import pytest
 
 from napari_wsigpu import convert
 from napari_wsigpu.cli import main
-from tests import philips, slides
+from tests import philips, slides, zarrs
 
 
 @pytest.fixture
@@ -119,3 +119,17 @@ def test_what_is_no_slide(tmp_path, path, capsys):
     assert str(missing) in printed.err
     assert len(printed.err.splitlines()) == 1
     assert str(path) in printed.out
+
+
+def no_json(text):
+    raise ValueError(f"{text} is no JSON")
+
+
+def test_json_is_json_whatever_the_numbers_are(tmp_path, capsys):
+    odd = {"odd": [float("nan"), float("inf"), {"deep": -float("inf")}, 1.5]}
+    pixels = [slides.picture(40, 60, 1)[..., 0]]
+    zarrs.write_image(tmp_path / "a.zarr", pixels, "yx", more={"omero": odd})
+    assert main(["info", "--json", "--private", str(tmp_path / "a.zarr")]) == 0
+    printed = capsys.readouterr().out
+    assert '["nan", "inf", {"deep": "-inf"}, 1.5]' in printed
+    json.loads(printed, parse_constant=no_json)

@@ -55,6 +55,8 @@ class Encoding:
         Compression around LERC: 0 none, 1 deflate, 2 zstd.
     jpeg_scale : int
         How many times smaller than it is stored libjpeg decodes a JPEG: 1, 2, 4 or 8.
+    blue_first : bool
+        Whether bytes of samples hold them in the order blue, green, red.
     """
 
     compression: int
@@ -69,6 +71,7 @@ class Encoding:
     jpeg_header: bytes | None = None
     lerc_wrapping: int = 0
     jpeg_scale: int = 1
+    blue_first: bool = False
 
     @property
     def white_is_zero(self) -> bool:
@@ -87,12 +90,15 @@ class TileGrid:
     offsets, byte_counts : ndarray of int64, shape (planes, rows, columns)
         Place of each encoded segment; a byte count of 0 says that it is missing. Planes are
         channels, or restart intervals where the encoding has a `jpeg_header`.
+    sizes : ndarray of int64, shape (2, rows, columns), or None
+        Height and width of what is stored of each tile, where these differ.
     """
 
     tile_height: int
     tile_width: int
     offsets: NDArray[np.int64]
     byte_counts: NDArray[np.int64]
+    sizes: NDArray[np.int64] | None = None
 
     @property
     def planes(self) -> int:

@@ -18,6 +18,7 @@ from tifffile import (
 __all__ = [
     "BMP",
     "COMPRESSION",
+    "CZI_ZSTD",
     "DATATYPE",
     "DEFLATE",
     "FILETYPE",
@@ -34,8 +35,9 @@ __all__ = [
     "Tag",
 ]
 
-# No code of TIFF, but of ours for tiles in other files.
+# No codes of TIFF, but of ours for tiles in other files.
 BMP = 0x10001
+CZI_ZSTD = 0x10002
 # The code to write comes first.
 DEFLATE = COMPRESSION.ADOBE_DEFLATE, COMPRESSION.DEFLATE
 JPEG_2000 = (
@@ -63,6 +65,7 @@ class Tag(IntEnum):
     MAKE = 271
     MODEL = 272
     STRIP_OFFSETS = 273
+    ORIENTATION = 274
     SAMPLES_PER_PIXEL = 277
     ROWS_PER_STRIP = 278
     STRIP_BYTE_COUNTS = 279

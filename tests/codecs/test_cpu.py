@@ -84,6 +84,36 @@ class TestLossless:
         )
         assert_same(read(path), pixels)
 
+    @pytest.mark.parametrize("more", [1, 100, WIDTH * 3, WIDTH * 3 * 2 - 1])
+    @pytest.mark.parametrize("planar", [False, True])
+    @pytest.mark.parametrize("compression", BYTE_CODECS)
+    def test_a_last_strip_may_hold_more_than_its_rows(self, tmp_path, compression, planar, more):
+        pixels = slides.picture(HEIGHT, WIDTH)
+        path = write(
+            tmp_path,
+            pixels,
+            lambda tile: BYTE_CODECS[compression](tile.tobytes() + bytes([7]) * more),
+            compression=compression,
+            tile=None,
+            rows_per_strip=7,
+            planar=planar,
+        )
+        assert HEIGHT % 7 == 5
+        assert_same(read(path), pixels)
+
+    @pytest.mark.parametrize("compression", BYTE_CODECS)
+    def test_a_tile_of_another_width_is_damaged(self, tmp_path, compression):
+        """Where its rows would begin nobody knows."""
+        path = write(
+            tmp_path,
+            slides.picture(32, WIDTH),
+            lambda tile: BYTE_CODECS[compression](tile.tobytes() + b"7"),
+            compression=compression,
+            cut_edges=True,
+        )
+        with pytest.raises(TileError, match="row 0, column 2"):
+            read(path)
+
     @pytest.mark.parametrize("bigtiff", [False, True])
     @pytest.mark.parametrize("byteorder", ["<", ">"])
     @pytest.mark.parametrize("dtype", ALL_TYPES)

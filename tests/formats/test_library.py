@@ -9,6 +9,7 @@ import pytest
 
 from napari_wsigpu import convert, open_slide
 from napari_wsigpu.errors import (
+    NotASlideError,
     SlideChangedError,
     SlideClosedError,
     TileError,
@@ -203,3 +204,12 @@ def test_isyntax_by_a_stand_in(tmp_path, monkeypatch):
         np.testing.assert_array_equal(slide.levels[0][...], PIXELS)
         np.testing.assert_array_equal(slide.levels[1][3:99], PIXELS[::2, ::2][3:99])
         assert slide.associated_images["label"].read().shape == (20, 30, 3)
+
+
+@pytest.mark.parametrize("data", [b"", b"SQLite format 3\0", b"\xff\xd8\xff", bytes(128)])
+def test_no_slide(tmp_path, data):
+    path = tmp_path / "file.bin"
+    path.write_bytes(data)
+    assert not oracles.openslide_reads(path)
+    with pytest.raises(NotASlideError):
+        open_slide(path)

@@ -211,6 +211,29 @@ class TestColours:
             assert slide.layout.rgb
             assert slide.levels[0].shape == (80, 90, 3)
 
+    @pytest.mark.parametrize("compression", [1, 5, 8, 32773, 34887, 34925, 50000])
+    @pytest.mark.parametrize("planar", [False, True])
+    def test_ycbcr_that_no_codec_converts_is_refused(self, tmp_path, compression, planar):
+        pixels = slides.picture(80, 90, 3)
+        path = write(tmp_path, page(pixels, compression=compression, photometric=6, planar=planar))
+        with pytest.raises(UnsupportedSlideError, match=r"its colours, YCbCr.*convert it"):
+            open_slide(path)
+
+    @pytest.mark.parametrize(("photometric", "name"), [(5, "SEPARATED"), (8, "CIELAB")])
+    def test_other_colours_are_said_not_to_be_converted(self, tmp_path, photometric, name):
+        pixels = slides.picture(80, 90, 4 if photometric == 5 else 3)
+        with open_slide(write(tmp_path, page(pixels, photometric=photometric))) as slide:
+            [problem] = slide.layout.problems
+            assert name in problem
+            assert_levels(slide, [pixels])
+
+    @pytest.mark.parametrize("orientation", range(1, 9))
+    def test_a_picture_that_is_not_turned_says_so(self, tmp_path, orientation):
+        item = page(slides.picture(80, 90, 3), more={274: (SHORT, orientation)})
+        with open_slide(write(tmp_path, item)) as slide:
+            said = [text for text in slide.layout.problems if f"orientation {orientation}" in text]
+            assert len(said) == len(slide.layout.problems) == (orientation != 1)
+
 
 class TestMetadata:
     @pytest.mark.parametrize(

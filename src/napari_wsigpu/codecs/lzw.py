@@ -31,6 +31,11 @@ def lzw_decode(data: Any, sizes: Sequence[int]) -> bytes:
         Numbers of bytes that it may decode to, the largest first; what lies beyond the
         largest is left out.
 
+    Returns
+    -------
+    bytes
+        As many as one of these sizes, or one more if there are more.
+
     Raises
     ------
     RuntimeError
@@ -43,18 +48,14 @@ def lzw_decode(data: Any, sizes: Sequence[int]) -> bytes:
         except RuntimeError as error:
             first_error = first_error or error
             continue
-        if size == sizes[0] or not _holds(data, size + 1):
+        if size == sizes[0]:
+            return segment
+        try:
+            return _decode(data, size + 1)
+        except RuntimeError:
             return segment
     assert first_error is not None
     raise first_error
-
-
-def _holds(data: Any, size: int) -> bool:
-    try:
-        _decode(data, size)
-    except RuntimeError:
-        return False
-    return True
 
 
 def _decode(data: Any, size: int) -> bytes:

@@ -51,6 +51,8 @@ def is_raw(level: LevelLayout) -> bool:
         encoding.compression == COMPRESSION.NONE
         and encoding.predictor == PREDICTOR.NONE
         and encoding.fill_order == FILLORDER.MSB2LSB
+        and not encoding.blue_first
+        and level.grid.sizes is None
         and level.dtype.kind in NUMBERS
     )
 
@@ -101,7 +103,9 @@ def segments_of(
     # Some writers cut tiles at the edges; what is as long as a full one is a full one.
     shapes = (height, width), (height, grid.tile_width), (grid.tile_height, grid.tile_width)
     for high, wide in shapes:
-        fits = found == high * wide * pixel
+        size = high * wide * pixel
+        # Behind a level's rows there may be others, and a part of one.
+        fits = (found == size) | ((found > size) & (wide == grid.tile_width))
         rows, across = np.where(fits, high, rows), np.where(fits, wide, across)
     wrong = present & (rows == 0)
     failures = {

@@ -17,13 +17,14 @@ from napari_wsigpu.codecs.jpeg_tiles import decode_jpeg
 from napari_wsigpu.codecs.lerc import decode_lerc
 from napari_wsigpu.codecs.lzw import lzw_decode
 from napari_wsigpu.codecs.packed import (
+    unpack_czi_zstd,
     unpack_deflate,
     unpack_lzma,
     unpack_none,
     unpack_packbits,
     unpack_zstd,
 )
-from napari_wsigpu.tags import BMP, COMPRESSION, DEFLATE, JPEG_XL, JPEG_XR, WEBP, ZSTD
+from napari_wsigpu.tags import BMP, COMPRESSION, CZI_ZSTD, DEFLATE, JPEG_XL, JPEG_XR, WEBP, ZSTD
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -65,6 +66,7 @@ COMPRESSIONS: tuple[ImageCompression | ByteCompression, ...] = (
     ByteCompression("LZW", (COMPRESSION.LZW,), lzw_decode),
     ByteCompression("deflate", DEFLATE, unpack_deflate),
     ByteCompression("zstd", ZSTD, unpack_zstd),
+    ByteCompression("zstd1", (CZI_ZSTD,), unpack_czi_zstd),
     ByteCompression("PackBits", (COMPRESSION.PACKBITS,), unpack_packbits),
     ByteCompression("LZMA", (COMPRESSION.LZMA,), unpack_lzma),
     ImageCompression("WebP", WEBP, decode_webp),

@@ -10,10 +10,10 @@ import numpy as np
 
 from napari_wsigpu.codecs.jpeg import END_OF_IMAGE
 from napari_wsigpu.codecs.jpeg_tiles import decode_intervals, decode_jpeg, jpeg_decoder
-from napari_wsigpu.codecs.lerc import WRAPPINGS
+from napari_wsigpu.codecs.lerc import WRAPPINGS, decode_lerc
 from napari_wsigpu.codecs.table import BY_CODE, ByteCompression, compression_name
 from napari_wsigpu.storage.source import Unreadable
-from napari_wsigpu.tags import FILLORDER, PREDICTOR
+from napari_wsigpu.tags import FILLORDER, PHOTOMETRIC, PREDICTOR
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -36,6 +36,9 @@ def refusal(encoding: Encoding) -> str | None:
         return f"its compression, {compression_name(encoding.compression)}, is not supported"
     if isinstance(found, ByteCompression) and encoding.predictor not in PREDICTORS:
         return f"its predictor, {encoding.predictor}, is not supported"
+    plain = isinstance(found, ByteCompression) or found.decode is decode_lerc
+    if plain and encoding.photometric == PHOTOMETRIC.YCBCR:
+        return f"its colours, YCbCr stored by {found.name}, are not supported"
     return None
 
 
@@ -163,6 +166,14 @@ def _possible_views(
     Some writers cut the tiles at the right and lower edge to the level's extent.
     """
     grid, samples, dtype = level.grid, level.encoding.samples, level.dtype
+    if grid.sizes is not None:
+        high, wide = grid.sizes[:, row, column].tolist()
+        yield (
+            memory[: high * wide * samples * dtype.itemsize]
+            .view(dtype)
+            .reshape(high, wide, samples)
+        )
+        return
     height = min(grid.tile_height, level.height - row * grid.tile_height)
     width = min(grid.tile_width, level.width - column * grid.tile_width)
     sizes = (grid.tile_height, grid.tile_width), (height, grid.tile_width), (height, width)
@@ -178,21 +189,26 @@ def _decode_bytes(
         data = imagecodecs.bitorder_decode(bytes(data))
     raw = memoryview(unpack(data, [view.nbytes for view in views]))
     pixels = _view_of(len(raw), views)
+    raw = raw[: pixels.nbytes]
     if encoding.predictor == PREDICTOR.FLOATINGPOINT:
         # This predictor works on the stored order of bytes and restores the native one.
         values = np.frombuffer(raw, pixels.dtype).reshape(pixels.shape)
         pixels[...] = imagecodecs.floatpred_decode(values, axis=-2)
         return pixels
     stored = pixels.dtype.newbyteorder(encoding.byte_order)
-    pixels[...] = np.frombuffer(raw, stored).reshape(pixels.shape)
+    values = np.frombuffer(raw, stored).reshape(pixels.shape)
+    pixels[...] = values[..., ::-1] if encoding.blue_first else values
     if encoding.predictor == PREDICTOR.HORIZONTAL:
         imagecodecs.delta_decode(pixels, axis=-2, out=pixels)
     return pixels
 
 
 def _view_of(size: int, views: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Return the one of possible views that has so many bytes."""
+    """Return the one of possible views that so many bytes are of.
+
+    There may be more rows than their level has, and a part of one.
+    """
     for pixels in views:
-        if pixels.nbytes == size:
+        if pixels.nbytes == size or (pixels.nbytes < size and pixels.shape[1] == views[0].shape[1]):
             return pixels
     raise ValueError(f"it holds {size} bytes of {views[0].nbytes}")

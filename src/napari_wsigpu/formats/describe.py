@@ -20,8 +20,8 @@ from napari_wsigpu.errors import (
     UnsupportedSlideError,
     file_error,
 )
-from napari_wsigpu.formats import dicom, foreign
-from napari_wsigpu.formats.fields import iso_date
+from napari_wsigpu.formats import dicom
+from napari_wsigpu.formats.fields import finite, iso_date
 from napari_wsigpu.formats.registry import PATH_FORMATS, TIFF_FORMATS
 from napari_wsigpu.layout import RemoteFile, SlideFile
 from napari_wsigpu.storage.readahead import ReadAheadFile
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 # What is wrong with a file is said by our errors; those who set up logging still get more.
 logging.getLogger("tifffile").addHandler(logging.NullHandler())
 
+HEAD = 1 << 16
 SMALLEST_MPP, LARGEST_MPP = 1e-4, 1e5
 TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 
@@ -71,7 +72,8 @@ def describe(path: str | os.PathLike[str]) -> SlideLayout:
         problems.append(f"A pixel of {mpp[0]:g} x {mpp[1]:g} µm is not possible; none is given.")
         mpp = None
     date = iso_date(layout.scan_date)
-    return replace(layout, mpp=mpp, scan_date=date, problems=tuple(problems))
+    metadata = finite(layout.metadata)
+    return replace(layout, mpp=mpp, scan_date=date, metadata=metadata, problems=tuple(problems))
 
 
 def _describe(name: str) -> SlideLayout:
@@ -85,7 +87,7 @@ def _describe(name: str) -> SlideLayout:
             if item.module.probe(Path(name)):
                 return item.module.parse(Path(name))
         with Path(name).open("rb") as file:
-            head = file.read(foreign.HEAD)
+            head = file.read(HEAD)
     except SlideError:
         raise
     except OSError as error:
@@ -103,7 +105,7 @@ def _describe_url(url: str) -> SlideLayout:
     source = RemoteSource.connect(url)
     try:
         file = ReadAheadFile(source, source.size, name)
-        head = file.read(foreign.HEAD)
+        head = file.read(HEAD)
         if head[dicom.PREAMBLE :].startswith(dicom.MAGIC) and not head.startswith(TIFF_MAGIC):
             raise UnsupportedSlideError(
                 f"'{name}' is DICOM, which can only be read from a disk; "
@@ -124,8 +126,6 @@ def _describe_url(url: str) -> SlideLayout:
 def _check_head(name: str, head: bytes) -> None:
     """Refuse what does not begin as a TIFF file does."""
     if not head.startswith(TIFF_MAGIC):
-        if refusal := foreign.refusal(name, head):
-            raise UnsupportedSlideError(refusal)
         raise NotASlideError(
             f"'{name}' is not a TIFF-based slide, nor one in DICOM (it does not begin as these "
             "do); choose a slide's file."

@@ -54,6 +54,15 @@ def texts(pairs: Iterable[tuple[str, str | None]]) -> dict[str, str]:
     return {name[:LONGEST_TEXT]: text[:LONGEST_TEXT] for name, text in pairs if text}
 
 
+def finite(value: Any) -> Any:
+    """Return nested values with numbers that JSON has no words for, such as NaN, as text."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def iso_date(text: str | None) -> str | None:
     """Return date and time as ISO 8601 where they are written as TIFF or DICOM do, else as given.
 

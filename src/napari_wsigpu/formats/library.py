@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from napari_wsigpu.errors import UnsupportedSlideError
-from napari_wsigpu.formats import foreign, tiff
+from napari_wsigpu.formats import tiff
 from napari_wsigpu.formats.fields import positive_number
 from napari_wsigpu.formats.pictures import encoding, jpeg_picture
 from napari_wsigpu.layout import (
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+HEAD = 1 << 16
 OPENSLIDE, ISYNTAX = "OpenSlide", "libisyntax"
 HAMAMATSU = b"[Virtual Microscope Specimen]", b"[Uncompressed Virtual Microscope Specimen]"
 SQLITE, SAKURA, SAKURA_ENDING = b"SQLite format 3\0", b"SVSlideDataXPO", ".svslide"
@@ -49,7 +50,7 @@ def parse(path: Path) -> SlideLayout:
 
 def _library_of(path: Path) -> str | None:
     with path.open("rb") as file:
-        head = file.read(foreign.HEAD)
+        head = file.read(HEAD)
     if not head or head.startswith(TIFF_MAGIC):
         return None
     if PHILIPS in head:

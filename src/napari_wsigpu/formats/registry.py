@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 from napari_wsigpu.formats import (
     aperio,
     argos,
+    czi,
     dicom,
-    foreign,
     hamamatsu,
     huron,
     leica,
@@ -102,6 +102,7 @@ class Format(NamedTuple, Generic[Module]):
 PATH_FORMATS: tuple[Format[PathModule], ...] = (
     Format(ome_zarr, names=("zarr.json", ".zattrs", ".zgroup")),
     Format(mirax, (".mrxs",), names=("Slidedat.ini",)),
+    Format(czi, (".czi",)),
     Format(dicom, shared=(".dcm",)),
     Format(library, (".vms", ".vmu", ".svslide", ".isyntax")),
 )
@@ -120,7 +121,8 @@ TIFF_FORMATS: tuple[Format[TiffModule], ...] = (
     Format(tiff, shared=(".tif", ".tiff", ".btf")),
 )
 FORMATS: tuple[Format[PathModule] | Format[TiffModule], ...] = (*PATH_FORMATS, *TIFF_FORMATS)
-SLIDE_ENDINGS = frozenset(foreign.ENDINGS).union(*(item.endings for item in FORMATS))
+# A set of Hamamatsu's is a list of slides, and none itself.
+SLIDE_ENDINGS = frozenset({".ndpis"}).union(*(item.endings for item in FORMATS))
 
 
 def patterns() -> set[str]:

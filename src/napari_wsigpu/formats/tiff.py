@@ -41,7 +41,7 @@ from napari_wsigpu.tags import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from tifffile import TiffFile, TiffFrame, TiffPage, TiffPageSeries
 
@@ -74,6 +74,11 @@ RESOLUTION_UNITS = {
 MICROMETRES = {RESUNIT.INCH: 25400.0, RESUNIT.CENTIMETER: 10000.0}
 
 UNAPPLIED = "Its colours are those of a palette, which is not applied: pixels show their numbers."
+TURNED = "It is to be shown turned or mirrored (orientation {}), but is shown as it is stored."
+UNCONVERTED = "Its colours ({}) are not converted: channels show the values that are stored."
+CONVERTED = (
+    PHOTOMETRIC.MINISWHITE, PHOTOMETRIC.MINISBLACK, PHOTOMETRIC.RGB, PHOTOMETRIC.YCBCR
+)  # fmt: skip
 SHORTEST_PROFILE = 128
 BESIDE, LONGEST_TITLE = re.compile(r"\b(label|macro|overview)\b", re.IGNORECASE), 256
 
@@ -165,8 +170,19 @@ def slide_layout(
         scan_date=tags.get("DateTime"),
         icc=icc_range(page),
         files=(source,),
-        problems=(*problems, *([UNAPPLIED] if page.photometric == PHOTOMETRIC.PALETTE else [])),
+        problems=(*problems, *_unlike_shown(page)),
     )
+
+
+def _unlike_shown(page: TiffPage) -> Iterator[str]:
+    """Say in which ways pixels are shown as they are stored, but should not be."""
+    if page.photometric == PHOTOMETRIC.PALETTE:
+        yield UNAPPLIED
+    elif page.photometric not in CONVERTED:
+        yield UNCONVERTED.format(getattr(page.photometric, "name", "unknown"))
+    orientation = page.tags.valueof(Tag.ORIENTATION, 1)
+    if orientation in range(2, 9):
+        yield TURNED.format(int(orientation))
 
 
 def pages(file: TiffFile) -> list[TiffPage]:

@@ -62,6 +62,8 @@ def recipe(level: LevelLayout) -> Recipe | str:
         return f"{name} is decoded on the CPU only"
     if encoding.jpeg_header is not None:
         return "its tiles are parts of one large JPEG"
+    if level.grid.sizes is not None:
+        return "its tiles are of different sizes"
     if level.grid.planes > 1:
         return "its planes are stored separately"
     if level.channels not in (1, 3):

@@ -1,0 +1,445 @@
+"""Zeiss CZI: subblocks that lie on a mosaic, at several scales, one set a plane and channel."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from napari_wsigpu.errors import CorruptSlideError, SlideError, UnsupportedSlideError
+from napari_wsigpu.formats import markup, tiff
+from napari_wsigpu.formats.czi_file import MAGIC, CziFile, Subblocks
+from napari_wsigpu.formats.fields import LONGEST_TEXT, positive_number
+from napari_wsigpu.formats.pictures import (
+    JPEG_HEAD,
+    encoding,
+    jpeg_color,
+    jpeg_picture,
+    side_by_side,
+)
+from napari_wsigpu.geometry import Rects
+from napari_wsigpu.layout import (
+    AssociatedLayout,
+    Channel,
+    LevelLayout,
+    Scattered,
+    SlideFile,
+    SlideLayout,
+    TileGrid,
+)
+from napari_wsigpu.tags import COMPRESSION, CZI_ZSTD
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+    from typing import IO
+    from xml.etree.ElementTree import Element
+
+    from numpy.typing import NDArray
+
+    from napari_wsigpu.geometry import Integers
+    from napari_wsigpu.layout import Encoding
+
+COMPRESSIONS = {
+    0: COMPRESSION.NONE,
+    1: COMPRESSION.JPEG,
+    2: COMPRESSION.LZW,
+    4: COMPRESSION.JPEGXR,
+    5: COMPRESSION.ZSTD,
+    6: CZI_ZSTD,
+}
+BYTES = {COMPRESSION.NONE, COMPRESSION.LZW, COMPRESSION.ZSTD, CZI_ZSTD}
+# Kinds of pixels: their type, and how many samples they have, blue first.
+PIXELS = {
+    0: ("uint8", 1),
+    1: ("uint16", 1),
+    2: ("float32", 1),
+    3: ("uint8", 3),
+    4: ("uint16", 3),
+    8: ("float32", 3),
+    12: ("uint32", 1),
+}
+PLANES = "ZTHRIBV"  # of each one is shown
+PICTURES = {"Label": "label", "SlidePreview": "macro", "Thumbnail": "thumbnail"}
+# Levels that show less of a scene than this part of it are left out.
+COVERED = 0.97
+NEAR = 0.1
+
+
+def probe(path: Path) -> bool:
+    """Whether a path is a CZI file."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(16).rstrip(b"\0") == MAGIC
+
+
+def parse(path: Path) -> SlideLayout:
+    """Describe a CZI file."""
+    status = path.stat()
+    try:
+        with path.open("rb") as file:
+            return _parse(path, file, SlideFile.of(str(path), status))
+    except SlideError:
+        raise
+    except ValueError as error:
+        raise CorruptSlideError(
+            f"The CZI file '{path}' can't be understood: {error}; get a fresh copy of it."
+        ) from error
+
+
+def _parse(path: Path, file: IO[bytes], source: SlideFile) -> SlideLayout:
+    problems: list[str] = []
+    czi = CziFile(file, source.size)
+    shown = _choose(czi.subblocks(), path, problems)
+    levels = _levels(czi, file, shown, path, problems)
+    tiff.check_tiles_present(levels, str(path), source.size)
+    root = markup.parse(czi.xml())
+    if root is None:
+        problems.append("Its metadata can't be read: sizes of pixels and names are missing.")
+    rgb = levels[0].encoding.samples == 3
+    information = _found(root, "Metadata/Information")
+    said = {} if information is None else {"Information": markup.nested(information)}
+    return SlideLayout(
+        path=str(path),
+        file_size=source.size,
+        modified_ns=source.modified_ns,
+        files=(source,),
+        vendor="zeiss",
+        levels=tuple(levels),
+        associated=tuple(_associated(czi, file, source, path, problems)),
+        rgb=rgb,
+        channels=() if rgb else _channels(root, shown.channels),
+        background=tiff.background(levels[0]),
+        mpp=_mpp(root),
+        objective=_objective(root),
+        metadata={"zeiss": said},
+        hidden_planes=shown.hidden,
+        scanner=_scanner(root),
+        scan_date=_text(root, "Metadata/Information/Image/AcquisitionDateAndTime"),
+        problems=tuple(problems),
+    )
+
+
+# Which subblocks are shown
+
+
+class _Shown(NamedTuple):
+    """Subblocks of one plane, their channels' numbers, and how many planes are hidden."""
+
+    subblocks: Subblocks
+    channels: list[int]
+    hidden: int
+
+
+def _choose(found: Subblocks, path: Path, problems: list[str]) -> _Shown:
+    known = np.isin(found.pixel_type, [*PIXELS])
+    if not known.any():
+        raise UnsupportedSlideError(
+            f"'{path}' holds pixels of a kind that can't be shown (complex or with opacity); "
+            "convert it by ZEN."
+        )
+    if not known.all():
+        problems.append(f"{np.count_nonzero(~known)} pictures of a kind that can't be shown.")
+    found = found[known]
+    readable = np.isin(found.compression, [*COMPRESSIONS])
+    if not readable.all():
+        codes = sorted(set(found.compression[~readable].tolist()))
+        text = f"compressed in a way that is not supported ({codes[0]})"
+        if not readable.any():
+            raise UnsupportedSlideError(f"'{path}' holds pictures {text}; convert it by ZEN.")
+        problems.append(f"{np.count_nonzero(~readable)} pictures are {text}.")
+    found = found[readable]
+    planes = np.stack([found.starts[letter] for letter in PLANES], axis=1)
+    hidden = len(np.unique(planes, axis=0)) - 1
+    for letter in PLANES:
+        values = np.unique(found.starts[letter])
+        chosen = values[len(values) // 2] if letter == "Z" else values[0]
+        found = found[found.starts[letter] == chosen]
+    if not len(found):
+        raise ValueError("its middle plane has no picture")
+    channels = np.unique(found.starts["C"])
+    kinds = [int(found.pixel_type[found.starts["C"] == channel][0]) for channel in channels]
+    kind = kinds[0]
+    alike = [
+        channel for channel, other in zip(channels.tolist(), kinds, strict=True) if other == kind
+    ]
+    if PIXELS[kind][1] == 3:
+        alike = alike[:1]
+    if len(alike) > tiff.MOST_CHANNELS:
+        raise ValueError(f"it is said to have {len(alike)} channels")
+    if len(alike) < len(kinds):
+        problems.append(
+            f"{len(kinds) - len(alike)} channels are not shown: they can't be laid over the first "
+            "one, of another kind of pixels or of colours."
+        )
+    found = found[np.isin(found.starts["C"], alike) & (found.pixel_type == kind)]
+    return _Shown(found, alike, hidden)
+
+
+# Where they lie
+
+
+class _Tiles(NamedTuple):
+    """Subblocks of a level that show one position, one a channel; of those the first tells where.
+
+    Attributes
+    ----------
+    first : Subblocks
+        One a tile, in the order in which they are laid down.
+    members : ndarray of int64, shape (channels, tiles)
+        Number of the subblock of each channel among the level's; -1 where there is none.
+    """
+
+    first: Subblocks
+    members: Integers
+
+
+def _levels(
+    czi: CziFile, file: IO[bytes], shown: _Shown, path: Path, problems: list[str]
+) -> list[LevelLayout]:
+    found = shown.subblocks
+    left, top = int(found.starts["X"].min()), int(found.starts["Y"].min())
+    width = int((found.starts["X"] + found.width).max()) - left
+    height = int((found.starts["Y"] + found.height).max()) - top
+    if max(width, height) >= tiff.LARGEST_SIDE:
+        raise ValueError(f"it is said to be of {width} x {height} pixels")
+    scales = _scales(found)
+    base: NDArray[np.float64] | None = None
+    levels: list[LevelLayout] = []
+    for scale in np.unique(scales).tolist():
+        here = found[scales == scale]
+        tiles = _grouped(here, shown.channels)
+        size = (-(-width // scale), -(-height // scale))
+        areas: dict[int, float] = {}
+        parts = list(_parts(czi, file, here, tiles, (left, top), scale, areas, path, problems))
+        scenes = np.unique(found.starts["S"])
+        area = np.array([areas.get(scene, 0.0) for scene in scenes.tolist()]) * scale**2
+        if base is None:
+            base = area
+        elif not (area >= COVERED * base).all():
+            continue  # it does not show all; what it shows is computed from the finer level
+        levels.append(LevelLayout.mosaic(*size, parts, scale / _first_scale(scales)))
+    if _first_scale(scales) > 1:
+        problems.append("Its pictures of full resolution are missing; the finest others are shown.")
+    return levels
+
+
+def _first_scale(scales: Integers) -> int:
+    return int(scales.min())
+
+
+def _scales(found: Subblocks) -> Integers:
+    """Return how many pixels of level 0 one of each subblock spans, as a whole number."""
+    wide = found.stored_width >= found.stored_height
+    ratio = np.where(wide, found.width / found.stored_width, found.height / found.stored_height)
+    power = 2.0 ** np.round(np.log2(ratio))
+    near = np.abs(ratio / power - 1) < NEAR
+    return np.maximum(1, np.where(near, power, np.round(ratio))).astype(np.int64)
+
+
+def _grouped(found: Subblocks, channels: Sequence[int]) -> _Tiles:
+    """Put the channels' subblocks of one position together; higher M and later ones on top."""
+    names = ("M", "S", "Y", "X")
+    keys = np.stack(
+        [*(found.starts[name] for name in names), found.stored_height, found.stored_width], axis=1
+    )
+    unique, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    inverse = inverse.reshape(-1)
+    order = np.lexsort((first, unique[:, 0]))
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    members = np.full((len(channels), len(order)), -1, np.int64)
+    members[np.searchsorted(channels, found.starts["C"]), place[inverse]] = np.arange(len(found))
+    return _Tiles(found[first[order]], members)
+
+
+def _parts(
+    czi: CziFile,
+    file: IO[bytes],
+    found: Subblocks,
+    tiles: _Tiles,
+    corner: tuple[int, int],
+    scale: int,
+    areas: dict[int, float],
+    path: Path,
+    problems: list[str],
+) -> Iterator[Scattered]:
+    """Lay down a level's tiles; those that are compressed otherwise in parts of their own.
+
+    `areas` gets how many pixels of each scene are shown.
+    """
+    offsets, lengths = czi.payloads(found.position)
+    for code in np.unique(tiles.first.compression).tolist():
+        chosen = tiles.first.compression == code
+        first, members = tiles.first[chosen], tiles.members[:, chosen]
+        held = (members >= 0) & (found.compression[members] == code)
+        compression = COMPRESSIONS[code]
+        dtype, samples = PIXELS[int(first.pixel_type[0])]
+        pixel = np.dtype(dtype).itemsize * samples
+        wanted = first.stored_height * first.stored_width * pixel
+        begins = np.where(held, offsets[members], 0)
+        counts = np.where(held, lengths[members], 0)
+        if compression == COMPRESSION.NONE:  # a shorter one is damaged, and said to be so
+            counts = np.minimum(counts, wanted)
+        lost = int(np.count_nonzero(held & (counts == 0)))
+        if lost:
+            problems.append(
+                f"{lost} of its pictures are missing or cut off; get a fresh copy of the file."
+            )
+            counts = np.where(held, np.maximum(counts, 1), 0)
+        height, width = int(first.stored_height.max()), int(first.stored_width.max())
+        sizes = np.stack([first.stored_height, first.stored_width])[:, None]
+        alike = bool((sizes == [[[height]], [[width]]]).all())
+        grid = TileGrid(height, width, begins[:, None], counts[:, None], None if alike else sizes)
+        how = _encoding(file, compression, dtype, samples, begins, counts)
+        how = replace(how, jpeg_tables=(None,) * len(members))
+        image = side_by_side(grid, how)
+        tiff.check_tile_size(image, str(path))
+        lefts = _whole((first.starts["X"] - corner[0]) / scale)
+        tops = _whole((first.starts["Y"] - corner[1]) / scale)
+        rects = Rects(tops, lefts, tops + first.stored_height, lefts + first.stored_width)
+        numbers = np.stack([np.zeros(len(first), np.int64), np.arange(len(first))], axis=1)
+        part = Scattered.stacked(image, numbers, np.zeros_like(numbers), rects)
+        on = part.on
+        area = (on.bottoms - on.tops).astype(float) * (on.rights - on.lefts)
+        scenes = first.starts["S"][part.columns]
+        for scene in np.unique(scenes).tolist():
+            areas[scene] = areas.get(scene, 0.0) + float(area[scenes == scene].sum())
+        yield part
+
+
+def _whole(values: NDArray[np.float64]) -> Integers:
+    found: Integers = np.floor(values + 0.5).astype(np.int64)
+    return found
+
+
+def _encoding(
+    file: IO[bytes],
+    compression: int,
+    dtype: str,
+    samples: int,
+    begins: Integers,
+    counts: Integers,
+) -> Encoding:
+    how = encoding(compression, samples, dtype)
+    if compression in BYTES:
+        return replace(how, blue_first=samples == 3)
+    if compression == COMPRESSION.JPEG and counts.any():
+        file.seek(int(begins[counts > 0][0]))
+        try:
+            return replace(how, jpeg_color=jpeg_color(file.read(JPEG_HEAD)))
+        except ValueError:
+            return how
+    return how
+
+
+# Pictures beside it
+
+
+def _associated(
+    czi: CziFile, file: IO[bytes], source: SlideFile, path: Path, problems: list[str]
+) -> Iterator[AssociatedLayout]:
+    try:
+        attached = list(czi.attached())
+    except ValueError as error:
+        problems.append(f"Its attachments can't be read: {error}.")
+        return
+    names = set[str]()
+    for each in attached:
+        name = PICTURES.get(each.name)
+        if name is None or name in names:
+            continue
+        try:
+            if each.kind == "JPG":
+                file.seek(each.offset)
+                head = file.read(min(JPEG_HEAD, each.size))
+                image = jpeg_picture(head, each.offset, each.size)
+            else:
+                image = _inner_picture(CziFile(file, source.size, each.offset), file, path)
+        except (ValueError, SlideError) as error:
+            problems.append(f"The {name} image is left out: {str(error).rstrip('.')}.")
+            continue
+        names.add(name)
+        yield AssociatedLayout(name, image)
+
+
+def _inner_picture(czi: CziFile, file: IO[bytes], path: Path) -> LevelLayout:
+    """Describe a CZI file that is attached, which holds one picture."""
+    shown = _choose(czi.subblocks(), path, [])
+    level = _levels(czi, file, shown, path, [])[0]
+    image = level.stored[0]
+    if (image.width, image.height) != (level.width, level.height) or image.grid.columns != 1:
+        raise ValueError("it is put together of several pictures")
+    return image
+
+
+# What its metadata say
+
+
+def _found(root: Element | None, way: str) -> Element | None:
+    return None if root is None else root.find(way)
+
+
+def _text(root: Element | None, way: str) -> str | None:
+    found = None if root is None else root.findtext(way)
+    return found.strip()[:LONGEST_TEXT] or None if found else None
+
+
+def _mpp(root: Element | None) -> tuple[float, float] | None:
+    sides = []
+    for axis in "XY":
+        text = _text(root, f"Metadata/Scaling/Items/Distance[@Id='{axis}']/Value")
+        metres = positive_number(text)
+        # Metres times a million is rarely the number of micrometres that was meant.
+        sides.append(None if metres is None else float(f"{metres * 1e6:.12g}"))
+    x, y = sides
+    return (x, y) if x and y else None
+
+
+def _objective(root: Element | None) -> float | None:
+    way = "Metadata/Information/Instrument/Objectives/Objective/NominalMagnification"
+    return positive_number(_text(root, way))
+
+
+def _scanner(root: Element | None) -> str | None:
+    microscope = _found(root, "Metadata/Information/Instrument/Microscopes/Microscope")
+    name = None if microscope is None else microscope.get("Name")
+    return name[:LONGEST_TEXT] if name else None
+
+
+def _channels(root: Element | None, numbers: Sequence[int]) -> tuple[Channel, ...]:
+    """Name the channels that are shown, as the metadata list all of them."""
+    dimensions = _found(root, "Metadata/Information/Image/Dimensions/Channels")
+    settings = _found(root, "Metadata/DisplaySetting/Channels")
+    listed = [*markup.children(dimensions, "Channel")]
+    displayed = [*markup.children(settings, "Channel")]
+    by_id = {each.get("Id"): each for each in displayed}
+    found = []
+    for index, place in enumerate(numbers):
+        channel = listed[place] if 0 <= place < len(listed) else None
+        display = None
+        if channel is not None:
+            display = by_id.get(channel.get("Id"))
+        if display is None and place < len(displayed):
+            display = displayed[place]
+        sources = [each for each in (channel, display) if each is not None]
+        name = next((each.get("Name") for each in sources if each.get("Name")), None)
+        colors = (markup.text(each, "Color") for each in sources[::-1])
+        found.append(
+            Channel(
+                (name or f"channel {index}")[:LONGEST_TEXT],
+                next(filter(None, map(_color, colors)), None),
+            )
+        )
+    return tuple(found)
+
+
+def _color(text: str | None) -> str | None:
+    """Read a colour as #AARRGGBB or #RRGGBB."""
+    digits = (text or "").strip().lstrip("#")[-6:]
+    try:
+        return f"#{int(digits, 16):06x}" if len(digits) == 6 else None
+    except ValueError:
+        return None

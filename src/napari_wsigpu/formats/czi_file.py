@@ -1,0 +1,255 @@
+"""Segments of a Zeiss CZI file: where its subblocks, metadata and attachments lie."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from typing import Any
+
+    from numpy.typing import NDArray
+
+    from napari_wsigpu.geometry import Integers
+
+MAGIC = b"ZISRAWFILE"
+SEGMENT = 32
+LARGEST_DIRECTORY, LARGEST_METADATA = 1 << 30, 64 << 20
+MOST_SUBBLOCKS, MOST_DIMENSIONS, MOST_ATTACHMENTS = 1 << 22, 40, 1024
+LETTERS = "XYCZTSMHRIBV"
+ENTRY = [
+    ("schema", "S2"),
+    ("pixel_type", "<i4"),
+    ("position", "<i8"),
+    ("part", "<i4"),
+    ("compression", "<i4"),
+    ("rest", "V6"),
+    ("count", "<i4"),
+]
+DIMENSION = np.dtype(
+    [("name", "S4"), ("start", "<i4"), ("size", "<i4"), ("at", "<f4"), ("stored", "<i4")]
+)
+ATTACHMENT = np.dtype(
+    [
+        ("schema", "S2"),
+        ("rest", "V10"),
+        ("position", "<i8"),
+        ("part", "<i4"),
+        ("guid", "V16"),
+        ("kind", "S8"),
+        ("name", "S80"),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Subblocks:
+    """Entries of the directory; each an ndarray of int64, one entry a subblock.
+
+    Attributes
+    ----------
+    pixel_type, position, compression
+        Numbers of the format, and where the segment is in the file.
+    starts : Mapping of str to ndarray
+        Where it begins along each of `LETTERS`; 0 where it doesn't say.
+    width, height
+        What it spans, in pixels of level 0.
+    stored_width, stored_height
+        What is stored of it, in pixels of its own.
+    """
+
+    pixel_type: Integers
+    position: Integers
+    compression: Integers
+    starts: Mapping[str, Integers]
+    width: Integers
+    height: Integers
+    stored_width: Integers
+    stored_height: Integers
+
+    def __len__(self) -> int:
+        return len(self.position)
+
+    def __getitem__(self, chosen: NDArray[Any]) -> Subblocks:
+        """Return some of them."""
+        return Subblocks(
+            self.pixel_type[chosen],
+            self.position[chosen],
+            self.compression[chosen],
+            {letter: values[chosen] for letter, values in self.starts.items()},
+            self.width[chosen],
+            self.height[chosen],
+            self.stored_width[chosen],
+            self.stored_height[chosen],
+        )
+
+
+class Attachment(NamedTuple):
+    """A file in the file: its name, its kind, where it begins, and its size."""
+
+    name: str
+    kind: str
+    offset: int
+    size: int
+
+
+class CziFile:
+    """Reads the structure of a CZI file, or of one that is attached to it.
+
+    Parameters
+    ----------
+    file : file object
+        Open for reading.
+    size : int
+        The file's size in bytes.
+    base : int
+        Where it begins.
+
+    Raises
+    ------
+    ValueError
+        If it is damaged.
+    """
+
+    def __init__(self, file: IO[bytes], size: int, base: int = 0) -> None:
+        self._file, self._size, self._base = file, size, base
+        head = self._segment(0, MAGIC, 80)
+        self.directory, self.metadata = (
+            int.from_bytes(head[place : place + 8], "little", signed=True) for place in (52, 60)
+        )
+        self.attachments = int.from_bytes(head[72:80], "little", signed=True)
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return bytes; offsets count from where this CZI begins.
+
+        Raises
+        ------
+        ValueError
+            If the file ends before.
+        """
+        if offset < 0 or length < 0 or self._base + offset + length > self._size:
+            raise ValueError("it is cut off, or refers to what lies beyond its end")
+        self._file.seek(self._base + offset)
+        data = self._file.read(length)
+        if len(data) < length:
+            raise ValueError("it is cut off")
+        return data
+
+    def subblocks(self) -> Subblocks:
+        """Return the directory of subblocks."""
+        if self.directory <= 0:
+            raise ValueError("it has no directory of its pictures, as if it was never finished")
+        head = self._segment(self.directory, b"ZISRAWDIRECTORY", 128)
+        count = int.from_bytes(head[:4], "little", signed=True)
+        used = int.from_bytes(self.read(self.directory + 24, 8), "little", signed=True)
+        if not 0 < count <= MOST_SUBBLOCKS or not 0 < used <= LARGEST_DIRECTORY:
+            raise ValueError(f"its directory is said to hold {count} pictures")
+        data = np.frombuffer(self.read(self.directory + SEGMENT + 128, used - 128), np.uint8)
+        places, dimensions = _entries(data.tobytes(), count)
+        return _parsed(data, places, dimensions)
+
+    def payloads(self, positions: Integers) -> tuple[Integers, Integers]:
+        """Return where the pixels of subblocks lie in the whole file, and how many bytes they are.
+
+        Of a subblock that is not there as a whole the length is 0, and the offset the file's end.
+        """
+        offsets, lengths = np.full_like(positions, self._size), np.zeros_like(positions)
+        for index, position in enumerate(positions.tolist()):
+            try:
+                head = self._segment(position, b"ZISRAWSUBBLOCK", 48)
+            except ValueError:
+                continue
+            metadata = int.from_bytes(head[:4], "little", signed=True)
+            size = int.from_bytes(head[8:16], "little", signed=True)
+            entries = int.from_bytes(head[44:48], "little", signed=True)
+            if not 0 <= entries <= MOST_DIMENSIONS or metadata < 0:
+                continue
+            begin = self._base + position + SEGMENT + max(256, 48 + 20 * entries) + metadata
+            if 0 < size <= self._size - begin:
+                offsets[index], lengths[index] = begin, size
+        return offsets, lengths
+
+    def xml(self) -> str:
+        """Return the metadata; an empty text if there is none."""
+        if self.metadata <= 0:
+            return ""
+        head = self._segment(self.metadata, b"ZISRAWMETADATA", 8)
+        size = int.from_bytes(head[:4], "little", signed=True)
+        if not 0 <= size <= LARGEST_METADATA:
+            raise ValueError("its metadata are too long")
+        return self.read(self.metadata + SEGMENT + 256, size).decode("utf-8", "replace")
+
+    def attached(self) -> Iterator[Attachment]:
+        """Yield the files that are attached."""
+        if self.attachments <= 0:
+            return
+        head = self._segment(self.attachments, b"ZISRAWATTDIR", 4)
+        count = int.from_bytes(head[:4], "little", signed=True)
+        if not 0 <= count <= MOST_ATTACHMENTS:
+            raise ValueError(f"it is said to have {count} attachments")
+        data = self.read(self.attachments + SEGMENT + 256, count * ATTACHMENT.itemsize)
+        for entry in np.frombuffer(data, ATTACHMENT):
+            position = int(entry["position"])
+            begin = self._segment(position, b"ZISRAWATTACH", 4)
+            size = int.from_bytes(begin[:4], "little", signed=True)
+            kind, name = (entry[key].decode("utf-8", "replace") for key in ("kind", "name"))
+            yield Attachment(name, kind, self._base + position + SEGMENT + 256, max(size, 0))
+
+    def _segment(self, offset: int, name: bytes, length: int) -> bytes:
+        """Return the begin of what a segment of that name holds."""
+        data = self.read(offset, SEGMENT + length)
+        if data[:16].rstrip(b"\0") != name:
+            raise ValueError(f"where {name.decode()} should be is something else")
+        return data[SEGMENT:]
+
+
+def _entries(data: bytes, count: int) -> tuple[Integers, Integers]:
+    """Return where each entry begins, and of how many dimensions it is."""
+    places, dimensions = [], []
+    place = 0
+    for _ in range(count):
+        number = int.from_bytes(data[place + 28 : place + 32], "little", signed=True)
+        if data[place : place + 2] != b"DV" or not 0 < number <= MOST_DIMENSIONS:
+            raise ValueError("its directory of pictures is damaged")
+        places.append(place)
+        dimensions.append(number)
+        place += 32 + 20 * number
+    if place > len(data):
+        raise ValueError("its directory of pictures is cut off")
+    return np.array(places, np.int64), np.array(dimensions, np.int64)
+
+
+def _parsed(data: NDArray[np.uint8], places: Integers, dimensions: Integers) -> Subblocks:
+    names = ("pixel_type", "position", "compression", "part")
+    found = {name: np.zeros(len(places), np.int64) for name in names}
+    starts = {letter: np.zeros(len(places), np.int64) for letter in LETTERS}
+    sizes = {key: np.zeros(len(places), np.int64) for key in ("X", "Y", "stored X", "stored Y")}
+    for count in np.unique(dimensions).tolist():
+        kind = np.dtype([*ENTRY, ("dimensions", DIMENSION, (count,))])
+        chosen = np.flatnonzero(dimensions == count)
+        table = data[places[chosen, None] + np.arange(kind.itemsize)].view(kind)[:, 0]
+        for name in names:
+            found[name][chosen] = table[name]
+        for slot in table["dimensions"].T:
+            for letter in LETTERS:
+                here = slot["name"] == letter.encode()
+                starts[letter][chosen[here]] = slot["start"][here]
+                if letter in "XY":
+                    stored = np.where(slot["stored"] > 0, slot["stored"], slot["size"])
+                    sizes[letter][chosen[here]] = slot["size"][here]
+                    sizes[f"stored {letter}"][chosen[here]] = stored[here]
+    subblocks = Subblocks(
+        found["pixel_type"],
+        found["position"],
+        found["compression"],
+        starts,
+        sizes["X"],
+        sizes["Y"],
+        sizes["stored X"],
+        sizes["stored Y"],
+    )
+    sound = (found["part"] == 0) & (np.minimum(sizes["stored X"], sizes["stored Y"]) > 0)
+    return subblocks[sound & (np.minimum(sizes["X"], sizes["Y"]) > 0)]

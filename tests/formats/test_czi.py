@@ -1,0 +1,262 @@
+import struct
+from contextlib import suppress
+
+import imagecodecs
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from napari_wsigpu import convert, open_slide
+from napari_wsigpu.errors import CorruptSlideError, SlideError, TileError, UnsupportedSlideError
+from napari_wsigpu.privacy import masked
+from tests import czis, slides
+from tests.conftest import SHARED_SLIDES
+from tests.czis import Block
+
+czi = pytest.importorskip("pylibCZIrw.czi")
+
+REAL = sorted((SHARED_SLIDES / "found").glob("*.czi"))
+COLOR, GRAY = slides.picture(150, 230), slides.picture(150, 230, 1, "uint16")
+
+
+def zeiss_level(path, slide, index, channel):
+    """Decode a level as Zeiss' library does; (height, width) for one channel, or RGB."""
+    with czi.open_czi(str(path)) as other:
+        boxes = other.total_bounding_box
+        plane = {"C": channel, "T": boxes.get("T", (0, 1))[0]}
+        if "Z" in boxes:
+            first, end = boxes["Z"]
+            plane["Z"] = first + (end - first) // 2
+        white = (1.0,) * 3 if slide.layout.rgb else (0.0,) * 3
+        zoom = 1 / slide.level_downsamples[index]
+        pixels = other.read(plane=plane, zoom=zoom, background_pixel=white)
+    return pixels[..., ::-1] if slide.layout.rgb else pixels[..., 0]
+
+
+def check(path):
+    random = np.random.default_rng(7)
+    with open_slide(path, "cpu") as slide:
+        assert slide.vendor == "zeiss"
+        for index, level in enumerate(slide.levels):
+            for channel in range(max(1, len(slide.channels))):
+                expected = zeiss_level(path, slide, index, channel)
+                found = level[...] if slide.layout.rgb else level[..., channel]
+                height, width = expected.shape[:2]  # Zeiss' library rounds sizes down
+                np.testing.assert_array_equal(found[:height, :width], expected)
+                for _ in range(10):
+                    y, x = (int(random.integers(0, side)) for side in expected.shape[:2])
+                    part = expected[y : y + 40, x : x + 50]
+                    step = slide.level_downsamples[index]
+                    size = part.shape[1::-1]
+                    read = slide.read_region((int(x * step), int(y * step)), size, index)
+                    read = read if slide.layout.rgb else read[..., channel]
+                    np.testing.assert_array_equal(read, part)
+
+
+@pytest.mark.parametrize("path", REAL, ids=lambda path: path.stem)
+def test_real_files(path):
+    check(path)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "slide.czi"
+
+
+COMPRESSIONS = (
+    "uncompressed:",
+    "zstd0:",
+    "zstd1:",
+    "zstd1:ExplicitLevel=1;PreProcess=HiLoByteUnpack",
+)
+
+
+@pytest.mark.parametrize("pixels", [COLOR, GRAY, GRAY.astype("uint8")], ids=["rgb", "16", "8"])
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_compressions(path, pixels, compression):
+    with czi.create_czi(str(path), compression_options=compression) as file:
+        file.write(np.ascontiguousarray(pixels[..., ::-1]), location=(-30, 7))
+    check(path)
+    with open_slide(path, "cpu") as slide:
+        np.testing.assert_array_equal(slide.levels[0][...], pixels)
+
+
+@pytest.mark.parametrize("pixels", [COLOR, GRAY, GRAY.astype("uint8")], ids=["rgb", "16", "8"])
+def test_jpeg_xr(path, pixels):
+    data = imagecodecs.jpegxr_encode(pixels, level=1.0)
+    # Zeiss' software gives the pixel format that is blue first: the last byte of its GUID.
+    red_first = bytes.fromhex("24c3dd6f034efe4bb1853d77768dc90d")
+    data = data.replace(red_first, red_first[:-1] + b"\x0c")
+    czis.write(path, [Block(pixels, compression=4, data=data)])
+    check(path)
+
+
+def test_overlapping_tiles_of_scenes_and_channels(path):
+    random = np.random.default_rng(4)
+    with czi.create_czi(str(path), compression_options="zstd1:") as file:
+        for scene in range(2):
+            for m in range(6):
+                size = random.integers(20, 60, 2).tolist()
+                x, y = 35 * (m % 3) + 300 * scene, 30 * (m // 3) - 5 * scene
+                for channel in range(3):
+                    pixels = random.integers(0, 60_000, (*size, 1), np.uint16)
+                    file.write(pixels, location=(x, y), plane={"C": channel}, scene=scene)
+        names = {0: "DAPI", 1: "Cy3", 2: "Cy5"}
+        file.write_metadata("a document", names, scale_x=0.25e-6, scale_y=0.5e-6)
+    check(path)
+    with open_slide(path, "cpu") as slide:
+        assert [channel.name for channel in slide.channels] == [*names.values()]
+        assert slide.mpp == (0.25, 0.5)
+
+
+def test_the_middle_plane_is_shown_and_said(path):
+    with czi.create_czi(str(path)) as file:
+        for z in range(5):
+            for t in range(2):
+                file.write(np.full((20, 30, 1), 10 * z + t, np.uint8), plane={"Z": z, "T": t})
+    check(path)
+    with open_slide(path, "cpu") as slide:
+        assert slide.levels[0][0, 0, 0] == 20
+        assert slide.layout.hidden_planes == 9
+
+
+def pyramid(*, holes=False, dtype="uint8", channels=3):
+    """Subblocks of two levels of 256 x 320 pixels, in tiles of 64 and a larger one."""
+    base = slides.picture(256, 320, channels, dtype)
+    blocks = [
+        Block(base[y : y + 64, x : x + 64], x + 100, y - 60, m=number)
+        for number, (y, x) in enumerate(
+            (y, x) for y in range(0, 256, 64) for x in range(0, 320, 64)
+        )
+    ]
+    half = base[::2, ::2]
+    blocks += [Block(half[:, :100], 100, -60, 2), Block(half[:, 100:], 300, -60, 2)]
+    if holes:
+        del blocks[-1]
+    return base, blocks
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_pyramid(path, dtype, channels):
+    base, blocks = pyramid(dtype=dtype, channels=channels)
+    czis.write(path, blocks)
+    check(path)
+    with open_slide(path, "cpu") as slide:
+        assert slide.level_downsamples == (1, 2)
+        np.testing.assert_array_equal(slide.levels[0][...], base)
+        np.testing.assert_array_equal(slide.levels[1][...], base[::2, ::2])
+        np.testing.assert_array_equal(
+            slide.levels[1][5:90:3, 60:140:2], base[::2, ::2][5:90:3, 60:140:2]
+        )
+
+
+def test_a_level_with_holes_is_left_out(path):
+    _, blocks = pyramid(holes=True)
+    czis.write(path, blocks)
+    with open_slide(path, "cpu") as slide:
+        assert slide.level_count == 1
+
+
+def test_jpegs(path):
+    """These are decoded as they are stored, and in batches by a GPU."""
+    pixels = slides.picture(64, 96)
+    data = imagecodecs.jpeg8_encode(pixels, level=95)
+    blocks = [Block(pixels, x, compression=1, data=data, m=x) for x in (0, 96, 192)]
+    czis.write(path, blocks)
+    with open_slide(path, "cpu") as slide:
+        expected = np.tile(imagecodecs.jpeg8_decode(data), (1, 3, 1))
+        np.testing.assert_array_equal(slide.levels[0][...], expected)
+
+
+def test_a_gpu(path, host_gpu):
+    pixels = slides.picture(64, 96)
+    data = imagecodecs.jpeg8_encode(pixels, level=95)
+    raw = [Block(pixels, x, 100, m=x) for x in (0, 90)]
+    czis.write(path, [Block(pixels, x, compression=1, data=data, m=x) for x in (0, 96)] + raw)
+    with open_slide(path, "cpu") as slide, open_slide(path, "cuda") as by_gpu:
+        expected = slide.levels[0][...].astype(int)
+        assert np.abs(expected - by_gpu.levels[0][...]).max() <= 2
+        np.testing.assert_array_equal(expected[100:], by_gpu.levels[0][100:])
+        on_device = by_gpu.read_region((0, 0), slide.dimensions, 0, "cuda")
+        assert np.abs(expected - on_device).max() <= 2
+
+
+def test_a_converted_copy(path, tmp_path):
+    base, blocks = pyramid()
+    czis.write(path, blocks)
+    with open_slide(path) as slide:
+        convert(slide, tmp_path / "copy.tif", compression="deflate")
+    with open_slide(tmp_path / "copy.tif") as copy:
+        np.testing.assert_array_equal(copy.levels[0][...], base)
+
+
+XML = """<ImageDocument><Metadata><Information><User><DisplayName>Dr Who</DisplayName></User>
+<Image><AcquisitionDateAndTime>2020-01-02T03:04:05</AcquisitionDateAndTime></Image>
+<Instrument><Microscopes><Microscope Name="Axioscan 7"/></Microscopes>
+<Objectives><Objective><NominalMagnification>20</NominalMagnification></Objective></Objectives>
+</Instrument></Information><Scaling><Items>
+<Distance Id="X"><Value>2.5e-07</Value></Distance><Distance Id="Y"><Value>2.6e-07</Value></Distance>
+</Items></Scaling></Metadata></ImageDocument>"""
+
+
+def test_what_it_says(path):
+    czis.write(path, pyramid()[1], XML)
+    with open_slide(path, "cpu") as slide:
+        assert slide.mpp == (0.25, 0.26)
+        assert slide.objective == 20
+        assert slide.metadata["scanner"] == "Axioscan 7"
+        assert slide.metadata["scan_date"] == "2020-01-02T03:04:05"
+        assert "Dr Who" in str(slide.metadata)
+        assert "Dr Who" not in str(masked(slide.metadata))
+
+
+def test_kinds_that_cannot_be_shown(path):
+    czis.write(path, [Block(np.zeros((9, 9, 1), "complex64"))])
+    with pytest.raises(UnsupportedSlideError, match="kind that can't be shown"):
+        open_slide(path)
+    czis.write(path, [Block(np.zeros((9, 9, 1), "uint8"), compression=77)])
+    with pytest.raises(UnsupportedSlideError, match=r"not supported \(77\)"):
+        open_slide(path)
+
+
+def test_a_cut_off_file(path):
+    czis.write(path, pyramid()[1])
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(CorruptSlideError, match="cut off"):
+        open_slide(path)
+
+
+def test_a_lost_picture_takes_no_other_with_it(path):
+    base, blocks = pyramid()
+    czis.write(path, blocks[:20])
+    data = bytearray(path.read_bytes())
+    second = data.index(b"ZISRAWSUBBLOCK", data.index(b"ZISRAWSUBBLOCK") + 1)
+    data[second + 40 : second + 48] = struct.pack("<q", 1 << 40)
+    path.write_bytes(data)
+    with open_slide(path, "cpu") as slide:
+        assert "1 of its pictures are missing" in slide.layout.problems[0]
+        np.testing.assert_array_equal(slide.levels[0][:64, :64], base[:64, :64])
+        with pytest.raises(TileError):
+            slide.levels[0][:64, 64:80]
+
+
+@given(st.integers(0, 1 << 20), st.binary(min_size=1, max_size=8), st.booleans())
+def test_damage(tmp_path_factory, place, data, early):
+    path = tmp_path_factory.getbasetemp() / "damaged.czi"
+    czis.write(path, pyramid()[1][:3], XML)
+    content = bytearray(path.read_bytes())
+    directory = content.index(b"ZISRAWDIRECTORY")
+    place = place % 120 if early else directory + place % (len(content) - directory)
+    content[place : place + len(data)] = data
+    path.write_bytes(content)
+    with suppress(SlideError), open_slide(path, "cpu") as slide, suppress(TileError):
+        slide.read_region((0, 0), (64, 64))
+
+
+def test_a_head_alone(path):
+    path.write_bytes(b"ZISRAWFILE\0\0\0\0\0\0")
+    with pytest.raises(CorruptSlideError, match="cut off") as caught:
+        open_slide(path)
+    assert str(caught.value).count(str(path)) == 1
