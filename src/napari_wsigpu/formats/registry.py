@@ -25,6 +25,7 @@ from napari_wsigpu.formats import (
     tiff,
     trestle,
     ventana,
+    vsi,
     wsigpu,
 )
 
@@ -104,6 +105,7 @@ PATH_FORMATS: tuple[Format[PathModule], ...] = (
     Format(mirax, (".mrxs",), names=("Slidedat.ini",)),
     Format(czi, (".czi",)),
     Format(dicom, shared=(".dcm",)),
+    Format(vsi, (".vsi",)),
     Format(library, (".vms", ".vmu", ".svslide", ".isyntax")),
 )
 TIFF_FORMATS: tuple[Format[TiffModule], ...] = (
