@@ -6,15 +6,24 @@ slides (``except FileNotFoundError``) still catches it.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
+# From a quote up to the last part of a path or URL that a name in quotes begins with.
+FOLDERS = re.compile(r"'(?:[A-Za-z][A-Za-z0-9+.-]*:)?[/\\\\][^']*[/\\\\](?=[^'/\\\\]+')")
+
 
 class SlideError(Exception):
     """Base of every error of this package."""
+
+    @property
+    def message(self) -> str:
+        """The sentence with names of files instead of paths, as notifications have room for."""
+        return FOLDERS.sub("'", str(self))
 
 
 class SlideNotFoundError(SlideError, FileNotFoundError):

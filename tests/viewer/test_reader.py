@@ -126,13 +126,14 @@ class TestDicom:
     def test_leaves_other_kinds_to_others(self, tmp_path):
         (tmp_path / "ct.dcm").write_bytes(self.CT)
         assert get_reader(str(tmp_path / "ct.dcm")) is None
-        assert get_reader(str(tmp_path)) is None
+        with pytest.raises(SlideError, match=r"holds no slide: it holds 1 \.dcm"):
+            get_reader(str(tmp_path))(str(tmp_path))
 
     def test_leaves_other_folders_soon(self, tmp_path):
         for index in range(1000):
             (tmp_path / f"{index}.dcm").write_bytes(self.CT)
         start = time.perf_counter()
-        assert get_reader(str(tmp_path)) is None
+        assert get_reader(str(tmp_path)) is not read_slides
         assert time.perf_counter() - start < 1
 
     def test_the_manifest_names_them(self):

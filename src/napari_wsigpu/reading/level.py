@@ -133,9 +133,23 @@ class LevelArray:
         self.computed = layout.computed
 
     def __getitem__(self, key: Any) -> NDArray[Any]:
-        """Return the pixels at `key` on the host; see `read`."""
-        pixels: NDArray[Any] = self.read(key)
+        """Return the pixels at `key` on the host; see `read`.
+
+        Of a viewer's level ``level[:, :, channel]`` is that channel's level, undecoded: so viewers
+        split colours.
+        """
+        channel = self._whole_channel(key)
+        pixels: NDArray[Any] = self.read(key) if channel is None else channel
         return pixels
+
+    def _whole_channel(self, key: Any) -> Any:
+        """Return the level of one channel if a viewer asks for all of it, else None."""
+        if not (self.tolerant and self.ndim == 3 and isinstance(key, tuple) and len(key) == 3):
+            return None
+        if key[0] != slice(None) or key[1] != slice(None) or isinstance(key[2], slice):
+            return None
+        channel = _axis_index(key[2], self.shape[2]).span.start
+        return self.slide.level_array(self.number, channel, tolerant=True)
 
     def read(self, key: Any, device: str = "cpu") -> Any:
         """Read the pixels at an index.

@@ -1,4 +1,4 @@
-"""What a viewer does when a slide has come: fit it to the canvas, and open the inspector."""
+"""What a viewer does when a slide has come: fit it, show a scale bar, open the inspector."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ class _Arrivals:
 
     def __init__(self, viewer: Viewer) -> None:
         self._viewer = ref(viewer)
+        self._known: WeakSet[Slide] = WeakSet()
         self._slides: WeakSet[Slide] = WeakSet()
         self._view: Any = None
         self._settling = False
         self._inspector_had_its_turn = False
+        self._has_scale_bar = False
         viewer.layers.events.inserted.connect(self._on_inserted)
         viewer.events.reset_view.connect(self._on_fitted)
 
     def _on_inserted(self, event: Any) -> None:
         viewer, slide = self._viewer(), slide_of(event.value)
-        if viewer is None or slide is None:
-            return
+        if viewer is None or slide is None or slide in self._known:
+            return  # layers are split, doubled and put back, too
         window = main_window(viewer)
         if window is None or threading.current_thread() is not threading.main_thread():
             return
-        others = (layer for layer in viewer.layers if layer is not event.value)
-        if any(slide_of(layer) is slide for layer in others):
-            return
+        self._known.add(slide)
         if not self._settling:
             self._settling = True
             self._slides.clear()
@@ -69,6 +69,9 @@ class _Arrivals:
         self._settling = False
         if viewer is None or window is None:
             return
+        if not self._has_scale_bar and any(slide.mpp for slide in self._slides):
+            self._has_scale_bar = True  # once: who hides it means it
+            viewer.canvas.overlays.scale_bar.visible = True
         if not self._inspector_had_its_turn and self._layers(viewer):
             self._inspector_had_its_turn = offer_inspector(viewer, window, self._fit_soon)
         self._fit_soon()

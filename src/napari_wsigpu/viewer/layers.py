@@ -92,8 +92,11 @@ def slide_name(slide: Slide) -> str:
 def slide_of(layer: Layer | None) -> Slide | None:
     """Return the slide that a layer shows, or None; label images are no slides of their own."""
     data: Any = getattr(layer, "data", None)
-    if getattr(layer, "multiscale", False):
-        data = data[0]
+    return slide_of_data(data[0] if getattr(layer, "multiscale", False) else data)
+
+
+def slide_of_data(data: Any) -> Slide | None:
+    """Return the slide that a layer's finest level is of, or None."""
     data = getattr(data, "__wrapped__", data)  # napari hands proxies to widgets of plugins
     if not isinstance(data, LevelArray) or data.layout.categorical:
         return None

@@ -10,11 +10,12 @@ import napari
 from cachetools import TTLCache
 from napari.utils.notifications import show_info, show_warning
 
-from napari_wsigpu.errors import NotASlideError, SlideError
+from napari_wsigpu.errors import NotASlideError, SlideError, SlideReadError
 from napari_wsigpu.formats.describe import describe
-from napari_wsigpu.formats.registry import PATH_FORMATS, SLIDE_ENDINGS
+from napari_wsigpu.formats.registry import SLIDE_ENDINGS
 from napari_wsigpu.slide import Slide
 from napari_wsigpu.storage.url import file_name, is_url
+from napari_wsigpu.viewer.folder import chosen, is_slide_folder, slides_in, what_is_in
 from napari_wsigpu.viewer.layers import slide_layers
 from napari_wsigpu.viewer.settings import settings
 
@@ -34,8 +35,8 @@ _lock = Lock()
 
 def get_reader(
     path: str | Sequence[str],
-) -> Callable[[str | Sequence[str]], list[LayerData]] | None:
-    """Return `read_slides` if every path is a slide, else None.
+) -> Callable[[str | Sequence[str]], Sequence[LayerData | tuple[None]]] | None:
+    """Return `read_slides` if every path is a slide, `read_folder` for a folder, else None.
 
     Parameters
     ----------
@@ -49,6 +50,8 @@ def get_reader(
         read better: small flat pictures and stacks of planes.
     """
     paths = _as_list(path)
+    if len(paths) == 1 and _is_plain_folder(paths[0]):
+        return read_folder
     return read_slides if paths and all(map(_is_ours, paths)) else None
 
 
@@ -85,11 +88,52 @@ def read_slides(path: str | Sequence[str]) -> list[LayerData]:
     for slide in slides:
         if slide.layout.hidden_planes:
             show_info(
-                f"'{slide.path}' holds {slide.layout.hidden_planes + 1} planes; "
+                f"'{file_name(slide.path)}' holds {slide.layout.hidden_planes + 1} planes; "
                 "one of them is shown."
             )
     _prepare_viewers()
     return layers
+
+
+def read_folder(path: str | Sequence[str]) -> list[LayerData | tuple[None]]:
+    """Open the slides in a folder as layers; one that can't be opened is named, and left out.
+
+    Parameters
+    ----------
+    path : str or sequence of str
+        The folder.
+
+    Returns
+    -------
+    list of (levels, attributes, "image" or "labels")
+        Or what napari takes for an empty file, if the user wants none of many.
+
+    Raises
+    ------
+    SlideError
+        If there is no slide in it, or none of them can be opened.
+    """
+    folder = Path(_as_list(path)[0])
+    try:
+        slides = slides_in(folder, _is_ours)
+        held = "" if slides else what_is_in(folder)
+    except OSError as error:
+        raise SlideReadError(f"'{folder}' can't be read ({error.strerror or error}).") from error
+    if not slides:
+        raise NotASlideError(f"'{folder}' holds no slide: {held}; open a slide's file instead.")
+    layers: list[LayerData] = []
+    failures: list[SlideError] = []
+    wanted = chosen(slides, folder)
+    for slide in wanted:
+        try:
+            layers += read_slides(slide)
+        except SlideError as error:
+            failures.append(error)
+    if failures and not layers:
+        raise failures[0]
+    for failure in failures:
+        show_warning(failure.message)
+    return [*layers] or [(None,)]
 
 
 def _prepare_viewers() -> None:
@@ -109,14 +153,15 @@ def _as_list(path: str | Sequence[str]) -> list[str]:
     return [path] if isinstance(path, str) else list(path)
 
 
+def _is_plain_folder(path: str) -> bool:
+    """Whether a path is a folder that is no slide by itself."""
+    return not is_url(path) and Path(path).is_dir() and not is_slide_folder(Path(path))
+
+
 def _is_ours(path: str) -> bool:
     try:
         place = None if is_url(path) else Path(path)
-        if (
-            place is not None
-            and place.is_dir()
-            and not any(item.module.probe(place) for item in PATH_FORMATS)
-        ):
+        if place is not None and _is_plain_folder(path):
             return False
         layout = describe(path)
         if place is None:
@@ -151,7 +196,7 @@ def _report_failed_tiles(slide: Slide) -> None:
         if not reported:
             reported.append(tile)
             show_warning(
-                f"The tile at {tile} of '{slide.path}' can't be decoded ({reason}); "
+                f"The tile at {tile} of '{file_name(slide.path)}' can't be decoded ({reason}); "
                 "such tiles are shown as background."
             )
 
@@ -164,4 +209,4 @@ def _show_srgb(slide: Slide) -> None:
         try:
             slide.display_color = "srgb"
         except SlideError as error:
-            show_warning(str(error))
+            show_warning(error.message)

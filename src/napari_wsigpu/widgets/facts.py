@@ -53,6 +53,8 @@ def facts(slide: Slide) -> list[tuple[str, str]]:
     width, height = slide.dimensions
     layout = slide.layout
     found = [("Vendor", slide.vendor)]
+    if slide.vendor == "generic-tiff":
+        found = [("Format", "OME-TIFF" if "ome" in layout.metadata else "TIFF")]
     if layout.scanner and not says_much(slide):
         found.append(("Scanner", masked(slide.metadata)["scanner"]))
     found.append(

@@ -158,7 +158,7 @@ class Jobs(QObject):  # type: ignore[misc]
             job.failed(str(error))
         if not isinstance(error, SlideError):
             raise error
-        show_error(str(error))
+        show_error(error.message)
 
 
 def _drop(job: Job) -> None:

@@ -1,0 +1,82 @@
+"""Folders of slides, as people drop them on a window."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from qtpy.QtWidgets import QApplication, QMessageBox
+
+from napari_wsigpu.formats.registry import PATH_FORMATS, SLIDE_ENDINGS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+MANY = 10
+SHARED_ENDINGS = (".tif", ".tiff", ".btf", ".dcm")  # with files that are no slides
+MOST_KINDS = 4
+
+
+def is_slide_folder(path: Path) -> bool:
+    """Whether a folder is one slide by itself."""
+    return path.is_dir() and any(item.module.probe(path) for item in PATH_FORMATS)
+
+
+def slides_in(folder: Path, is_slide: Callable[[str], bool]) -> list[str]:
+    """Return the slides that lie in a folder, by name; not those in folders below.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder.
+    is_slide : callable
+        Whether a file is a slide; asked where its ending does not tell.
+    """
+    found = []
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith("."):
+            continue
+        if path.is_dir():
+            slide = is_slide_folder(path)
+        else:
+            ending = path.suffix.lower()
+            shared = ending in SHARED_ENDINGS
+            slide = is_slide(str(path)) if shared else ending in SLIDE_ENDINGS
+        if slide:
+            found.append(str(path))
+    return found
+
+
+def what_is_in(folder: Path) -> str:
+    """Say in a few words what a folder without slides holds."""
+    items = list(folder.iterdir())
+    if not items:
+        return "it is empty"
+    kinds = Counter(
+        "folders" if item.is_dir() else item.suffix.lower() or "files without an ending"
+        for item in items
+    )
+    parts = [f"{count:,} {kind}" for kind, count in kinds.most_common(MOST_KINDS)]
+    rest = kinds.total() - sum(count for _, count in kinds.most_common(MOST_KINDS))
+    return f"it holds {', '.join([*parts, f'{rest:,} others'] if rest else parts)}"
+
+
+def chosen(slides: Sequence[str], folder: Path) -> list[str]:
+    """Return the slides to be opened: all, or what the user answers if they are many."""
+    if len(slides) <= MANY or QApplication.instance() is None:
+        return list(slides)
+    question = QMessageBox(QApplication.activeWindow())
+    question.setIcon(QMessageBox.Question)
+    question.setWindowTitle("Open slides")
+    question.setText(f"Open all {len(slides):,} slides of '{folder.name}'?")
+    every = question.addButton(f"Open {len(slides):,}", QMessageBox.AcceptRole)
+    first = question.addButton(f"Open the first {MANY}", QMessageBox.AcceptRole)
+    question.addButton(QMessageBox.Cancel)
+    question.setDefaultButton(first)
+    question.exec()
+    answer = question.clickedButton()
+    question.deleteLater()
+    if answer is every:
+        return list(slides)
+    return list(slides[:MANY]) if answer is first else []

@@ -1,0 +1,22 @@
+"""What errors say in notifications."""
+
+import pytest
+
+from napari_wsigpu.errors import NotASlideError, SlideError
+
+
+@pytest.mark.parametrize(
+    ("sentence", "message"),
+    [
+        ("'/data/a b/x.svs' is no slide.", "'x.svs' is no slide."),
+        ("'C:\\\\data\\\\x.svs' is no slide.", "'x.svs' is no slide."),
+        ("'https://host/a/x.svs' is gone.", "'x.svs' is gone."),
+        ("A tile of '/a/x.svs' is bad; see '/b/y'.", "A tile of 'x.svs' is bad; see 'y'."),
+        ("It can't be; the file's end isn't there.", "It can't be; the file's end isn't there."),
+        ("'jpeg' or 'raw', but not 'a/b'.", "'jpeg' or 'raw', but not 'a/b'."),
+    ],
+)
+def test_names_stand_for_paths(sentence, message):
+    assert SlideError(sentence).message == message
+    assert NotASlideError(sentence).message == message
+    assert str(SlideError(sentence)) == sentence
