@@ -12,6 +12,7 @@ import tifffile
 import zarr
 from napari.utils.notifications import notification_manager
 from PIL import Image
+from qtpy.QtCore import Qt
 from qtpy.QtWidgets import QComboBox
 
 from napari_wsigpu import open_slide
@@ -48,7 +49,7 @@ viewer = napari.Viewer()
 _, dock = viewer.window.add_plugin_dock_widget("napari-wsigpu", "Export region")
 slide = layer.data[0].slide
 plan = Plan(slide, whole(slide), 0, "stored", OME_TIFF)
-dock._write(plan, Path(sys.argv[1]) / "roi.ome.tif", overwrite=False)
+dock._write([(plan, Path(sys.argv[1]) / "roi.ome.tif")], overwrite=False)
 assert started.wait(20)
 threading.Timer(1, go.set).start()
 {last}
@@ -502,7 +503,110 @@ def test_a_name_gets_the_ending_of_its_kind_once(
 
 def test_can_be_narrow_and_its_text_grows(dock, layer, display):
     boxes = dock.findChildren(QComboBox)
-    assert len(boxes) == 5
+    assert len(boxes) == 6
     assert all(box.accessibleName() for box in boxes)
     assert dock.minimumSizeHint().width() < 24 * dock.fontMetrics().lineSpacing()
     assert_text_grows([*boxes, dock.export, dock.summary], display)
+
+
+@pytest.fixture
+def two_shapes(viewer, layer):
+    """A triangle and an ellipse on the slide, and a line, all selected."""
+    place = {name: getattr(layer, name) for name in ("scale", "units")}
+    shapes = viewer.add_shapes(
+        [
+            # Coordinates are those of centres, half a pixel from the pixels' corners.
+            np.array([[200, 300], [200, 900], [700, 300]]) - 0.5,
+            np.array([[1000, 1000], [1000, 1400], [1300, 1400], [1300, 1000]]) - 0.5,
+            [[0, 0], [500, 500]],
+        ],
+        shape_type=["polygon", "ellipse", "line"],
+        **place,
+    )
+    shapes.selected_data = {0, 1, 2}
+    return shapes
+
+
+def choose_files(dock, text, qtbot):
+    """Choose by the keyboard, as people without a mouse do."""
+    box = dock.form.pieces.native
+    assert box.isVisible()
+    for _ in range(box.count()):
+        if box.currentText() != text:
+            qtbot.keyClick(box, Qt.Key_Down)
+    assert box.currentText() == text
+
+
+def test_files_are_offered_for_shapes_alone(dock, layer, two_shapes):
+    assert dock.form.pieces.native.isVisible()
+    choose(dock, region=WHOLE)
+    assert not dock.form.pieces.native.isVisible()
+
+
+@pytest.mark.parametrize("kind", [OME_TIFF, PNG, OME_ZARR])
+def test_each_selected_shape_becomes_a_file(
+    dock, layer, two_shapes, answer, tmp_path, settled, kind, qtbot
+):
+    choose(dock, kind=kind)
+    choose_files(dock, "One a shape", qtbot)
+    assert dock.summary.text().startswith("2 files, ")
+    ending = ENDINGS[kind][0]
+    answer(tmp_path / f"roi{ending}")
+    click(dock.export)
+    settled()
+    assert dock.status.text() == f"Saved 'roi 1{ending}' and 1 more."
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"roi 1{ending}", f"roi 2{ending}"]
+    with open_slide(sample_path(), "cpu") as slide:
+        regions = (300, 200, 600, 500), (1000, 1000, 400, 300)
+        for number, (x, y, width, height) in enumerate(regions, 1):
+            expected = slide.read_region((x, y), (width, height))
+            np.testing.assert_array_equal(read(tmp_path / f"roi {number}{ending}"), expected)
+
+
+@pytest.mark.parametrize(("kind", "level"), [(PNG, 0), (PNG, 1), (OME_TIFF, 0), (OME_ZARR, 1)])
+def test_a_shape_masks_its_file(
+    dock, layer, two_shapes, answer, tmp_path, settled, qtbot, kind, level
+):
+    two_shapes.selected_data = {0}
+    choose(dock, kind=kind, level=level)
+    choose_files(dock, "One a shape, masked by it", qtbot)
+    target = tmp_path / f"roi{ENDINGS[kind][0]}"
+    answer(target)
+    click(dock.export)
+    settled()
+    assert dock.status.text() == f"Saved '{target.name}'."
+    found = read(target)
+    with open_slide(sample_path(), "cpu") as slide:
+        down = slide.level_downsamples[level]
+        size = round(600 / down), round(500 / down)
+        expected = slide.read_region((300, 200), size, level)
+        background = slide.layout.background
+    rows, columns = np.indices(found.shape[:2])
+    # 1 on the edge from the upper right to the lower left corner, less within.
+    place = (columns + 0.5) * down / 600 + (rows + 0.5) * down / 500
+    inner, outer = place < 1 - 0.01, place > 1 + 0.01
+    np.testing.assert_array_equal(found[inner], expected[inner])
+    assert (found[outer] == background).all()
+    assert (expected[outer] != background).any()
+
+
+def test_says_which_files_are_there_already(
+    dock, layer, two_shapes, answer, tmp_path, settled, qtbot
+):
+    (tmp_path / "roi 2.png").write_bytes(b"mine")
+    choose(dock, kind=PNG)
+    choose_files(dock, "One a shape", qtbot)
+    answer(tmp_path / "roi.png")
+    click(dock.export)
+    settled()
+    assert "roi 2.png" in dock.status.text()
+    assert (tmp_path / "roi 2.png").read_bytes() == b"mine"
+
+
+def test_a_shape_outside_of_the_slide_is_named(dock, layer, two_shapes, qtbot):
+    two_shapes.add_rectangles([[[-500, -500], [-400, -400]]])
+    choose_files(dock, "One a shape", qtbot)
+    two_shapes.selected_data = {0, 3}
+    click(dock.draw)
+    qtbot.waitUntil(lambda: "Shape 4 can't be exported" in dock.notes.text())
+    assert not dock.export.isEnabled()

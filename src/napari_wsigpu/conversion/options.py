@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from napari_wsigpu.codecs.color import wants_srgb
 from napari_wsigpu.errors import ConversionError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from napari_wsigpu.codecs.color import Color
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
 Kind = Literal["tiff", "ome-tiff", "ome-zarr", "png"]
 Compression = Literal["raw", "jpeg", "deflate", "zstd", "lz4"]
 Region = tuple[int, int, int, int]
+Outline = tuple[tuple[tuple[float, float], ...], ...]
 
 COMPRESSIONS: dict[Kind, tuple[str, ...]] = {
     "tiff": ("raw", "jpeg", "deflate", "zstd"),
@@ -49,6 +53,7 @@ class Options:
     private: bool = False
     shard: int | None = None
     color: Color = "stored"
+    outline: Outline | None = None
 
     def __post_init__(self) -> None:
         allowed = COMPRESSIONS[self.kind]
@@ -78,6 +83,8 @@ class Options:
         wants_srgb(self.color)
         if self.region is not None:
             object.__setattr__(self, "region", _checked_region(self.region))
+        if self.outline is not None:
+            object.__setattr__(self, "outline", _checked_outline(self.outline))
 
 
 def kind_of(target: Path) -> Kind:
@@ -116,6 +123,22 @@ def checked_number(name: str, value: int | None, least: int, most: int) -> int |
     raise ConversionError(
         f"{name} is {value!r}; it has to be a whole number from {least} to {most}."
     )
+
+
+def _checked_outline(outline: Sequence[Any]) -> Outline:
+    """Return rings in Python's own numbers."""
+    try:
+        rings = [np.asarray(ring, np.float64) for ring in outline]
+    except (TypeError, ValueError):
+        rings = []
+    if not rings or any(
+        ring.ndim != 2 or ring.shape[1] != 2 or len(ring) < 3 or not np.isfinite(ring).all()
+        for ring in rings
+    ):
+        raise ConversionError(
+            "The outline is no sequence of rings; give (x, y) of three corners or more for each."
+        )
+    return tuple(tuple((x, y) for x, y in ring.tolist()) for ring in rings)
 
 
 def _checked_region(region: Region) -> Region:

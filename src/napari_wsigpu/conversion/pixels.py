@@ -7,20 +7,26 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from napari_wsigpu.annotations.masks import inside
 from napari_wsigpu.conversion.checksum import crc32
 from napari_wsigpu.conversion.plan import segments_of
 from napari_wsigpu.conversion.stripped import stripped
 from napari_wsigpu.errors import TileError
+from napari_wsigpu.geometry import Rect
 from napari_wsigpu.reading.average import area_average
 from napari_wsigpu.reading.batches import read_ahead
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
     from numpy.typing import NDArray
 
+    from napari_wsigpu.conversion.options import Outline
     from napari_wsigpu.conversion.plan import Plan
+    from napari_wsigpu.layout import PyramidLevel
     from napari_wsigpu.slide import Slide
+
+    Mask = Callable[[NDArray[Any], int, int], NDArray[Any]]
 
 COPIED_AT_ONCE = 256
 READERS, BLOCKS_AHEAD = 2, 1
@@ -144,6 +150,7 @@ class _Walk:
         first = plan.levels[group.start]
         self._window = first.window
         self._array = slide.level_array(first.source.number, color=plan.color)
+        self._mask = mask_of(slide, first.source, plan.outline)
         rows, columns = first.block
         self._side = rows * first.tile_height, columns * first.tile_width
         self._undone = {
@@ -171,7 +178,8 @@ class _Walk:
         bottom = min(top + self._side[0], self._window.height)
         right = min(left + self._side[1], self._window.width)
         y, x = self._window.top, self._window.left
-        return self._array[y + top : y + bottom, x + left : x + right]
+        pixels = self._array[y + top : y + bottom, x + left : x + right]
+        return pixels if self._mask is None else self._mask(pixels, y + top, x + left)
 
     def blocks(self) -> Iterator[Block]:
         """Yield all blocks that hold tiles to write."""
@@ -225,6 +233,24 @@ class _Walk:
             min(height, planned.height - row * height),
             min(width, planned.width - column * width),
         )
+
+
+def mask_of(slide: Slide, level: PyramidLevel, outline: Outline | None) -> Mask | None:
+    """Return what makes background of pixels of a level outside of an outline, None for none.
+
+    It takes the pixels, and the row and column of the first one on the level.
+    """
+    if outline is None:
+        return None
+    rings = [np.array(ring) for ring in outline]
+    downsample = level.layout.downsample(slide.layout.levels[0])
+    background = slide.layout.background
+
+    def masked(pixels: NDArray[Any], top: int, left: int) -> NDArray[Any]:
+        within = inside(rings, Rect(top, left, *pixels.shape[:2]), downsample)
+        return np.where(within[..., None], pixels, pixels.dtype.type(background))
+
+    return masked
 
 
 def _any_in_blocks(tiles: NDArray[np.bool_], block: tuple[int, int]) -> NDArray[np.bool_]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.color import Color
-    from napari_wsigpu.conversion.options import Options, Region
+    from napari_wsigpu.conversion.options import Options, Outline, Region
     from napari_wsigpu.layout import PyramidLevel
     from napari_wsigpu.slide import Slide
 
@@ -138,6 +138,8 @@ class Plan:
         Micrometres a pixel of the result, (x, y).
     color : {"stored", "srgb"}
         What pixels become.
+    outline : tuple of tuple of (float, float), optional
+        Rings in pixels of the slide's level 0; what lies outside of them becomes background.
     """
 
     levels: tuple[PlannedLevel, ...]
@@ -147,6 +149,7 @@ class Plan:
     background: float
     mpp: tuple[float, float] | None
     color: Color = "stored"
+    outline: Outline | None = None
 
     @property
     def groups(self) -> Iterator[range]:
@@ -171,7 +174,10 @@ class Plan:
         """Whether a part of the slide is written, not all of it."""
         first = self.levels[0]
         layout = first.source.layout
-        return (first.width, first.height) != (layout.width, layout.height)
+        return self.outline is not None or (first.width, first.height) != (
+            layout.width,
+            layout.height,
+        )
 
     def blank_tiles(self, index: int) -> NDArray[np.bool_]:
         """Return which tiles of a level the source does not hold, by row and column."""
@@ -255,6 +261,7 @@ def make_plan(slide: Slide, options: Options) -> Plan:
         slide.layout.background,
         None if slide.mpp is None else (slide.mpp[0] * scale, slide.mpp[1] * scale),
         options.color,
+        options.outline,
     )
 
 
@@ -365,7 +372,7 @@ def _copied(slide: Slide, options: Options, source: PyramidLevel, window: Window
     sides = grid.tile_height, grid.tile_width
     if options.kind == "ome-zarr" or source.number >= slide.level_count:
         return None
-    if options.color != "stored":
+    if options.color != "stored" or options.outline is not None:
         return None
     for start, length, extent, side in (
         (window.left, window.width, source.layout.width, sides[1]),

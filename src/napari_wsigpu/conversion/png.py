@@ -13,6 +13,7 @@ import numpy as np
 from napari_wsigpu.codecs.color import LARGEST_PROFILE, profile_size
 from napari_wsigpu.conversion.coding import OME_TYPES
 from napari_wsigpu.conversion.paths import check_path, work_of
+from napari_wsigpu.conversion.pixels import mask_of
 from napari_wsigpu.conversion.plan import window_of
 from napari_wsigpu.errors import ConversionCancelledError, RegionError, UnsupportedSlideError
 
@@ -122,6 +123,9 @@ def write_png(
         _go_on(cancelled, progress, start, window.height)
         stop = min(start + ROWS_AT_ONCE, window.height)
         pixels[start:stop] = array[window.top + start : window.top + stop, columns]
+    mask = mask_of(slide, level, options.outline)
+    if mask is not None:
+        pixels = mask(pixels, window.top, window.left)
     _go_on(cancelled, progress, window.height, window.height)
     data = _encoded(slide, pixels, level.layout, options.color)
     _go_on(cancelled)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     import numpy as np
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike, NDArray
 
     from napari_wsigpu.codecs.color import Color
     from napari_wsigpu.conversion.options import Compression, Region
@@ -94,6 +94,7 @@ def convert(
     private: bool = False,
     shard: int | None = None,
     color: Color = "stored",
+    outline: Sequence[ArrayLike] | None = None,
     overwrite: bool = False,
     keep: bool = True,
     progress: Callable[[int, int], None] | None = None,
@@ -143,6 +144,9 @@ def convert(
         In OME-Zarr, keep the chunks of a square of so many by so many tiles in one file.
     color : {"stored", "srgb"}
         Pixels as they are, or in sRGB by the slide's ICC profile.
+    outline : sequence of array-like, shape (vertices, 2), optional
+        Rings, (x, y) in pixels of the slide's level 0, as `Annotation.rings`. Pixels become
+        background whose centre lies within an even number of them.
     overwrite : bool
         Replace the target if it exists, once the result is whole; but never a folder that holds
         anything else than an OME-Zarr as this function writes it.
@@ -189,7 +193,17 @@ def convert(
         raise ConversionError(f"{name!r} is no path; choose another target.")
     path = Path(name).absolute()
     options = Options(
-        kind_of(path), compression, tile_size, levels, region, level, quality, private, shard, color
+        kind_of(path),
+        compression,
+        tile_size,
+        levels,
+        region,
+        level,
+        quality,
+        private,
+        shard,
+        color,
+        outline,  # type: ignore[arg-type]  # checked, and made tuples, there
     )
     threads = checked_number("workers", workers, 1, MOST_WORKERS) or os.cpu_count() or 1
     with ExitStack() as stack:

@@ -64,7 +64,7 @@ def seen(viewer: Viewer, layer: Layer, slide: Slide) -> Region:
     """
     if viewer.dims.ndisplay != 2:
         raise RegionError("The view is three-dimensional; switch it to 2D, or choose a shape.")
-    return _region(seen_pixels(viewer, layer), slide)._replace(notes=())
+    return region_around(seen_pixels(viewer, layer), slide)._replace(notes=())
 
 
 def seen_pixels(viewer: Viewer, layer: Layer) -> NDArray[np.float64]:
@@ -115,7 +115,7 @@ def drawn(viewer: Viewer, shapes: Shapes, layer: Layer, slide: Slide) -> Region:
         notes.append("It is the bounding box of the shape.")
     if len(outlines) > 1 and not shapes.selected_data:
         notes.append("No shape is selected; it is the one that was drawn last.")
-    return _region(pixels, slide, *notes)
+    return region_around(pixels, slide, *notes)
 
 
 def on_slide(
@@ -145,7 +145,7 @@ def on_slide(
     return pixels_in(slide_layer, _world(layer, points)[:, -2:] * factors)
 
 
-def _region(pixels: NDArray[np.float64], slide: Slide, *notes: str) -> Region:
+def region_around(pixels: NDArray[np.float64], slide: Slide, *notes: str) -> Region:
     """Return the pixels whose centres, which are whole numbers, lie within a bounding box."""
     size = np.array(slide.dimensions[::-1])
     edges = np.stack([pixels.min(axis=0), pixels.max(axis=0)])

@@ -24,10 +24,11 @@ from napari_wsigpu.conversion import convert
 from napari_wsigpu.errors import ConversionCancelledError, SlideError
 from napari_wsigpu.units import byte_size
 from napari_wsigpu.viewer.layers import slide_name, slide_of
+from napari_wsigpu.viewer.pieces import Piece, pieces
 from napari_wsigpu.viewer.region import Region, drawn, seen, whole
 from napari_wsigpu.widgets.column import Column
-from napari_wsigpu.widgets.export_form import VIEW, WHOLE, ExportForm
-from napari_wsigpu.widgets.export_plan import ENDINGS, Plan, named
+from napari_wsigpu.widgets.export_form import MASKED, ONE, VIEW, WHOLE, ExportForm
+from napari_wsigpu.widgets.export_plan import ENDINGS, Plan, named, paths_of, summary
 from napari_wsigpu.widgets.jobs import Jobs
 from napari_wsigpu.widgets.saving import ask_where_to_save
 from napari_wsigpu.widgets.slide_dock import SlideDock
@@ -49,31 +50,51 @@ CANCELLED = "Cancelled; nothing was written."
 
 @dataclass(eq=False)
 class Export:
-    """One file that is being written."""
+    """Files that are being written, one after another."""
 
-    plan: Plan
-    path: Path
-    part: float = 0
+    files: Sequence[tuple[Plan, Path]]
+    written: int = 0
+    part: float = 0  # of the one that is being written
     cancelled: threading.Event = field(default_factory=threading.Event)
 
     def write(self, *, overwrite: bool) -> str:
-        """Write it, and return what became of it; called off the main thread."""
-        plan = self.plan
-        try:
-            done = convert(
-                plan.slide,
-                self.path,
-                region=plan.region[:4],
-                level=plan.level,
-                color=plan.color,
-                overwrite=overwrite,
-                keep=False,
-                progress=self._note,
-                cancelled=self.cancelled,
-            )
-        except ConversionCancelledError:
-            return CANCELLED
-        return " ".join([f"Saved '{self.path.name}'.", *done.notes])
+        """Write them, and return what became of them; called off the main thread."""
+        notes: dict[str, None] = {}
+        for plan, path in self.files:
+            try:
+                done = convert(
+                    plan.slide,
+                    path,
+                    region=plan.region[:4],
+                    level=plan.level,
+                    color=plan.color,
+                    outline=plan.outline,
+                    overwrite=overwrite,
+                    keep=False,
+                    progress=self._note,
+                    cancelled=self.cancelled,
+                )
+            except ConversionCancelledError:
+                if not self.written:
+                    return CANCELLED
+                return f"Cancelled; {self.written} of {len(self.files)} files were written."
+            notes.update(dict.fromkeys(done.notes))
+            self.written, self.part = self.written + 1, 0
+        (_, first), *others = self.files
+        more = f" and {len(others)} more" if others else ""
+        return " ".join([f"Saved '{first.name}'{more}.", *notes])
+
+    @property
+    def path(self) -> Path:
+        """The file that is being written."""
+        return self.files[min(self.written, len(self.files) - 1)][1]
+
+    @property
+    def done(self) -> tuple[float, int]:
+        """Which part of all files is written, and how many bytes of pixels are left."""
+        sizes = [plan.bytes for plan, _ in self.files]
+        written = sum(sizes[: self.written]) + self.part * sum(sizes[self.written :][:1])
+        return written / max(sum(sizes), 1), round(sum(sizes) - written)
 
     def _note(self, done: int, total: int) -> None:
         self.part = done / total if total else 0
@@ -159,7 +180,7 @@ class RegionExport(SlideDock):
 
     def let_go(self, slide: Slide) -> None:
         """Cancel what is being written of a slide that has left the viewer."""
-        for export in [export for export in self._running if export.plan.slide is slide]:
+        for export in [export for export in self._running if export.files[0][0].slide is slide]:
             export.cancelled.set()
             self._end(export, CANCELLED)
         self._jobs.let_go(slide)
@@ -232,6 +253,13 @@ class RegionExport(SlideDock):
         self.viewer.layers.selection.active = shapes
         shapes.mode = "add_rectangle"
 
+    def _pieces(self, slide: Slide) -> list[Piece]:
+        """Return the shapes of which each shall be a file; none if it shall be one file."""
+        chosen = self.form.region.value
+        if self.form.pieces.value == ONE or not isinstance(chosen, Shapes):
+            return []
+        return pieces(self.viewer, chosen, self._layer(slide), slide)
+
     def _region(self, slide: Slide) -> Region:
         chosen = self.form.region.value
         if chosen == WHOLE:
@@ -240,8 +268,8 @@ class RegionExport(SlideDock):
             return seen(self.viewer, self._layer(slide), slide)
         return drawn(self.viewer, chosen, self._layer(slide), slide)
 
-    def _plan(self, slide: Slide) -> Plan:
-        """Return what the choices stand for now.
+    def _plans(self, slide: Slide) -> list[Plan]:
+        """Return what the choices stand for now: at least one file.
 
         Raises
         ------
@@ -249,9 +277,15 @@ class RegionExport(SlideDock):
             If there is nothing to be exported, or such a file can't hold it.
         """
         form = self.form
-        plan = Plan(slide, self._region(slide), form.level.value, form.color.value, form.kind.value)
-        plan.check()
-        return plan
+        choices = form.level.value, form.color.value, form.kind.value
+        masked = form.pieces.value == MASKED
+        plans = [
+            Plan(slide, piece.region, *choices, piece.number, piece.outline if masked else None)
+            for piece in self._pieces(slide)
+        ] or [Plan(slide, self._region(slide), *choices)]
+        for plan in plans:
+            plan.check()
+        return plans
 
     def _look_soon(self, event: Any) -> None:
         if self.isVisible() and not self.timer.isActive():
@@ -263,18 +297,19 @@ class RegionExport(SlideDock):
         if self.slide is None or self.slide not in self.slides():
             return
         try:
-            plan = self._plan(self.slide)
+            plans = self._plans(self.slide)
         except SlideError as error:
             size, notes = "", str(error)
         else:
-            size, notes = plan.summary(), " ".join(plan.region.notes)
+            said = dict.fromkeys(note for plan in plans for note in plan.region.notes)
+            size, notes = summary(plans), " ".join(said)
         _say(self.summary, size)
         _say(self.notes, notes)
         self.export.setEnabled(bool(size) and not self._running)
         for export in self._running:
-            self.progress.setValue(round(FINE * export.part))
-            left = byte_size(round(export.plan.bytes * (1 - export.part)))
-            _say(self.status, f"Writing '{export.path.name}': {left} left")
+            part, left = export.done
+            self.progress.setValue(round(FINE * part))
+            _say(self.status, f"Writing '{export.path.name}': {byte_size(left)} left")
         self.cancel.setEnabled(bool(self._running))
         self.progress.setVisible(bool(self._running))
         if self._running:
@@ -286,9 +321,12 @@ class RegionExport(SlideDock):
         """Ask for the file, and write it."""
         if self.slide is None:
             return
-        plan = self._plan(self.slide)
+        plans = self._plans(self.slide)
+        plan = plans[0]
         endings = ENDINGS[plan.kind]
         name = f"{slide_name(plan.slide)} x{plan.region.x} y{plan.region.y}{endings[0]}"
+        if len(plans) > 1:
+            name = f"{slide_name(plan.slide)} shape{endings[0]}"
         patterns = " ".join(f"*{ending}" for ending in endings)
         answer = ask_where_to_save(
             self,
@@ -299,15 +337,17 @@ class RegionExport(SlideDock):
         if answer:
             # Only of the very name that the dialog returned the user was asked.
             path = Path(named(answer, plan.kind))
-            self._write(plan, path, overwrite=path == Path(answer))
+            paths = paths_of(plans, path)
+            self._write(list(zip(plans, paths, strict=True)), overwrite=paths == [Path(answer)])
 
     def _start_folder(self, slide: Slide) -> Path:
         folder = self._folder or Path(slide.path).parent
         return folder if folder.is_dir() else Path.home()
 
-    def _write(self, plan: Plan, path: Path, *, overwrite: bool) -> None:
+    def _write(self, files: Sequence[tuple[Plan, Path]], *, overwrite: bool) -> None:
+        plan, path = files[0]
         self._folder = path.parent
-        export = Export(plan, path)
+        export = Export(files)
         self._running.append(export)
         self._jobs.start(
             f"Exporting {path.name}",

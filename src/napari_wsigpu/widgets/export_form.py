@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from magicgui.widgets import ComboBox
+from napari.layers import Shapes
 from qtpy.QtCore import Qt, Signal
 from qtpy.QtWidgets import QComboBox, QFormLayout, QLabel, QWidget
 
@@ -14,11 +15,10 @@ from napari_wsigpu.widgets.facts import TIMES, pixel_size, title
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from napari.layers import Shapes
-
     from napari_wsigpu.slide import Slide
 
 VIEW, WHOLE = "view", "whole"
+ONE, EACH, MASKED = "one", "each", "masked"
 STORED, SRGB = "stored", "srgb"
 LEAST = 8  # characters
 
@@ -32,6 +32,9 @@ class ExportForm(QWidget):  # type: ignore[misc]
         A `Slide`.
     region : ComboBox
         `VIEW`, `WHOLE` or a layer of shapes.
+    pieces : ComboBox
+        `ONE` file around all selected shapes, a file for `EACH`, or `MASKED` by its outline;
+        hidden while no shapes are chosen.
     level : ComboBox
         The number of a level of the slide's pyramid.
     color : ComboBox
@@ -48,6 +51,12 @@ class ExportForm(QWidget):  # type: ignore[misc]
         super().__init__()
         self.slide = _choice("Slide", "The slide that is exported from")
         self.region = _choice("Region", "The part of the slide that is exported")
+        self.pieces = _choice(
+            "Files",
+            "One file of the box around the selected shapes, or one of each (of all if none is "
+            "selected); outside of a mask pixels become background",
+            [("One", ONE), ("One a shape", EACH), ("One a shape, masked by it", MASKED)],
+        )
         self.level = _choice(
             "Level", "The level that becomes the finest one of the file; all have the same extent"
         )
@@ -64,14 +73,21 @@ class ExportForm(QWidget):  # type: ignore[misc]
         layout.setRowWrapPolicy(QFormLayout.WrapLongRows)
         layout.setLabelAlignment(Qt.AlignLeft)
         layout.setFieldGrowthPolicy(QFormLayout.AllNonFixedFieldsGrow)
-        for choice in (self.slide, self.region, self.level, self.color, self.kind):
+        for choice in (self.slide, self.region, self.pieces, self.level, self.color, self.kind):
             label = QLabel(choice.label)
             label.setToolTip(choice.tooltip)
             layout.addRow(label, choice.native)
             choice.changed.connect(self._emit)
+        self._pieces_label = layout.labelForField(self.pieces.native)
+        self._show_pieces()
         self._color_label = layout.labelForField(self.color.native)
 
+    def _show_pieces(self) -> None:
+        for part in (self.pieces.native, self._pieces_label):
+            part.setVisible(isinstance(self.region.value, Shapes))
+
     def _emit(self, value: Any) -> None:
+        self._show_pieces()
         self.changed.emit()
 
     def offer_slides(self, slides: Sequence[Slide]) -> None:
@@ -86,6 +102,7 @@ class ExportForm(QWidget):  # type: ignore[misc]
             self.region,
             [("Current view", VIEW), ("Whole slide", WHOLE), *zip(names, layers, strict=True)],
         )
+        self._show_pieces()
 
     def show_slide(self, slide: Slide | None, level: int) -> None:
         """Offer the levels of another slide, and choose one of them by its number."""

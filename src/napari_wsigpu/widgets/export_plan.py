@@ -11,6 +11,12 @@ from napari_wsigpu.units import byte_size
 from napari_wsigpu.widgets.facts import TIMES, extent, pixel_size
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    import numpy as np
+    from numpy.typing import NDArray
+
     from napari_wsigpu.codecs.color import Color
     from napari_wsigpu.slide import Slide
     from napari_wsigpu.viewer.region import Region
@@ -50,6 +56,10 @@ class Plan(NamedTuple):
         As stored, or in sRGB.
     kind : str
         One of the keys of `ENDINGS`.
+    number : int
+        Of the shape, counted from 1; 0 if it is no single shape.
+    outline : tuple of ndarray, optional
+        Rings outside of which pixels become background.
     """
 
     slide: Slide
@@ -57,6 +67,8 @@ class Plan(NamedTuple):
     level: int
     color: Color
     kind: str
+    number: int = 0
+    outline: tuple[NDArray[np.float64], ...] | None = None
 
     @property
     def size(self) -> tuple[int, int]:
@@ -96,3 +108,20 @@ class Plan(NamedTuple):
             parts.append(pixel_size(mpp, downsample))
             parts.append(extent(self.region.width * mpp[0], self.region.height * mpp[1]))
         return ", ".join(parts)
+
+
+def summary(plans: Sequence[Plan]) -> str:
+    """Return the size of one or more files."""
+    if len(plans) == 1:
+        return plans[0].summary()
+    return f"{len(plans):,} files, {byte_size(sum(plan.bytes for plan in plans))} uncompressed"
+
+
+def paths_of(plans: Sequence[Plan], path: Path) -> list[Path]:
+    """Return where each is written: numbered by its shape, if there are several."""
+    if len(plans) == 1:
+        return [path]
+    ending = next(end for end in ENDINGS[plans[0].kind] if path.name.lower().endswith(end))
+    stem = path.name[: -len(ending)]
+    digits = len(str(max(plan.number for plan in plans)))
+    return [path.with_name(f"{stem} {plan.number:0{digits}}{ending}") for plan in plans]

@@ -1,0 +1,39 @@
+"""Conversions of what lies within an outline."""
+
+import numpy as np
+import pytest
+
+from napari_wsigpu import convert, open_slide
+from napari_wsigpu.errors import ConversionError
+from napari_wsigpu.viewer.sample import sample_path
+
+
+@pytest.mark.parametrize("outline", [[], [[(0, 0), (1, 1)]], [[(0, 0, 0)] * 3], 7, [["a"] * 3]])
+def test_refuses_what_is_no_outline(tmp_path, outline):
+    with pytest.raises(ConversionError, match="no sequence of rings"):
+        convert(sample_path(), tmp_path / "roi.png", region=(0, 0, 9, 9), outline=outline)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("ending", [".tif", ".zarr"])
+def test_all_levels_are_masked(tmp_path, ending):
+    ring = np.array([(1000, 1000), (3000, 1000), (3000, 2600), (1000, 2600)])
+    target = tmp_path / f"masked{ending}"
+    done = convert(sample_path(), target, outline=[ring], region=(512, 512, 3072, 3072))
+    assert done.tiles_copied == 0
+    with open_slide(sample_path(), "cpu") as slide, open_slide(target, "cpu") as masked:
+        expected = slide.read_region((512, 512), (3072, 3072))
+        background = slide.layout.background
+        for level in masked.levels:
+            found = level[...]
+            down = 3072 / found.shape[0]
+            rows, columns = np.indices(found.shape[:2])
+            y, x = ((each + 0.5) * down + 512 for each in (rows, columns))
+            # A coarser pixel on the edge may be the average of both sides.
+            outside = (x < 1000 - down) | (x > 3000 + down) | (y < 1000 - down) | (y > 2600 + down)
+            assert (found[outside] == background).all()
+            if down == 1:
+                within = (x > 1000) & (x < 3000) & (y > 1000) & (y < 2600)
+                np.testing.assert_array_equal(found[within], expected[within])
+                assert (found[~within] == background).all()
+        assert "thumbnail" not in masked.associated_images
