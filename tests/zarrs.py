@@ -107,8 +107,8 @@ def write_label(
 ) -> None:
     """Write a label image of the image in a folder."""
     write_group(folder / "labels", {"labels": [name]}, options.get("version", "0.5"))
-    options = {"more": {"image-label": {}}} | options
-    write_image(folder / "labels" / name, levels, "yx", **options)
+    options = {"more": {"image-label": {}}, "axes": "yx"} | options
+    write_image(folder / "labels" / name, levels, **options)
 
 
 def read_array(folder: Path) -> NDArray[Any]:

@@ -390,6 +390,21 @@ class TestMetadata:
         assert "LabelText" not in layout.metadata["dicom"]
 
 
+def test_the_file_that_is_named_is_shown_and_others_of_its_place_are_said(tmp_path):
+    pictures = {"a.dcm": PIXELS, "b.dcm": PIXELS[::-1].copy()}
+    for name, pixels in pictures.items():
+        dicomslides.save(tmp_path / name, dicomslides.instance(pixels, "raw"))
+    for name, pixels in pictures.items():
+        with open_slide(tmp_path / name) as slide:
+            np.testing.assert_array_equal(whole(slide, 0), pixels)
+            [problem] = slide.layout.problems
+            [other] = pictures.keys() - {name}
+            assert f"'{other}' holds other frames" in problem
+    with open_slide(tmp_path) as slide:
+        np.testing.assert_array_equal(whole(slide, 0), PIXELS)
+        assert len(slide.layout.problems) == 1
+
+
 def test_pickled_and_rebuilt(tmp_path):
     written = dicomslides.write_slide(tmp_path, PIXELS, kind="raw")
     with open_slide(tmp_path) as slide, pickle.loads(pickle.dumps(slide)) as twin:

@@ -766,6 +766,25 @@ class TestLabels:
         with pytest.raises(SlideError, match="closed"):
             labels.levels[0][0, 0, 0]
 
+    @pytest.mark.parametrize(
+        ("shape", "shown"), [((2, 10), 15), ((2, 1), 10), ((2, 5), 12), ((10,), 5), ((), 0)]
+    )
+    def test_show_the_plane_that_the_image_shows(self, tmp_path, shape, shown):
+        said = {"omero": {"rdefs": {"defaultZ": 5, "defaultT": 1}}}
+        planes = np.arange(20, dtype=np.uint16).reshape(2, 10, 1, 1)
+        image = np.broadcast_to(planes, (2, 10, 64, 64))
+        write_image(tmp_path / "a.zarr", [np.array(image)], "tzyx", more=said)
+        numbers = np.arange(20).reshape(2, 10)
+        numbers = numbers[tuple(map(slice, shape))] if len(shape) == 2 else numbers[0]
+        numbers = numbers if shape else numbers[0]
+        labels = np.broadcast_to(numbers[..., None, None], (*shape, 64, 64)).astype(np.int32)
+        write_label(
+            tmp_path / "a.zarr", "cells", [np.array(labels)], axes="tzyx"[-2 - len(shape) :]
+        )
+        with open_slide(tmp_path / "a.zarr") as slide:
+            assert np.unique(slide.levels[0][...]).tolist() == [15]
+            assert np.unique(slide.labels["cells"].levels[0][...]).tolist() == [shown]
+
     def test_places_colors_and_properties(self, tmp_path):
         said = {
             "colors": [

@@ -175,12 +175,12 @@ def _layout(path: Path, instances: Sequence[Instance], problems: list[str]) -> S
         if name is None:
             groups[each.height, each.width].append(each)
         elif name not in associated:
-            image = _level([each], starts, ends[-1], problems)
+            image = _level(str(path), [each], starts, ends[-1], problems)
             associated[name] = AssociatedLayout(name, image, icc=_icc(each, starts))
     sizes = sorted(groups, key=math.prod, reverse=True)
     levels: list[LevelLayout] = []
     for size in sizes:
-        level = _level(groups[size], starts, ends[-1], problems)
+        level = _level(str(path), groups[size], starts, ends[-1], problems)
         if levels and not _is_same_picture(level, levels[0]):
             problems.append(
                 f"The level of {level.width} x {level.height} pixels is left out, as it differs "
@@ -219,9 +219,13 @@ def _layout(path: Path, instances: Sequence[Instance], problems: list[str]) -> S
 
 
 def _level(
-    instances: Sequence[Instance], starts: Mapping[str, int], past: int, problems: list[str]
+    path: str,
+    instances: Sequence[Instance],
+    starts: Mapping[str, int],
+    past: int,
+    problems: list[str],
 ) -> LevelLayout:
-    """Put the frames of instances of one size in their places.
+    """Put the frames of instances of one size in their places; those of the file `path` first.
 
     `starts` says where each file begins in the slide's bytes, `past` where all end.
     """
@@ -250,9 +254,23 @@ def _level(
         )
     offsets = np.full(shape, starts[first.uid], np.int64)
     byte_counts = np.zeros(shape, np.int64)
-    lowest = min(float(each.frames.z.min()) for each in same)
-    for each in same:
+    named = [each for each in same if str(each.path) == path]
+    lowest = min(float(each.frames.z.min()) for each in named or same)
+    for each in (*named, *(each for each in same if each not in named)):
         frames = each.frames
+        shown_frames = [
+            (plane, (frames.paths == name) & (frames.z == lowest))
+            for plane, name in enumerate(shown)
+        ]
+        places = [
+            (plane, frames.rows[chosen], frames.columns[chosen]) for plane, chosen in shown_frames
+        ]
+        if any(byte_counts[place].any() for place in places):
+            problems.append(
+                f"'{each.path.name}' holds other frames for places of the level of {first.width} x "
+                f"{first.height} pixels that are shown already, and is left out."
+            )
+            continue
         lost = (frames.offsets < 0) | (frames.offsets > each.file.size - frames.byte_counts)
         if lost.any():
             problems.append(
@@ -260,9 +278,7 @@ def _level(
                 "end; get a fresh copy of it."
             )
         positions = np.where(lost, past, frames.offsets + starts[each.uid])
-        for plane, name in enumerate(shown):
-            chosen = (frames.paths == name) & (frames.z == lowest)
-            where = (plane, frames.rows[chosen], frames.columns[chosen])
+        for where, (_, chosen) in zip(places, shown_frames, strict=True):
             offsets[where] = positions[chosen]
             byte_counts[where] = frames.byte_counts[chosen]
     missing = int((byte_counts == 0).sum())

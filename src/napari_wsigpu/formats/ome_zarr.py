@@ -273,7 +273,7 @@ def _labels(node: Node, image: ZarrImage, problems: list[str]) -> tuple[LabelLay
 
 def _label(node: Node, image: ZarrImage) -> LabelLayout:
     own_problems: list[str] = []
-    found = read_image(node, own_problems, categorical=True)
+    found = read_image(node, own_problems, labelled=image)
     level = found.levels[0]
     if level.channels > 1 or level.dtype.kind not in "iu":
         raise UnsupportedSlideError(

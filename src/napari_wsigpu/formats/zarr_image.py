@@ -23,7 +23,7 @@ from napari_wsigpu.storage.zarr_array import open_array, read_node
 from napari_wsigpu.tags import COMPRESSION, FILLORDER, PHOTOMETRIC, PREDICTOR
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from napari_wsigpu.formats.ngff import Axes, Transform
     from napari_wsigpu.layout import Channel
@@ -48,6 +48,8 @@ class ZarrImage(NamedTuple):
     files: tuple[SlideFile, ...]
     hidden_planes: int
     background: float
+    # By the letter of an axis, which of its positions is shown, and how many there are.
+    planes: Mapping[str, tuple[int, int]]
 
     @property
     def end(self) -> int:
@@ -81,7 +83,7 @@ def slide_file(path: Path) -> SlideFile:
 
 
 def read_image(
-    node: Node, problems: list[str], start: int = 0, *, categorical: bool = False
+    node: Node, problems: list[str], start: int = 0, labelled: ZarrImage | None = None
 ) -> ZarrImage:
     """Describe a group's multiscale image.
 
@@ -93,8 +95,8 @@ def read_image(
         Gets a sentence for each thing that is wrong.
     start : int
         From where on its tiles are thought to lie.
-    categorical : bool
-        Whether its pixels are numbers of objects.
+    labelled : ZarrImage, optional
+        The image whose objects its pixels number; the same plane is shown of both.
 
     Raises
     ------
@@ -119,8 +121,11 @@ def read_image(
     elif [channel.color or WHITE for channel in channels] == [WHITE] and ngff.is_inverted(omero):
         photometric = PHOTOMETRIC.MINISWHITE
         channels = (replace(channels[0], color=None),)
+    shown = {} if labelled is None else labelled.planes
     position = [
-        ngff.default_position(omero, letter, length)
+        shown[letter][0] * length // shown[letter][1]
+        if letter in shown
+        else ngff.default_position(omero, letter, length)
         for letter, length in zip(axes.letters, shape, strict=True)
     ]
     found: list[tuple[LevelLayout, Transform | None, Node, Any]] = []
@@ -138,7 +143,7 @@ def read_image(
         place = ngff.transform([*stated[0], *stated[1]], len(shape)) if any(stated) else None
         if place is None and any(stated):
             problems.append(f"The scale of the level {array_node.folder.name!r} is not possible.")
-        found.append((replace(level, categorical=categorical), place, array_node, array))
+        found.append((replace(level, categorical=labelled is not None), place, array_node, array))
     if _is_scaled(found[0][1], axes) and None in map(axes.unit, "xy"):
         problems.append("The size of a pixel has no unit of length, so that none is given.")
     hidden = math.prod(
@@ -152,6 +157,11 @@ def read_image(
         files=tuple(slide_file(path) for item in found for path in item[2].documents),
         hidden_planes=hidden - 1,
         background=_background(found[0][3]),
+        planes={
+            letter: (at, length)
+            for letter, at, length in zip(axes.letters, position, shape, strict=True)
+            if letter not in SHOWN
+        },
     )
 
 
@@ -427,4 +437,4 @@ def bare_image(node: Node) -> ZarrImage:
     rgb = channels > 2 and array.dtype.name in ("uint8", "uint16")
     photometric = PHOTOMETRIC.RGB if rgb else PHOTOMETRIC.MINISBLACK
     level = _level(node.folder, array, axes.letters, (0,) * len(array.shape), photometric)
-    return ZarrImage(axes, None, (level,), (), (), 0, _background(array))
+    return ZarrImage(axes, None, (level,), (), (), 0, _background(array), {})
