@@ -4,8 +4,11 @@ import pickle
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+import tifffile
 
+from napari_wsigpu.cli import main
 from napari_wsigpu.errors import (
     NotASlideError,
     SlideNotFoundError,
@@ -111,3 +114,26 @@ def test_a_damaged_file_prints_nothing(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
     assert (done.stdout, done.stderr) == (b"", b"")
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+@pytest.mark.parametrize("kind", ["planes", "companion"])
+def test_names_of_other_files_in_ome_xml_are_not_told(tmp_path, capsys, kind, options):
+    head = '<OME xmlns="http://www.openmicroscopy.org/Schemas/OME/2016-06" UUID="urn:uuid:1">'
+    plane = (
+        '<TiffData IFD="0" FirstZ="{}" PlaneCount="1"><UUID FileName="{}">urn:uuid:{}</UUID>'
+        "</TiffData>"
+    )
+    planes = plane.format(0, "a.ome.tif", 1) + plane.format(1, "DOE_JANE_z2.ome.tif", 2)
+    inner = {
+        "planes": '<Image ID="Image:0"><Pixels ID="Pixels:0" DimensionOrder="XYCZT" Type="uint8" '
+        f'SizeX="64" SizeY="64" SizeC="1" SizeZ="2" SizeT="1">{planes}</Pixels></Image>',
+        "companion": '<BinaryOnly MetadataFile="DOE_JANE.companion.ome" UUID="urn:uuid:3"/>',
+    }
+    pixels = np.zeros((64, 64), np.uint8)
+    xml = f"{head}{inner[kind]}</OME>"
+    tifffile.imwrite(tmp_path / "a.ome.tif", pixels, description=xml, metadata=None)
+    assert main(["info", *options, str(tmp_path / "a.ome.tif")]) == 0
+    printed = capsys.readouterr()
+    assert "The OME-XML" in printed.out
+    assert "JANE" not in printed.out + printed.err

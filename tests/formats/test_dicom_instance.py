@@ -398,8 +398,7 @@ def test_the_file_that_is_named_is_shown_and_others_of_its_place_are_said(tmp_pa
         with open_slide(tmp_path / name) as slide:
             np.testing.assert_array_equal(whole(slide, 0), pixels)
             [problem] = slide.layout.problems
-            [other] = pictures.keys() - {name}
-            assert f"'{other}' holds other frames" in problem
+            assert problem.startswith("'another file' holds other frames")
     with open_slide(tmp_path) as slide:
         np.testing.assert_array_equal(whole(slide, 0), PIXELS)
         assert len(slide.layout.problems) == 1
@@ -491,7 +490,7 @@ class TestRefused:
         with open_slide(tmp_path / "9.dcm") as slide:
             assert slide.level_count == 2
             assert len(slide.layout.problems) == 1
-            assert "8.dcm" in slide.layout.problems[0]
+            assert "The DICOM file 'another file' is damaged" in slide.layout.problems[0]
 
 
 class TestHostile:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import stat
 import struct
 from dataclasses import replace
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 logging.getLogger("tifffile").addHandler(logging.NullHandler())
 
 HEAD = 1 << 16
+QUOTED, SIBLING = re.compile(r"'([^']{1,255})'"), "'another file'"
 SMALLEST_MPP, LARGEST_MPP = 1e-4, 1e5
 TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 
@@ -67,6 +69,7 @@ def describe(path: str | os.PathLike[str]) -> SlideLayout:
     for path in (*(file.path for file in layout.files[:1]), layout.path):
         folder = path.removesuffix(Path(path).name)
         problems = [text.replace(f"'{folder}", "'") for text in problems]
+    problems = [_without_siblings(text, layout) for text in problems]
     mpp = layout.mpp
     if mpp is not None and not SMALLEST_MPP <= min(mpp) <= max(mpp) <= LARGEST_MPP:
         problems.append(f"A pixel of {mpp[0]:g} x {mpp[1]:g} µm is not possible; none is given.")
@@ -74,6 +77,24 @@ def describe(path: str | os.PathLike[str]) -> SlideLayout:
     date = iso_date(layout.scan_date)
     metadata = finite(layout.metadata)
     return replace(layout, mpp=mpp, scan_date=date, metadata=metadata, problems=tuple(problems))
+
+
+def _without_siblings(text: str, layout: SlideLayout) -> str:
+    """Return a sentence without the names of other files, which can name a patient."""
+    folder, own = Path(layout.files[0].path).parent, Path(layout.path).name
+
+    def named(found: re.Match[str]) -> str:
+        name = found[1]
+        return found[0] if name == own or not _is_file(folder / name) else SIBLING
+
+    return QUOTED.sub(named, text)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # no name that a file can have
+        return False
 
 
 def _describe(name: str) -> SlideLayout:
