@@ -432,12 +432,16 @@ class AssociatedLayout:
         Its encoded bytes, if the metadata holds them; `image` has one tile then, of offset 0.
     icc : tuple of (int, int) or None
         Offset and length of its ICC profile in the file.
+    frame : tuple of float or None
+        What it covers, (x, y, width, height) in pixels of the slide's level 0; None where the file
+        doesn't say.
     """
 
     name: str
     image: LevelLayout
     data: bytes | None = None
     icc: tuple[int, int] | None = None
+    frame: tuple[float, float, float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from napari_wsigpu import open_slide
 from napari_wsigpu.viewer.beside import add_beside
 from napari_wsigpu.viewer.layers import slide_layers
 from napari_wsigpu.viewer.sample import sample_path
+from tests import leica, slides
 
 
 @pytest.fixture
@@ -35,7 +36,8 @@ def test_is_as_large_as_fits_the_slides_frame(viewer, slide, channels):
     assert layer.scale[0] == layer.scale[1]
     assert layer.scale[1] * 400 == pytest.approx(frame[1, 1] - frame[0, 1])
     assert layer.extent.world[0, 1] > frame[1, 1]
-    assert {str(unit) for unit in layer.units} == {"pixel"}
+    assert {str(unit) for unit in layer.units} == {"micrometer"}
+    assert {str(unit) for unit in viewer.layers.extent.units} == {"micrometer"}
 
 
 def test_lies_right_of_everything_in_a_viewer_of_stacks(viewer, slide):
@@ -49,3 +51,21 @@ def test_pictures_lie_beside_each_other(viewer, slide):
     first = add_beside(viewer, slide, "label", np.zeros((10, 10, 3), np.uint8))
     second = add_beside(viewer, slide, "macro", np.zeros((10, 30, 3), np.uint8))
     assert second.extent.world[0, -1] > first.extent.world[1, -1]
+
+
+def test_a_macro_lies_where_the_file_says(tmp_path):
+    pixels = slides.picture(128, 192)
+    item = leica.scan(pixels, 100_000, 60_000)
+    macro = leica.scan(slides.picture(30, 50), 0, 0, (), spacing=10_000, objective="0.6")
+    path = leica.write(tmp_path / "slide.scn", [macro, item], (500_000, 300_000))
+    with open_slide(path, "cpu") as slide:
+        model = ViewerModel()
+        [(levels, attributes, _)] = slide_layers(slide)
+        shown = model.add_image(levels, **attributes)
+        layer = add_beside(model, slide, "macro", slide.associated_images["macro"].read())
+        assert list(model.layers) == [layer, shown]
+        # The slide's frame is the glass that the macro shows; extents count from pixels' centres.
+        low, high = layer.extent.world
+        half = np.array(layer.scale) / 2
+        np.testing.assert_allclose(low - half, [-0.25, -0.25])
+        np.testing.assert_allclose(high + half, [299.75, 499.75])

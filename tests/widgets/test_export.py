@@ -16,7 +16,7 @@ from qtpy.QtCore import Qt
 from qtpy.QtWidgets import QComboBox
 
 from napari_wsigpu import open_slide
-from napari_wsigpu.errors import SlideReadError
+from napari_wsigpu.errors import SlideError, SlideReadError
 from napari_wsigpu.viewer.sample import sample_path
 from napari_wsigpu.widgets.export import CANCELLED, Export
 from napari_wsigpu.widgets.export_form import VIEW, WHOLE
@@ -391,7 +391,8 @@ def test_a_failure_is_shown_in_the_dock(dock, layer, answer, tmp_path, settled):
     sentence = dock.status.text()
     assert "nowhere" in sentence
     assert sentence.endswith(".")
-    assert [record.message for record in notification_manager.records] == [sentence]
+    said = [record.message for record in notification_manager.records if record.severity == "error"]
+    assert said == [SlideError(sentence).message]
     assert dock.export.isEnabled()
 
 

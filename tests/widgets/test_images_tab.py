@@ -9,6 +9,7 @@ import tifffile
 from napari.utils.notifications import notification_manager
 
 from napari_wsigpu import open_slide
+from napari_wsigpu.errors import SlideError
 from napari_wsigpu.viewer.sample import sample_path
 from napari_wsigpu.widgets.disclosure import Disclosure, by_default
 from napari_wsigpu.widgets.facts import damage
@@ -167,7 +168,8 @@ def test_a_damaged_image_is_said_in_its_card(jobs, display, tmp_path, settled):
     assert not card.save.isEnabled()
     assert tab.cards["thumbnail"].save.isEnabled()
     assert "could not be decoded" in card.picture.text()
-    assert [r.message for r in notification_manager.records] == [card.picture.text()]
+    said = SlideError(card.picture.text()).message
+    assert [record.message for record in notification_manager.records] == [said]
     assert tab.cards["thumbnail"].picture.image is not None
 
 

@@ -133,7 +133,10 @@ def parse(file: TiffFile, source: SlideFile) -> SlideLayout:
         {**fields, "regions": levels[0].places},
         with_description=False,
         channels=first.channels if first is not None else (),
-        associated=_macro(macros, pages, path, problems),
+        associated=[
+            replace(macro, frame=(0, 0, levels[0].width, levels[0].height) if regions else None)
+            for macro in _macro(macros, pages, path, problems)
+        ],
         problems=problems,
     )
     spacing = None if first is None else first.spacing(0) / 1000

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.widgets.jobs import Jobs
 
 WIDTH, HEIGHT = 18, 9
+SPACING = 6  # pixels
 FILTERS = "PNG (*.png);;TIFF (*.tif *.tiff)"
 VEIL = "Private: neither decoded nor shown until you ask."
 
@@ -73,6 +74,8 @@ class ImageCard(QWidget):  # type: ignore[misc]
         head.addStretch()
         head.addWidget(self.size_label)
         buttons = QFlowLayout()
+        buttons.setHorizontalSpacing(SPACING)
+        buttons.setVerticalSpacing(SPACING)
         for button in (self.reveal, self.open, self.save):
             buttons.addWidget(button)
         layout = QVBoxLayout(self)

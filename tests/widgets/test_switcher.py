@@ -1,0 +1,112 @@
+"""The dock "Slides" in a real napari window, used as people do."""
+
+import numpy as np
+import pytest
+from qtpy.QtCore import Qt
+from qtpy.QtTest import QTest
+
+from napari_wsigpu.conversion import convert
+from napari_wsigpu.viewer.layers import slide_of
+from napari_wsigpu.viewer.sample import sample_path
+
+
+@pytest.fixture
+def dock(viewer):
+    viewer.window.resize(1500, 900)
+    _, widget = viewer.window.add_plugin_dock_widget("napari-wsigpu", "Slides")
+    return widget
+
+
+@pytest.fixture
+def dark(tmp_path):
+    """A second slide, smaller than the first."""
+    path = tmp_path / "dark.tif"
+    convert(sample_path(), path, region=(1500, 1500, 1024, 1024))
+    return path
+
+
+def click(widget, pos=None):
+    QTest.mouseClick(widget, Qt.LeftButton, pos=pos or widget.rect().center())
+    QTest.qWait(200)
+
+
+def choose(dock, name):
+    [item] = dock.list.findItems(name, Qt.MatchExactly)
+    click(dock.list.viewport(), dock.list.visualItemRect(item).center())
+
+
+def listed(dock):
+    return [dock.list.item(row).text() for row in range(dock.list.count())]
+
+
+def test_is_empty_without_slides(viewer, dock):
+    assert dock.empty.isVisible()
+    assert not dock.list.isVisible()
+    viewer.add_image(np.zeros((8, 8)))
+    assert listed(dock) == []
+
+
+def test_shows_one_alone_and_fits_it(viewer, dock, slide_is_open, dark):
+    first, second = slide_is_open(sample_path(), dark)
+    QTest.qWait(200)
+    assert listed(dock) == ["he_phantom.svs", "dark.tif"]
+    assert dock.list.currentItem().text() == "dark.tif"
+    small = viewer.scene.camera.zoom
+    choose(dock, "he_phantom.svs")
+    assert (first.visible, second.visible) == (True, False)
+    assert viewer.layers.selection.active is first
+    assert viewer.scene.camera.zoom < small / 3
+    choose(dock, "dark.tif")
+    assert (first.visible, second.visible) == (False, True)
+    assert viewer.scene.camera.zoom == pytest.approx(small, rel=0.02)
+    click(dock.all)
+    assert (first.visible, second.visible) == (True, True)
+
+
+def test_side_by_side_each_has_its_part_of_the_canvas(viewer, dock, slide_is_open):
+    first, second = slide_is_open(sample_path(), sample_path())
+    click(dock.side_by_side)
+    assert viewer.canvas.grid.enabled
+    assert viewer.canvas.grid.actual_shape(viewer.layers) == (1, 2)
+    QTest.qWait(800)
+    picture = viewer.screenshot(flash=False)[..., :3].astype(int)
+    left, right = np.array_split(picture[:, : picture.shape[1] // 2 * 2], 2, axis=1)
+    assert (left.min(axis=2) > 200).mean() > 0.1
+    assert np.abs(left - right).mean() < 3
+    assert not dock.note.isVisible()
+    click(dock.all)
+    assert not viewer.canvas.grid.enabled
+    assert {slide_of(first), slide_of(second)} == set(dock.slides())
+
+
+def test_channels_of_a_slide_stay_together(viewer, dock, slide_is_open, write_channels, tmp_path):
+    path, *_ = write_channels(2)
+    twin = tmp_path / "twin.ome.tif"
+    twin.write_bytes(path.read_bytes())
+    slide_is_open(path, twin)
+    viewer.layers.move(0, 3)
+    click(dock.side_by_side)
+    assert viewer.canvas.grid.actual_shape(viewer.layers) == (1, 2)
+    slides = [slide_of(layer) for layer in viewer.layers]
+    assert slides[0] is slides[1] is not slides[2]
+    assert slides[2] is slides[3]
+
+
+def test_says_why_it_cannot_be_side_by_side(viewer, dock, slide_is_open, write_channels):
+    slide_is_open(sample_path(), write_channels(2)[0])
+    click(dock.side_by_side)
+    assert "different numbers of channels" in dock.note.text()
+    assert not viewer.canvas.grid.enabled
+    shapes = viewer.add_shapes()
+    click(dock.side_by_side)
+    assert f"'{shapes.name}' is of no slide" in dock.note.text()
+
+
+def test_buttons_need_two_slides(viewer, dock, slide_is_open):
+    slide_is_open(sample_path())
+    assert not dock.side_by_side.isEnabled()
+    slide_is_open(sample_path())
+    assert dock.side_by_side.isEnabled()
+    viewer.layers.pop()
+    assert not dock.side_by_side.isEnabled()
+    assert dock.list.count() == 1
