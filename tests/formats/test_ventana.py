@@ -126,6 +126,33 @@ def test_later_scanners_join_each_column_by_itself(path, to_and_fro):
         np.testing.assert_array_equal(slide.levels[1][...], stitched[::2, ::2])
 
 
+@pytest.mark.parametrize("swapped", [False, True])
+def test_lower_levels_of_later_scanners_may_be_packed_as_the_first_one(path, swapped):
+    """As a DP 200 was measured: all joints are LEFT, with tiles in either order."""
+
+    class Left(Area):
+        def joint(self, direction, tiles, x, y):
+            tiles = tiles[::-1] if swapped else tiles
+            return super().joint("LEFT" if direction == "RIGHT" else direction, tiles, x, y)
+
+    by_gap = {2: 8, 4: 16}
+    starts = np.cumsum([0, 48, 48 - 8, 48, 48 - 16])
+    y, x = np.mgrid[:128, : starts[-1] + 48] // 8
+    world = np.stack([x * 5 % 256, y * 9 % 256, (x + y) * 7 % 256], -1).astype(np.uint8)
+    packed = np.concatenate([world[:, start : start + 48] for start in starts], axis=1)
+    levels = [packed, packed[::2, ::2], packed[::4, ::4]]
+    ventana.write(
+        path,
+        [np.ascontiguousarray(level) for level in levels],
+        ventana.stitching([Left((5, 4), by_gap=by_gap)]),
+        scan=ventana.scan_xml('ScannerModel="VENTANA DP 200" ' + ventana.SCAN),
+    )
+    with open_slide(path) as slide:
+        assert slide.layout.problems == ()
+        for level, step in zip(slide.levels[:3], (1, 2, 4), strict=True):
+            np.testing.assert_array_equal(level[...], world[::step, ::step])
+
+
 def test_missing_tiles_are_white(path):
     ventana.write(path, stored(5, 4), None, missing=[0, 7])
     with open_slide(path) as slide:

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from tifffile import TiffFile, TiffPage
 
 NAMES = {"Label Image": "macro", "Label_Image": "macro", "Thumbnail": "thumbnail"}
-# The axis of a joint (x, y), and on which side of the first tile the second one lies.
-DIRECTIONS = {"RIGHT": (0, 1), "LEFT": (0, -1), "UP": (1, -1), "DOWN": (1, 1)}
-# These scanners say of each pair of tiles how far it overlaps, and store lower levels stitched.
-STITCHED = "VENTANA DP"
+# The axis of a joint (x, y). Which tile is named first differs between scanners.
+DIRECTIONS = {"RIGHT": 0, "LEFT": 0, "UP": 1, "DOWN": 1}
+# These scanners say of each pair of tiles how far it overlaps.
+BY_PAIRS = "VENTANA DP"
 
 
 class _Area(NamedTuple):
@@ -151,9 +151,9 @@ def _placed(
         return same
     try:
         stitching = _stitching(packet, base, problems)
-        if len(stitching.areas) == 1 and fields.get("ScannerModel", "").startswith(STITCHED):
-            whole = _by_pairs(base, stitching)
-            return [whole, *(_cut(level, whole) for level in same[1:])]
+        if len(stitching.areas) == 1 and fields.get("ScannerModel", "").startswith(BY_PAIRS):
+            whole = _by_pairs(base, base, stitching)
+            return [whole, *(_lower(level, base, whole, stitching) for level in same[1:])]
         levels = [_by_average(level, base, stitching, level.reduction or 1) for level in same]
         sides = levels[0].width, levels[0].height
         if not 0 < min(sides) <= max(sides) < tiff.LARGEST_SIDE:
@@ -164,12 +164,16 @@ def _placed(
     return levels
 
 
-def _cut(level: LevelLayout, base: LevelLayout) -> LevelLayout:
-    """Leave out what a level, stored stitched, has beyond level 0."""
+def _lower(
+    level: LevelLayout, base: LevelLayout, whole: LevelLayout, stitching: _Stitching
+) -> LevelLayout:
+    """Lay out a lower level, which is as wide as the tiles of level 0 side by side, or stitched."""
     steps = level.reduction or 1
-    width = min(level.width, math.ceil(base.width / steps))
-    height = min(level.height, math.ceil(base.height / steps))
-    return replace(level, width=width, height=height)
+    width, height = math.ceil(whole.width / steps), math.ceil(whole.height / steps)
+    excess = level.width + level.height - width - height
+    if 2 * excess >= (base.width + base.height) / steps - width - height:
+        return _by_pairs(level, base, stitching)
+    return replace(level, width=min(level.width, width), height=min(level.height, height))
 
 
 def _stitching(packet: str, base: LevelLayout, problems: list[str]) -> _Stitching:
@@ -225,15 +229,15 @@ def _area(info: Element, origin: Element, base: LevelLayout) -> _Area:
 def _joint(item: Element, area: _Area, base: LevelLayout) -> _Joint | None:
     """Read by how much two neighbours overlap, or return None if they are none."""
     try:
-        axis, step = DIRECTIONS[item.get("Direction", "")]
+        axis = DIRECTIONS[item.get("Direction", "")]
         tiles = [_tile(whole_number(item.get(name)), area.tiles) for name in ("Tile1", "Tile2")]
         overlap = number(item.get("OverlapX" if axis == 0 else "OverlapY"))
         confidence = whole_number(item.get("Confidence"))
     except (KeyError, ValueError):
         return None
     one, other = tiles
-    apart = (other[0] - one[0], other[1] - one[1])
-    if apart != ((step, 0) if axis == 0 else (0, step)):
+    apart = (abs(other[0] - one[0]), abs(other[1] - one[1]))
+    if apart != ((1, 0) if axis == 0 else (0, 1)):
         return None
     size = (base.grid.tile_width, base.grid.tile_height)[axis]
     if not 0 <= overlap < size or not 0 <= confidence <= 1 << 32:
@@ -287,12 +291,13 @@ def _by_average(
     return LevelLayout.mosaic(width, height, parts, level.reduction)
 
 
-def _by_pairs(base: LevelLayout, stitching: _Stitching) -> LevelLayout:
-    """Place each row and column of tiles by its own overlap with the one before it."""
+def _by_pairs(level: LevelLayout, base: LevelLayout, stitching: _Stitching) -> LevelLayout:
+    """Place each row and column of level 0's tiles by its own overlap with the one before it."""
     (area,) = stitching.areas
+    steps = level.reduction / base.reduction if level.reduction and base.reduction else 1
     pieces = []
     for axis, (size, limit) in enumerate(
-        [(base.grid.tile_width, base.width), (base.grid.tile_height, base.height)]
+        [(base.grid.tile_width, level.width), (base.grid.tile_height, level.height)]
     ):
         gaps: list[list[_Joint]] = [[] for _ in range(area.tiles[axis])]
         for joint in stitching.joints:
@@ -300,12 +305,13 @@ def _by_pairs(base: LevelLayout, stitching: _Stitching) -> LevelLayout:
                 gaps[joint.gap].append(joint)
         starts = np.cumsum([size - _mean(joints) for joints in gaps]) - size
         cells = area.first[axis] + np.arange(area.tiles[axis])
-        found = _pieces(starts, cells * float(size), size, limit)
-        assert found is not None
+        found = _pieces(starts / steps, cells * (size / steps), size / steps, limit)
+        if found is None:
+            raise ValueError("a level lacks all of its tiles")
         pieces.append(found)
     columns, rows = pieces
-    part = Part(base, rows, columns)
-    return LevelLayout.mosaic(columns.end, rows.end, [part], base.reduction)
+    part = Part(level, rows, columns)
+    return LevelLayout.mosaic(columns.end, rows.end, [part], level.reduction)
 
 
 def _mean(joints: Sequence[_Joint]) -> float:
