@@ -298,3 +298,28 @@ def test_xml_without_an_image(tmp_path, xml):
     pixels, _ = write(path, xml)
     with open_slide(path) as slide:
         np.testing.assert_array_equal(slide.levels[0][...], pixels)
+
+
+@pytest.mark.parametrize(
+    "planes",
+    ["", '<TiffData IFD="0"><UUID FileName="other.ome.tif">urn:uuid:2</UUID></TiffData>'],
+)
+@pytest.mark.parametrize("others", [0, 1])
+def test_what_the_xml_says_of_the_only_image_of_a_size(tmp_path, planes, others):
+    """Though tifffile can't tell by it where planes lie."""
+    image = (
+        '<Image ID="Image:{0}"><Pixels ID="Pixels:{0}" DimensionOrder="XYCZT" Type="uint8" '
+        'SizeX="90" SizeY="80" SizeZ="1" SizeC="1" SizeT="1" PhysicalSizeX="0.5" '
+        'PhysicalSizeY="0.25"><Channel ID="Channel:{0}:0" Name="DAPI"/>{1}</Pixels></Image>'
+    )
+    images = "".join(image.format(number, planes) for number in range(1 + others))
+    xml = f'<OME xmlns="http://www.openmicroscopy.org/Schemas/OME/2016-06">{images}</OME>'
+    pixels = slides.picture(80, 90, 1)[..., 0]
+    tifffile.imwrite(tmp_path / "a.ome.tif", pixels, description=xml, metadata=None)
+    with tifffile.TiffFile(tmp_path / "a.ome.tif") as file:
+        assert planes or file.series[0].kind == "generic"
+    with open_slide(tmp_path / "a.ome.tif") as slide:
+        np.testing.assert_array_equal(slide.levels[0][..., 0], pixels)
+        assert slide.mpp == (None if others else (0.5, 0.25))
+        assert [channel.name for channel in slide.channels] == ["gray" if others else "DAPI"]
+        assert len(slide.layout.problems) == bool(planes)

@@ -741,6 +741,14 @@ class TestCollections:
             describe(tmp_path / "a.zarr")
 
 
+def test_an_image_that_is_said_to_be_a_collection_too(tmp_path):
+    """As large_image writes it."""
+    pixels = moved(64, 80)
+    write_image(tmp_path / "a.zarr", [pixels], more={"bioformats2raw.layout": 3})
+    with open_slide(tmp_path / "a.zarr") as slide:
+        np.testing.assert_array_equal(np.moveaxis(slide.levels[0][...], 2, 0), pixels)
+
+
 class TestLabels:
     def write(self, tmp_path, **options):
         write_image(tmp_path / "a.zarr", halved(moved(256, 400), "cyx", 1))

@@ -20,6 +20,7 @@ MICROMETRES = {
     "m": 1e6, "dm": 1e5, "cm": 1e4, "mm": 1e3, "µm": 1.0, "\N{GREEK SMALL LETTER MU}m": 1.0,
     "um": 1.0, "nm": 1e-3, "pm": 1e-6, "Å": 1e-4, "in": 25400.0,
 }  # fmt: skip
+CONTRADICTION = "The OME-XML contradicts itself, so that it is left aside."
 LONGEST_KEPT = 1 << 18
 MOST_PLANES = 1 << 18
 MOST_NAMED = 5
@@ -50,20 +51,25 @@ def parse(file: TiffFile, source: SlideFile) -> SlideLayout:
     """Describe the largest image of an OME-TIFF."""
     xml = file.pages.first.description
     root = markup.parse(xml)
-    distrust = _distrust(root, file.filename) or ""
-    if root is None or distrust:
+    distrust = _distrust(root, file.filename)
+    if distrust is not None:
         # tifffile would look for images where such XML says.
         setattr(file, "is_ome", False)  # noqa: B010
-        layout = tiff.parse(file, source)
-        return replace(layout, problems=(*layout.problems, distrust))
     layout = tiff.parse(file, source)
+    if distrust is not None and len(layout.files) == 1:
+        layout = replace(layout, problems=(*layout.problems, distrust))
+    if root is None or distrust == CONTRADICTION:
+        return layout
     main = tiff.main_image(file, source.path)
-    described = describe(root, _index_of(main, file, root)) if main.kind == "ome" else None
+    index = _index_of(main, file, root) if main.kind == "ome" else _only_one_of(main, root)
+    described = None if index is None else describe(root, index)
     if described is None:
         return layout
     count = layout.levels[0].channels
     named = not layout.rgb and len(described.channels) == count
-    associated, problems = _other_images(main, file, source.path)
+    associated, problems = layout.associated, list[str]()
+    if main.kind == "ome":
+        associated, problems = _other_images(main, file, source.path)
     metadata = {"ome": described.metadata, **layout.metadata}
     record = _record(root)
     if record:
@@ -137,7 +143,7 @@ def _distrust(root: Element | None, filename: str) -> str | None:
         sound = all(_is_sound(element) for element in root.iter())
     except (ValueError, KeyError):
         sound = False
-    return None if sound else "The OME-XML contradicts itself, so that it is left aside."
+    return None if sound else CONTRADICTION
 
 
 def _other_files(root: Element, filename: str) -> list[str]:
@@ -205,6 +211,18 @@ def _index_of(main: TiffPageSeries, file: TiffFile, root: Element) -> int:
             indices.append(index)
     index = alike.index(main)
     return indices[index] if index < len(indices) else 0
+
+
+def _only_one_of(main: TiffPageSeries, root: Element) -> int | None:
+    """Return which image of the XML alone is of a series' size, though it does not lay it out."""
+    size = tuple(map(str, tiff.size(main)))
+    found = [
+        index
+        for index, image in enumerate(markup.children(root, "Image"))
+        if (pixels := markup.child(image, "Pixels")) is not None
+        and (pixels.get("SizeX"), pixels.get("SizeY")) == size
+    ]
+    return found[0] if len(found) == 1 else None
 
 
 def _other_images(

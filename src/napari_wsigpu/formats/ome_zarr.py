@@ -66,7 +66,7 @@ def parse(path: Path) -> SlideLayout:
     problems: list[str] = []
     if node.is_array:
         return _layout("zarr", node, bare_image(node), problems)
-    if COLLECTION in node.ome and "plate" not in node.ome:
+    if COLLECTION in node.ome and not node.ome.keys() & {"plate", "multiscales"}:
         return _collection(node, problems)
     image = read_image(node, problems)
     labels = _labels(node, image, problems)
