@@ -5,7 +5,9 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+import tifffile
 
 from napari_wsigpu import convert
 from napari_wsigpu.cli import main
@@ -133,3 +135,19 @@ def test_json_is_json_whatever_the_numbers_are(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert '["nan", "inf", {"deep": "-inf"}, 1.5]' in printed
     json.loads(printed, parse_constant=no_json)
+
+
+def test_channels_are_named(tmp_path, capsys):
+    pixels = np.zeros((2, 64, 64), np.uint16)
+    names = {"axes": "CYX", "Channel": {"Name": ["DAPI", "Cy3"]}}
+    tifffile.imwrite(tmp_path / "a.ome.tif", pixels, metadata=names, photometric="minisblack")
+    assert main(["info", str(tmp_path / "a.ome.tif")]) == 0
+    assert "  channels    DAPI, Cy3\n" in capsys.readouterr().out
+    assert main(["info", "--json", str(tmp_path / "a.ome.tif")]) == 0
+    assert json.loads(capsys.readouterr().out)["channels"] == ["DAPI", "Cy3"]
+
+
+def test_an_empty_file_is_said_to_be_empty(tmp_path, capsys):
+    (tmp_path / "a.svs").touch()
+    assert main(["info", str(tmp_path / "a.svs")]) == 1
+    assert "a.svs' is empty; get a fresh copy" in capsys.readouterr().err

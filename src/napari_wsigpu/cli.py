@@ -116,7 +116,9 @@ def _as_json(slide: Slide, metadata: Mapping[str, Any]) -> str:
         for size, downsample in zip(slide.level_dimensions, slide.level_downsamples, strict=True)
     ]
     planes = slide.layout.hidden_planes
-    return json.dumps({"path": slide.path, "levels": levels, "hidden_planes": planes, **metadata})
+    channels = [channel.name for channel in slide.channels]
+    found = {"levels": levels, "hidden_planes": planes, "channels": channels}
+    return json.dumps({"path": slide.path, **found, **metadata})
 
 
 def _as_text(slide: Slide, metadata: Mapping[str, Any]) -> str:
@@ -132,6 +134,9 @@ def _as_text(slide: Slide, metadata: Mapping[str, Any]) -> str:
     if region is not None:
         x, y, width, height = region
         lines.append(f"  region      {width} x {height} at {x}, {y} of its source's level 0")
+    if slide.channels:
+        names = ", ".join(channel.name for channel in slide.channels)
+        lines.append(f"  channels    {names}")
     if slide.layout.hidden_planes:
         lines.append(f"  planes      {slide.layout.hidden_planes + 1}, of which one is shown")
     given = {"scanner": "scanner", "scan_date": "scanned", "barcode": "barcode"}

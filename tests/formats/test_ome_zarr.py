@@ -741,6 +741,18 @@ class TestCollections:
             describe(tmp_path / "a.zarr")
 
 
+@pytest.mark.parametrize("listed", [["A/1", "C/7"], ["C/7"], ["A/1"], 5, [7]])
+def test_advice_for_a_plate_names_an_image_that_is_there(tmp_path, listed):
+    folder = tmp_path / "p.zarr"
+    wells = [{"path": path} for path in listed] if isinstance(listed, list) else listed
+    write_group(folder, {"plate": {"wells": wells}})
+    write_group(folder / "C/7", {"well": {"images": [{"path": "0"}, {"path": "2"}]}})
+    write_image(folder / "C/7/2", [moved(64, 80)])
+    example = ", for example 'p.zarr/C/7/2'" if isinstance(listed, list) and "C/7" in listed else ""
+    with pytest.raises(UnsupportedSlideError, match=f"open the folder of one of them{example}.$"):
+        open_slide(folder)
+
+
 def test_an_image_that_is_said_to_be_a_collection_too(tmp_path):
     """As large_image writes it."""
     pixels = moved(64, 80)

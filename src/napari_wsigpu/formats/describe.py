@@ -146,6 +146,8 @@ def _describe_url(url: str) -> SlideLayout:
 
 def _check_head(name: str, head: bytes) -> None:
     """Refuse what does not begin as a TIFF file does."""
+    if not head:
+        raise NotASlideError(f"'{name}' is empty; get a fresh copy of it.")
     if not head.startswith(TIFF_MAGIC):
         raise NotASlideError(
             f"'{name}' is not a TIFF-based slide, nor one in DICOM (it does not begin as these "

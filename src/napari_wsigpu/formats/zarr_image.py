@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -186,10 +187,10 @@ def _refusal(node: Node) -> SlideError:
     folder, said = node.folder, node.ome
     if "plate" in said or "well" in said:
         kind = "plate" if "plate" in said else "well"
-        inner = "A/1/0" if kind == "plate" else "0"
+        inner = _image_of_plate(node) if kind == "plate" else _image_of_well(node)
+        example = "" if inner is None else f", for example '{folder.name}/{inner}'"
         return UnsupportedSlideError(
-            f"'{folder}' is a {kind} of many images; open the folder of one of them, "
-            f"for example '{folder.name}/{inner}'."
+            f"'{folder}' is a {kind} of many images; open the folder of one of them{example}."
         )
     if isinstance(said.get("labels"), list):
         return NotASlideError(
@@ -199,6 +200,35 @@ def _refusal(node: Node) -> SlideError:
         f"'{folder}' is a Zarr group without multiscale images; open the folder of an OME-Zarr "
         "image, or of an array."
     )
+
+
+def _image_of_plate(node: Node) -> str | None:
+    """Return the path of the first image of a plate that is there."""
+    for path in _paths(node.ome.get("plate"), "wells"):
+        try:
+            inner = _image_of_well(child(node, path))
+        except SlideError:
+            continue
+        if inner is not None:
+            return f"{path}/{inner}"
+    return None
+
+
+def _image_of_well(node: Node) -> str | None:
+    """Return the path of the first image of a well that is there."""
+    for path in _paths(node.ome.get("well"), "images"):
+        with suppress(SlideError):
+            child(node, path)
+            return path
+    return None
+
+
+def _paths(said: Any, name: str) -> list[str]:
+    """Return the paths in a list that metadata may have."""
+    items = said.get(name) if isinstance(said, dict) else None
+    found = items[:MOST_LEVELS] if isinstance(items, list) else []
+    paths = [item.get("path") for item in found if isinstance(item, dict)]
+    return [path for path in paths if isinstance(path, str)]
 
 
 def _arrays(
