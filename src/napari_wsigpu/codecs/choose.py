@@ -9,12 +9,10 @@ from napari_wsigpu.codecs.cpu import CpuDecoder
 from napari_wsigpu.errors import DeviceError, UnsupportedSlideError
 
 if TYPE_CHECKING:
-    from napari_wsigpu.codecs.cpu import HostSlots
-    from napari_wsigpu.codecs.decoder import Decoder
     from napari_wsigpu.layout import SlideLayout
 
 
-def choose_decoder(layout: SlideLayout, threads: int | None = None) -> Decoder[HostSlots]:
+def choose_decoder(layout: SlideLayout, threads: int | None = None) -> CpuDecoder:
     """Return a decoder on the CPU for all levels of a slide.
 
     Raises

@@ -75,6 +75,11 @@ class CpuDecoder:
         self._active = 0
         self._memory = TileMemory()
 
+    @property
+    def threads(self) -> int:
+        """How many threads decode one batch, the one that waits included."""
+        return self._workers + 1
+
     def refusal(self, level: LevelLayout) -> str | None:
         """Say why it can't decode tiles of a level; None if it can."""
         return refusal(level.encoding)

@@ -188,6 +188,8 @@ class EncodedBatch(Sequence["EncodedTile"]):
             reasons=reasons,
         )
         part.lost = self.lost
+        if self._later is not None:
+            part._later = _Some(self._later, indices)
         return part
 
     def _locate(self) -> None:
@@ -265,6 +267,19 @@ class EncodedBatch(Sequence["EncodedTile"]):
             return self.view[start:end]
         scan = self.view[start + len(self.lost) : end - len(END_OF_IMAGE)]
         return memoryview(b"".join((self.lost, scan, END_OF_IMAGE)))
+
+
+class _Some:
+    """Some of the ranges of `LaterReads`, which are not closed with these."""
+
+    def __init__(self, reads: LaterReads, chosen: Sequence[int]) -> None:
+        self._reads, self._chosen = reads, chosen
+
+    def read(self, index: int) -> bytes:
+        return self._reads.read(self._chosen[index])
+
+    def close(self) -> None:
+        pass
 
 
 Deliver = Callable[[Sequence[int]], None]

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from napari_wsigpu.errors import DeviceError
 from napari_wsigpu.gpu.cuda import CudaDevice
 from napari_wsigpu.gpu.driver import driver_is_there
+from napari_wsigpu.gpu.host_jpegs import HostJpegs
+from napari_wsigpu.gpu.library import Library
 from napari_wsigpu.gpu.tiles import SLAB_BYTES, DeviceTiles
 from napari_wsigpu.gpu.worker import DecodeWorker
 
@@ -72,6 +74,8 @@ class Devices:
         Whether this machine can have devices at all; asked before anything is started.
     slab_bytes : int
         How much memory a cache takes at a time.
+    library : callable
+        Loads nvImageCodec for the CPU, or raises a `DeviceError`.
 
     Attributes
     ----------
@@ -79,6 +83,8 @@ class Devices:
         As given.
     background : BackgroundStart
         Starts the first device while the CPU decodes.
+    jpegs : HostJpegs
+        nvImageCodec's decoders on the CPU.
     """
 
     def __init__(
@@ -86,6 +92,7 @@ class Devices:
         opened: Callable[[int], Device] = CudaDevice,
         has_driver: Callable[[], bool] = driver_is_there,
         slab_bytes: int = SLAB_BYTES,
+        library: Callable[[], Library] = Library,
     ) -> None:
         self._opened = opened
         self.has_driver = has_driver
@@ -94,6 +101,7 @@ class Devices:
         self._workers: dict[int, DecodeWorker] = {}
         self._tiles: dict[str, DeviceTiles] = {}
         self.background = BackgroundStart(self)
+        self.jpegs = HostJpegs(library)
 
     def worker(self, index: int) -> DecodeWorker:
         """Return the worker on a CUDA device.
@@ -128,6 +136,7 @@ class Devices:
         """End the threads of the workers, and let go of their decoders."""
         for worker in list(self._workers.values()):
             worker.close()
+        self.jpegs.close()
 
 
 class BackgroundStart:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from napari_wsigpu.errors import RegionError
+from napari_wsigpu.gpu.host_jpegs import HostDecoder
 from napari_wsigpu.memory import RegionMemory
 from napari_wsigpu.reading.cache import TileKey
 from napari_wsigpu.reading.host import HostExecutor
@@ -25,8 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.color import ColorTable
-    from napari_wsigpu.codecs.cpu import HostSlots
-    from napari_wsigpu.codecs.decoder import Decoder
+    from napari_wsigpu.codecs.cpu import CpuDecoder
     from napari_wsigpu.gpu.devices import Devices
     from napari_wsigpu.layout import LevelLayout, PyramidLevel, SlideLayout
     from napari_wsigpu.reading.cache import TileCache
@@ -75,7 +75,7 @@ class RegionReader:
         images: Mapping[int, LevelLayout],
         pyramid: Sequence[PyramidLevel],
         source: ByteSource,
-        cpu: Decoder[HostSlots],
+        cpu: CpuDecoder,
         log: TileLog,
         tiles: TileCache,
         devices: Devices,
@@ -86,7 +86,7 @@ class RegionReader:
     ) -> None:
         self._slide = slide
         self._images = images
-        self._cpu = cpu
+        self._decoder = HostDecoder(cpu, devices.jpegs)
         self._log = log
         self._tiles = tiles
         self._keeps_whole = keeps_whole
@@ -100,7 +100,7 @@ class RegionReader:
             pyramid,
             layout.background,
             source,
-            cpu,
+            self._decoder,
             tiles,
             log,
             lambda image, count, seconds: throughput.note(tile_kind(image), "cpu", count, seconds),
@@ -298,7 +298,7 @@ class RegionReader:
 
     def release(self) -> None:
         """Let go of threads and tiles; the next read takes them again."""
-        self._cpu.release()
+        self._decoder.release()
         self._host.release()
         self._memory.clear()
         self.offload.release()

@@ -1,0 +1,266 @@
+"""JPEGs on the CPU, many at a time."""
+
+import threading
+
+import imagecodecs
+import numpy as np
+import pytest
+import tifffile
+
+from napari_wsigpu import open_slide
+from napari_wsigpu.codecs.jpeg import header_length, segments
+from napari_wsigpu.errors import DeviceError, SlideClosedError, TileError
+from napari_wsigpu.gpu import host_jpegs
+from napari_wsigpu.gpu.devices import Devices
+from napari_wsigpu.gpu.host_jpegs import HostJpegs
+from napari_wsigpu.runtime import Runtime
+from tests import slides, tiffbytes
+from tests.host_device import library
+
+pytest.importorskip("nvidia.nvimgcodec")
+
+HEIGHT, WIDTH = 200, 290
+TILE = (32, 48)
+TILES = 7 * 7
+THREADS = host_jpegs.FEW_CORES + 1
+COLORS = {
+    "4:2:0": {"photometric": 6, "encode": slides.jpeg_ycbcr},
+    "4:2:2": {"photometric": 6, "encode": lambda tile: slides.jpeg_ycbcr(tile, "422")},
+    "4:4:4": {"photometric": 6, "encode": lambda tile: slides.jpeg_ycbcr(tile, "444")},
+    "RGB": {"photometric": 2, "encode": slides.jpeg},
+    "RGB without a word": {
+        "photometric": 2,
+        "encode": lambda tile: silent(slides.jpeg(tile)),
+    },
+    "gray": {"photometric": 1, "encode": slides.jpeg},
+}
+
+
+def silent(data):
+    """Leave out what a JPEG says of its colours."""
+    kept = [data[start:end] for marker, start, end in segments(data) if marker not in (0xE0, 0xEE)]
+    return data[:2] + b"".join(kept) + data[header_length(data) :]
+
+
+@pytest.fixture
+def own_runtime():
+    """A machine without a GPU, whose library is loaded."""
+    runtime = Runtime(Devices(has_driver=lambda: False, library=library))
+    assert runtime.devices.jpegs.wait()
+    yield runtime
+    runtime.close()
+
+
+@pytest.fixture
+def batches(monkeypatch):
+    """How many tiles each call decoded well."""
+    found = []
+    decode = host_jpegs._Decoder.decode
+
+    def counted(self, encoded, targets, image):
+        worked = decode(self, encoded, targets, image)
+        found.append(sum(worked))
+        return worked
+
+    monkeypatch.setattr(host_jpegs._Decoder, "decode", counted)
+    return found
+
+
+def write(path, *, encode, tables=False, spoilt=None, **options):
+    """Write one level of JPEGs, with tables of their own or shared ones."""
+    channels = 1 if options["photometric"] == 1 else 3
+    pixels = slides.picture(HEIGHT, WIDTH, channels)
+    count, more = [], {}
+    if tables:
+        shared, _ = slides.split_tables(encode(pixels[: TILE[0], : TILE[1]]))
+        more = {347: (7, shared)}
+
+    def encoded(tile):
+        data = encode(tile)
+        if tables:
+            data = slides.split_tables(data)[1]
+        if spoilt is not None:
+            data = spoilt(len(count), data)
+        count.append(data)
+        return data
+
+    page = tiffbytes.page(pixels, encoded, compression=7, tile=TILE, more=more, **options)
+    return tiffbytes.write(path, [page])
+
+
+@pytest.mark.parametrize("tables", [False, True])
+@pytest.mark.parametrize("colors", COLORS)
+@pytest.mark.parametrize("at_once", [10, 128])
+def test_pixels_are_those_of_tifffile(
+    tmp_path, monkeypatch, own_runtime, batches, colors, tables, at_once
+):
+    monkeypatch.setattr(host_jpegs, "AT_ONCE", at_once)
+    path = write(tmp_path / "slide.tif", tables=tables, **COLORS[colors])
+    expected = tifffile.imread(path).reshape(HEIGHT, WIDTH, -1)
+    with open_slide(path, threads=THREADS, runtime=own_runtime) as slide:
+        read = slide.read_region((0, 0), (WIDTH, HEIGHT))
+        np.testing.assert_array_equal(read, expected)
+        assert sum(batches) == TILES
+        (patches,) = slide.read_regions([(5, 7), (100, 90)], (64, 60), batch_size=2)
+        np.testing.assert_array_equal(patches[1], expected[90:150, 100:164])
+        assert sum(batches) == TILES  # they were kept
+
+
+def test_patches_of_which_no_tile_is_kept(tmp_path, own_runtime, batches):
+    path = write(tmp_path / "slide.tif", **COLORS["4:2:0"])
+    expected = tifffile.imread(path)
+    places = [(x, y) for y in range(3, 140, 31) for x in range(2, 230, 43)]
+    with open_slide(path, threads=THREADS, runtime=own_runtime) as slide:
+        (read,) = slide.read_regions(places, (50, 40), batch_size=len(places))
+    for (x, y), patch in zip(places, read, strict=True):
+        np.testing.assert_array_equal(patch, expected[y : y + 40, x : x + 50])
+    assert sum(batches) > host_jpegs.FEWEST
+
+
+@pytest.mark.parametrize("threads", [1, THREADS - 1])
+def test_few_threads_decode_by_themselves(tmp_path, own_runtime, batches, threads):
+    path = write(tmp_path / "slide.tif", **COLORS["4:2:0"])
+    with open_slide(path, threads=threads, runtime=own_runtime) as slide:
+        slide.read_region((0, 0), (WIDTH, HEIGHT))
+    assert batches == []
+
+
+def test_without_the_library(tmp_path, batches):
+    def missing():
+        raise DeviceError("nvImageCodec is not installed.")
+
+    runtime = Runtime(Devices(has_driver=lambda: False, library=missing))
+    assert not runtime.devices.jpegs.wait()
+    path = write(tmp_path / "slide.tif", **COLORS["4:2:0"])
+    with open_slide(path, threads=THREADS, runtime=runtime) as slide:
+        read = slide.read_region((0, 0), (WIDTH, HEIGHT))
+    np.testing.assert_array_equal(read, tifffile.imread(path))
+    assert batches == []
+    runtime.close()
+
+
+def test_nobody_waits_for_the_library(tmp_path, batches):
+    loading, ready = threading.Event(), threading.Event()
+
+    def slow():
+        loading.set()
+        ready.wait(30)
+        return library()
+
+    runtime = Runtime(Devices(has_driver=lambda: False, library=slow))
+    path = write(tmp_path / "slide.tif", **COLORS["4:2:0"])
+    with open_slide(path, threads=THREADS, runtime=runtime) as slide:
+        slide.read_region((0, 0), (WIDTH, HEIGHT))
+        assert loading.wait(10)
+        assert batches == []
+        ready.set()
+        assert runtime.devices.jpegs.wait()
+        slide.clear_cache()
+        slide.read_region((0, 0), (WIDTH, HEIGHT))
+        assert sum(batches) == TILES
+    runtime.close()
+
+
+SMALL = slides.jpeg_ycbcr(slides.picture(16, 16))
+LARGE = slides.jpeg_ycbcr(slides.picture(96, 96))
+GRAY = slides.jpeg(slides.picture(*TILE, 1))
+# What a tile is replaced by, and what is said of it; None if it is decoded all the same.
+SPOILT = {
+    "cut short": (lambda data: data[: len(data) // 2], "end early"),
+    "of another size": (lambda data: SMALL, "row 0, column 0"),
+    "larger": (lambda data: LARGE, "row 0, column 0"),
+    "of one component": (lambda data: GRAY, None),
+    "without a beginning": (lambda data: b"\0\0" + data[2:], "row 0, column 0"),
+    "empty picture": (lambda data: b"\xff\xd8\xff\xd9", "row 0, column 0"),
+    "of other tables": (
+        lambda data: slides.jpeg(
+            slides.picture(*TILE), level=50, outcolorspace="YCBCR", subsampling="420"
+        ),
+        None,
+    ),
+    "padded": (lambda data: data + b"\0\0\0", None),
+    "with a comment": (lambda data: data[:2] + b"\xff\xfe\0\4hi" + data[2:], None),
+}
+
+
+@pytest.mark.parametrize("kind", SPOILT)
+def test_tiles_that_are_not_alike(tmp_path, own_runtime, batches, kind):
+    spoil, reason = SPOILT[kind]
+    path = write(
+        tmp_path / "slide.tif",
+        spoilt=lambda index, data: spoil(data) if index in (0, 17) else data,
+        **COLORS["4:2:0"],
+    )
+    with open_slide(path, threads=THREADS, runtime=own_runtime) as slide:
+        if reason is None:
+            read = slide.read_region((0, 0), (WIDTH, HEIGHT))
+            np.testing.assert_array_equal(read, tifffile.imread(path))
+        else:
+            with pytest.raises(TileError, match=reason) as caught:
+                slide.read_region((0, 0), (WIDTH, HEIGHT))
+            assert "and 1 more" in str(caught.value)
+        assert sum(batches) >= TILES - 2
+        # The others are as they should be, whatever their neighbours are.
+        tile = slide.read_region((48, 0), (48, 32))
+        np.testing.assert_array_equal(tile, imagecodecs.jpeg8_decode(segments_of(path)[1]))
+
+
+def segments_of(path):
+    with tifffile.TiffFile(path) as file:
+        page = file.pages[0]
+        data = path.read_bytes()
+        places = zip(page.dataoffsets, page.databytecounts, strict=True)
+        return [data[start : start + count] for start, count in places]
+
+
+def test_closing_ends_it(tmp_path, own_runtime, leaves_nothing):
+    path = write(tmp_path / "slide.tif", **COLORS["4:2:0"])
+    slide = open_slide(path, threads=THREADS, runtime=own_runtime)
+    regions = slide.read_regions([(0, 0)] * 40, (WIDTH, HEIGHT), batch_size=4)
+    next(regions)
+    slide.close()
+    with pytest.raises(SlideClosedError):
+        list(regions)
+
+
+def test_a_decoder_is_used_again(own_runtime):
+    jpegs = own_runtime.devices.jpegs
+    first = jpegs.take(2)
+    second = jpegs.take(2)
+    assert first is not second
+    jpegs.give(first)
+    assert jpegs.take(2) is first
+    jpegs.give(first)
+    jpegs.give(second)
+
+
+def test_threads_beside_each_other(tmp_path, own_runtime):
+    path = write(tmp_path / "slide.tif", **COLORS["4:2:2"])
+    expected = tifffile.imread(path)
+    wrong = []
+    with open_slide(path, threads=THREADS, runtime=own_runtime) as slide:
+
+        def work(seed):
+            rng = np.random.default_rng(seed)
+            for _ in range(15):
+                x, y = int(rng.integers(0, 60)), int(rng.integers(0, 40))
+                slide.clear_cache()
+                read = slide.read_region((x, y), (220, 150))
+                if not np.array_equal(read, expected[y : y + 150, x : x + 220]):
+                    wrong.append((x, y))
+
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert wrong == []
+
+
+def test_it_is_loaded_once():
+    opened = []
+    jpegs = HostJpegs(lambda: opened.append(1) or library())
+    assert jpegs.wait()
+    assert jpegs.wait()
+    assert opened == [1]
+    jpegs.close()
