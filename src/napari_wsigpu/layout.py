@@ -57,6 +57,10 @@ class Encoding:
         How many times smaller than it is stored libjpeg decodes a JPEG: 1, 2, 4 or 8.
     blue_first : bool
         Whether bytes of samples hold them in the order blue, green, red.
+    bits : int
+        Of a sample: 8 or more as `dtype` says, or 1, 2 or 4, several of them in a byte.
+    table : bytes or None
+        What each stored value is shown as: one byte of gray, or three of a colour.
     """
 
     compression: int
@@ -72,6 +76,8 @@ class Encoding:
     lerc_wrapping: int = 0
     jpeg_scale: int = 1
     blue_first: bool = False
+    bits: int = 8
+    table: bytes | None = None
 
     @property
     def white_is_zero(self) -> bool:

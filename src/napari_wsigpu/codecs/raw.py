@@ -52,6 +52,7 @@ def is_raw(level: LevelLayout) -> bool:
         and encoding.predictor == PREDICTOR.NONE
         and encoding.fill_order == FILLORDER.MSB2LSB
         and not encoding.blue_first
+        and encoding.table is None
         and level.grid.sizes is None
         and level.dtype.kind in NUMBERS
     )

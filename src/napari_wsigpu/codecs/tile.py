@@ -71,6 +71,8 @@ def decode_tile(tile: EncodedTile, memory: NDArray[np.uint8]) -> NDArray[Any]:
         return _view_of(tile.fill(memory.data), views)
     if level.encoding.jpeg_header is not None:
         return _decode_intervals(level.encoding.jpeg_header, tile, memory)
+    if level.encoding.table is not None and tile.segments[0] is not None:
+        return _decode_by_table(level.encoding.table, tile.segments[0], tile, memory)
     if len(tile.segments) == 1 and tile.segments[0] is not None:
         return _decode_segment(tile.segments[0], tile, 0, memory)
     samples = level.encoding.samples
@@ -107,7 +109,7 @@ def whole_tiles(
     level = batch.level
     encoding = level.encoding
     compression = BY_CODE[encoding.compression]
-    if not batch.single or encoding.jpeg_header is not None:
+    if not batch.single or encoding.jpeg_header is not None or encoding.table is not None:
         return None
     if isinstance(compression, ByteCompression):
         return None
@@ -131,6 +133,19 @@ def _decode_intervals(header: bytes, tile: EncodedTile, memory: NDArray[np.uint8
     pixels = memory.view(tile.level.dtype)[: math.prod(shape)].reshape(shape)
     decode_intervals(header, intervals, encoding, pixels)
     return pixels
+
+
+def _decode_by_table(
+    table: bytes, data: memoryview, tile: EncodedTile, memory: NDArray[np.uint8]
+) -> NDArray[Any]:
+    """Decode numbers, and look up what each is shown as."""
+    level = tile.level
+    shades = np.frombuffer(table, np.uint8).reshape(-1, level.channels)
+    stored = np.empty(memory.size // level.channels, np.uint8)
+    numbers = _decode_segment(data, tile, 0, stored)[..., 0]
+    height, width = numbers.shape
+    pixels = memory[: numbers.size * level.channels].reshape(height, width, level.channels)
+    return np.take(shades, numbers, axis=0, out=pixels, mode="clip")
 
 
 def _decode_segment(
@@ -187,6 +202,8 @@ def _decode_bytes(
 ) -> NDArray[Any]:
     if encoding.fill_order == FILLORDER.LSB2MSB:
         data = imagecodecs.bitorder_decode(bytes(data))
+    if encoding.bits < 8:
+        return _decode_bits(unpack, data, encoding.bits, views)
     raw = memoryview(unpack(data, [view.nbytes for view in views]))
     pixels = _view_of(len(raw), views)
     raw = raw[: pixels.nbytes]
@@ -201,6 +218,22 @@ def _decode_bytes(
     if encoding.predictor == PREDICTOR.HORIZONTAL:
         imagecodecs.delta_decode(pixels, axis=-2, out=pixels)
     return pixels
+
+
+def _decode_bits(
+    unpack: Unpack, data: Any, bits: int, views: Sequence[NDArray[Any]]
+) -> NDArray[Any]:
+    """Decode samples of which several share a byte; each row begins with a byte of its own."""
+    rows = [-(-view.shape[1] * bits // 8) for view in views]
+    raw = unpack(data, [len(view) * row for view, row in zip(views, rows, strict=True)])
+    for pixels, row in zip(views, rows, strict=True):
+        if len(pixels) * row == len(raw):
+            parts = np.unpackbits(np.frombuffer(raw, np.uint8).reshape(-1, row), axis=1)
+            parts = parts.reshape(len(pixels), -1, bits)[:, : pixels.shape[1]]
+            weights = 1 << np.arange(bits - 1, -1, -1, dtype=np.uint8)
+            pixels[..., 0] = parts @ weights
+            return pixels
+    raise ValueError(f"it holds {len(raw)} bytes of {len(views[0]) * rows[0]}")
 
 
 def _view_of(size: int, views: Sequence[NDArray[Any]]) -> NDArray[Any]:

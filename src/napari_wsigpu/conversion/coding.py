@@ -158,6 +158,7 @@ def copied_coding(slide: Slide, level: LevelLayout, options: Options) -> Coding 
         not (level.parts or level.computed or encoding.jpeg_header or encoding.jpeg_scale != 1)
         and encoding.fill_order == FILLORDER.MSB2LSB
         and not encoding.blue_first
+        and encoding.table is None
         and grid.tile_height % TILE_UNIT == grid.tile_width % TILE_UNIT == 0
         and (level.missing == "background" or bool(grid.byte_counts.all()))
     )

@@ -36,6 +36,7 @@ from napari_wsigpu.tags import (
     FILETYPE,
     PHOTOMETRIC,
     PLANARCONFIG,
+    PREDICTOR,
     RESUNIT,
     Tag,
 )
@@ -73,6 +74,8 @@ RESOLUTION_UNITS = {
 }
 MICROMETRES = {RESUNIT.INCH: 25400.0, RESUNIT.CENTIMETER: 10000.0}
 
+# Bits of samples of which several share a byte.
+PACKED = (1, 2, 4)
 UNAPPLIED = "Its colours are those of a palette, which is not applied: pixels show their numbers."
 TURNED = "It is to be shown turned or mirrored (orientation {}), but is shown as it is stored."
 UNCONVERTED = "Its colours ({}) are not converted: channels show the values that are stored."
@@ -177,7 +180,8 @@ def slide_layout(
 def _unlike_shown(page: TiffPage) -> Iterator[str]:
     """Say in which ways pixels are shown as they are stored, but should not be."""
     if page.photometric == PHOTOMETRIC.PALETTE:
-        yield UNAPPLIED
+        if _table(page) is None:
+            yield UNAPPLIED
     elif page.photometric not in CONVERTED:
         yield UNCONVERTED.format(getattr(page.photometric, "name", "unknown"))
     orientation = page.tags.valueof(Tag.ORIENTATION, 1)
@@ -470,12 +474,14 @@ def _build_level(
 ) -> LevelLayout:
     separate = page.planarconfig == PLANARCONFIG.SEPARATE and page.samplesperpixel > 1
     samples = 1 if separate else page.samplesperpixel
-    channels = page.samplesperpixel * len(pages)
+    table = _table(page) if len(pages) == 1 else None
+    colors = table is not None and page.photometric == PHOTOMETRIC.PALETTE
+    channels = 3 if colors else page.samplesperpixel * len(pages)
     _check_size(page, width, height, channels, path)
     tiled = page.is_tiled
     tile_height = page.tilelength if tiled else page.rowsperstrip
     tile_width = page.tilewidth if tiled else width
-    dtype = np.dtype(page.dtype)
+    dtype = np.dtype(np.uint8 if page.bitspersample in PACKED else page.dtype)
     _, _, page_height, page_width, _ = page.shaped
     rows = math.ceil(page_height / tile_height)
     columns = math.ceil(page_width / tile_width)
@@ -489,12 +495,13 @@ def _build_level(
     lengths[starts == 0] = 0
     grid = TileGrid(tile_height, tile_width, starts, lengths)
     if page.compression == COMPRESSION.NONE and not tiled:
-        grid = _split_raw_strips(grid, height, width * samples * dtype.itemsize)
+        bits = width * samples * int(page.bitspersample)
+        grid = _split_raw_strips(grid, height, -(-bits // 8))
     tables = [getattr(p, "jpegtables", None) for p in pages for _ in range(planes)]
     lerc = page.tags.valueof(Tag.LERC_PARAMETERS)
     encoding = Encoding(
         compression=int(page.compression),
-        photometric=int(page.photometric),
+        photometric=int(PHOTOMETRIC.RGB if colors else page.photometric),
         predictor=int(page.predictor),
         fill_order=int(page.fillorder),
         byte_order=page.parent.byteorder,
@@ -504,10 +511,33 @@ def _build_level(
         jpeg_tables=tuple(tables),
         jpeg_header=page.jpegheader,
         lerc_wrapping=int(lerc[1]) if lerc is not None and len(lerc) > 1 else 0,
+        bits=int(page.bitspersample),
+        table=table,
     )
     level = LevelLayout(width, height, channels, encoding, grid, missing)
     check_tile_size(level, path)
     return level
+
+
+def _table(page: TiffPage) -> bytes | None:
+    """Return what the stored values are shown as, where that is not what they are.
+
+    Colours of a palette, and gray of 1, 2 or 4 bits spread over 8.
+    """
+    bits = page.bitspersample
+    if page.samplesperpixel != 1 or page.dtype is None or page.dtype.kind not in "ub":
+        return None
+    if page.photometric == PHOTOMETRIC.PALETTE and bits <= 8:
+        palette = page.colormap
+        if palette is None or palette.shape != (3, 1 << bits):
+            return None
+        # Some writers fill in 8 bits where 16 are meant.
+        shades = palette if palette.max() < 256 else palette >> 8
+        return shades.T.astype(np.uint8).tobytes()
+    if bits in PACKED:
+        most = (1 << bits) - 1
+        return bytes(255 * value // most for value in range(most + 1))
+    return None
 
 
 def _check_size(page: TiffPage, width: int, height: int, channels: int, path: str) -> None:
@@ -525,6 +555,8 @@ def _check_size(page: TiffPage, width: int, height: int, channels: int, path: st
         )
     bits = page.bitspersample
     dtype = page.dtype
+    if bits in PACKED and _table(page) is not None and page.predictor == PREDICTOR.NONE:
+        return
     if (
         dtype is None
         or dtype.kind not in "iuf"

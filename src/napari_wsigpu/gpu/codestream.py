@@ -62,6 +62,8 @@ def recipe(level: LevelLayout) -> Recipe | str:
         return f"{name} is decoded on the CPU only"
     if encoding.jpeg_header is not None:
         return "its tiles are parts of one large JPEG"
+    if encoding.table is not None:
+        return "its pixels are numbers of a palette's colours, or share bytes"
     if level.grid.sizes is not None:
         return "its tiles are of different sizes"
     if level.grid.planes > 1:
