@@ -239,3 +239,51 @@ def test_nothing_is_kept_of_a_closed_dock(viewer, dock, shapes, qtbot):
     qtbot.wait(50)
     assert len(shapes.events.data.callbacks) < count
     shapes.add_rectangles([[[0, 0], [10, 10]]])
+
+
+def test_labels_of_a_level_are_painted_and_saved(
+    viewer, dock, layer, answer, tmp_path, settled, slide_is_open
+):
+    slide = layer.data[0].slide
+    napari_wsigpu.wait(layer)
+    level = next(each for each in slide.pyramid if each.number == 1)
+    dock.labels.level.setCurrentIndex(dock.labels.level.findData(1))
+    click(dock.labels.add)
+    labels = viewer.layers.selection.active
+    assert labels.data.shape == (level.layout.height, level.layout.width)
+    np.testing.assert_allclose(
+        labels.extent.world,
+        layer.extent.world,
+        atol=level.layout.downsample(slide.levels[0].layout),
+    )
+    labels.brush_size = 30
+    drag(viewer, (0.4, 0.5), (0.6, 0.5))
+    painted = np.argwhere(labels.data)
+    assert len(painted)
+    world = labels.data_to_world(painted.mean(axis=0))
+    np.testing.assert_allclose(world, viewer.scene.camera.center[-2:], atol=100)
+    target = tmp_path / "labels.zarr"
+    answer(target)
+    for value in (1, 7):  # saved again, as people do
+        labels.data[:4, :4] = value
+        click(dock.labels.save)
+        settled()
+        assert dock.status.text() == "Saved 'labels.zarr'."
+    zarr = pytest.importorskip("zarr")
+    own = zarr.open_group(target, mode="r")["labels/Labels"]
+    np.testing.assert_array_equal(own["0"][...], labels.data)
+    [multiscale] = own.attrs["ome"]["multiscales"]
+    [scale, *_] = multiscale["datasets"][0]["coordinateTransformations"]
+    np.testing.assert_allclose(scale["scale"], labels.scale)
+    assert {axis["unit"] for axis in multiscale["axes"]} == {"micrometer"}
+    _, *again = viewer.open(target, plugin="napari-wsigpu")
+    np.testing.assert_allclose(again[0].scale, labels.scale)
+    np.testing.assert_array_equal(np.asarray(again[0].data[0]).squeeze(), labels.data)
+    near = np.abs(np.array(again[0].translate) - labels.translate)
+    assert (near <= labels.scale).all()
+
+
+def test_only_labels_of_the_slide_are_saved(viewer, dock, layer):
+    viewer.add_labels(np.zeros((8, 8), int))
+    click(dock.labels.save)
+    assert "Select a layer of labels" in dock.status.text()

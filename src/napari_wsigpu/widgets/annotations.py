@@ -26,8 +26,11 @@ from qtpy.QtWidgets import (
 )
 
 from napari_wsigpu.annotations import read_geojson, write_geojson
+from napari_wsigpu.conversion.labels import save_labels
+from napari_wsigpu.errors import SlideError
 from napari_wsigpu.viewer.annotations import (
     CENTRE,
+    SLIDE,
     annotation_layers,
     annotations_of,
     placement,
@@ -35,9 +38,11 @@ from napari_wsigpu.viewer.annotations import (
 )
 from napari_wsigpu.viewer.layers import slide_name, slide_of
 from napari_wsigpu.viewer.navigation import look_at_all_of, screen_pixels
+from napari_wsigpu.viewer.new_labels import LEVEL, add_labels
 from napari_wsigpu.widgets.annotation_model import SQUARE_MM, AnnotationModel
 from napari_wsigpu.widgets.classes import USUAL, classes_of, classify, set_texts
 from napari_wsigpu.widgets.jobs import Jobs
+from napari_wsigpu.widgets.labels_panel import LabelsPanel
 from napari_wsigpu.widgets.pictures import save_text
 from napari_wsigpu.widgets.saving import ask_what_to_open, ask_where_to_save
 from napari_wsigpu.widgets.slide_dock import SlideDock
@@ -67,6 +72,7 @@ PATIENCE_MS = 100
 EDGE = 2  # pixels of the screen
 SPOT = 10  # pixels of the screen
 GEOJSON = "GeoJSON (*.geojson *.geojson.gz *.json)"
+ZARR = "OME-Zarr (*.zarr)"
 CSV = "Comma-separated values (*.csv)"
 MOST_SUMMED = 5000
 MEASURED = 20  # rows by which columns are as wide as their texts
@@ -113,6 +119,7 @@ class Annotations(SlideDock):
         self.export = _button(
             "Export…", "Save shapes, points and labels on this slide for QuPath (GeoJSON)"
         )
+        self.labels = LabelsPanel()
         self.status = _label("Status")
         self._arrange()
 
@@ -128,7 +135,9 @@ class Annotations(SlideDock):
         self.save.clicked.connect(self._save)
         self.load.clicked.connect(self._import)
         self.export.clicked.connect(self._export)
-        self._jobs.slow.connect(self._say)
+        self.labels.add.clicked.connect(self._add_labels)
+        self.labels.save.clicked.connect(self._save_labels)
+        self._jobs.slow.connect(self._on_slow)
         self.listen(self.viewer.layers.selection.events.active, self._choose)
         self.listen(self.viewer.layers.events.removed, self._choose)
         self.at_end += [self._jobs.close, partial(_leave, self._leave)]
@@ -152,6 +161,7 @@ class Annotations(SlideDock):
         inner.addLayout(naming)
         inner.addLayout(_row(self.copy, self.save))
         inner.addLayout(_row(self.load, self.export))
+        inner.addWidget(self.labels)
         inner.addWidget(self.status)
         outer = QVBoxLayout(self)
         outer.addWidget(self.empty)
@@ -161,6 +171,8 @@ class Annotations(SlideDock):
         """Show another slide, or none."""
         self.details.setVisible(slide is not None)
         self._say("")
+        if slide is not None:
+            self.labels.show_slide(slide)
         self._refresh()
 
     def let_go(self, slide: Slide) -> None:
@@ -392,6 +404,36 @@ class Annotations(SlideDock):
             data = each.as_layer_data_tuple()
             annotations += annotations_of(data, to_pixels(self.viewer, data[1], each.ndim, layer))
         self._start(f"Writing {Path(path).name}", path, partial(write_geojson, path, annotations))
+
+    def _add_labels(self) -> None:
+        layer, slide = self._layer(), self.slide
+        if layer is None or slide is None:
+            return
+        try:
+            labels = add_labels(self.viewer, layer, slide, self.labels.level.currentData())
+        except SlideError as error:
+            self._say(str(error))
+            return
+        labels.mode = "paint"
+
+    def _save_labels(self) -> None:
+        slide, labels = self.slide, self.viewer.layers.selection.active
+        if slide is None:
+            return
+        level = labels.metadata.get(LEVEL) if isinstance(labels, Labels) else None
+        if level is None or labels.metadata.get(SLIDE) != slide.path:
+            self._say("Select a layer of labels that 'New labels' has made for this slide.")
+            return
+        path = self._ask_where("Save labels", " labels.zarr", ZARR)
+        if path:
+            pixels = np.asarray(labels.data)
+            write = partial(save_labels, slide, path, pixels.copy(), level=level, name=labels.name)
+            self._start(f"Writing {Path(path).name}", path, write)
+
+    def _on_slow(self, what: str) -> None:
+        """Say what takes long; what became of it is said when it is done."""
+        if what:
+            self._say(f"{what}…")
 
     def _start(self, what: str, path: str, work: Any) -> None:
         if self.slide is not None:

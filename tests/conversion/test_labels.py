@@ -1,0 +1,65 @@
+"""Label images as OME-Zarr, read by zarr and by this package."""
+
+import numpy as np
+import pytest
+
+from napari_wsigpu import convert, open_slide
+from napari_wsigpu.conversion.labels import save_labels
+from napari_wsigpu.errors import ConversionError, TargetExistsError
+from napari_wsigpu.viewer.sample import sample_path
+
+
+@pytest.fixture
+def coarse():
+    """The sample slide, and random labels of its level 1."""
+    with open_slide(sample_path(), "cpu") as slide:
+        shape = slide.levels[1].shape[:2]
+        yield slide, np.random.default_rng(0).integers(0, 9, shape, np.uint16)
+
+
+def test_labels_lie_on_the_pixels_of_their_level(coarse, tmp_path):
+    slide, labels = coarse
+    target = tmp_path / "cells.zarr"
+    save_labels(slide, target, labels, level=1, name="cells/1")
+    save_labels(slide, target, labels // 2, level=1, name="halves")
+    save_labels(slide, target, labels + 1, level=1, name="cells/1")
+    with open_slide(target, "cpu") as found:
+        assert found.dimensions == labels.shape[::-1]
+        assert list(found.labels) == ["cells_1", "halves"]
+        np.testing.assert_array_equal(found.labels["cells_1"].levels[0][..., 0], labels + 1)
+        np.testing.assert_array_equal(found.labels["halves"].levels[0][..., 0], labels // 2)
+        assert all(each.layout.mpp == found.layout.mpp for each in found.labels.values())
+        assert all(label.step == (1, 1) and label.offset == (0, 0) for label in found.layout.labels)
+        np.testing.assert_array_equal(found.levels[0][...], slide.levels[1][...])
+        ratio = slide.level_downsamples[1]
+        assert found.mpp == pytest.approx([size * ratio for size in slide.mpp])
+        assert found.layout.problems == ()
+    assert not list(target.rglob("*.part"))
+
+
+@pytest.mark.parametrize(
+    ("pixels", "sentence"),
+    [(np.zeros((4, 4), int), "give whole numbers of shape"),
+     (np.zeros((4, 4, 3), int), "none of level 1"), (np.zeros((4, 4)), "none of level 1")],
+)  # fmt: skip
+def test_refuses_what_is_no_label_image_of_the_level(coarse, tmp_path, pixels, sentence):
+    with pytest.raises(ConversionError, match=sentence):
+        save_labels(coarse[0], tmp_path / "a.zarr", pixels, level=1)
+    with pytest.raises(ConversionError, match=r"end it in \.zarr"):
+        save_labels(coarse[0], tmp_path / "a.tif", pixels, level=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_keeps_what_is_something_else(coarse, tmp_path):
+    slide, labels = coarse
+    folder = tmp_path / "mine.zarr"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(TargetExistsError, match="choose another name"):
+        save_labels(slide, folder, labels, level=1)
+    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+    other = tmp_path / "other.zarr"
+    convert(slide, other, region=(0, 0, 512, 512))
+    with pytest.raises(TargetExistsError, match="no OME-Zarr image of"):
+        save_labels(slide, other, labels, level=1)
+    assert not (other / "labels").exists()
