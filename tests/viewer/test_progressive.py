@@ -25,7 +25,7 @@ from napari_wsigpu.errors import (
     SlideClosedError,
     SlideReadError,
 )
-from napari_wsigpu.viewer import progressive
+from napari_wsigpu.viewer import frames, progressive
 from napari_wsigpu.viewer.layers import slide_layers
 from napari_wsigpu.viewer.sample import sample_path
 from tests import slides
@@ -138,7 +138,7 @@ def test_slices_do_not_wait_and_are_never_blank(make_viewer, slicing, gate):
 
 def test_tiles_that_soon_land_are_waited_for(make_viewer, slicing, monkeypatch):
     """Once it is known that they take no longer than a slice may wait, no frame is coarse."""
-    monkeypatch.setattr(progressive, "PATIENCE_SECONDS", 20)
+    monkeypatch.setattr(frames, "PATIENCE_SECONDS", 20)
     viewer = make_viewer()
     [layer] = viewer.open(sample_path(), plugin=PLUGIN)
     look_at(viewer, layer, 2600, 3300, 1)
@@ -152,7 +152,7 @@ def test_tiles_that_soon_land_are_waited_for(make_viewer, slicing, monkeypatch):
 
 
 def test_nobody_waits_for_tiles_that_take_longer(make_viewer, monkeypatch):
-    monkeypatch.setattr(progressive, "PATIENCE_SECONDS", 20)
+    monkeypatch.setattr(frames, "PATIENCE_SECONDS", 20)
     viewer = make_viewer()
     [layer] = viewer.open(sample_path(), plugin=PLUGIN)
     look_at(viewer, layer, 2600, 3300, 1)
@@ -471,7 +471,7 @@ import sys, threading, time
 import napari, psutil
 from qtpy.QtWidgets import QApplication
 from napari_wsigpu.codecs import cpu
-from napari_wsigpu.viewer import progressive
+from napari_wsigpu.viewer import frames, progressive
 
 path = sys.argv[1]
 viewer = napari.Viewer()
@@ -660,7 +660,7 @@ def test_a_view_that_failed_is_tried_again_by_itself(unsteady, slicing):
     assert (pauses > [0.045, 0.095, 0.19, 0.19, 0.19]).all()
     assert display.error is None
     np.testing.assert_array_equal(*decoded(layer))
-    [warning] = notification_manager.records
+    [warning] = [each for each in notification_manager.records if each.severity == "warning"]
     assert warning.message == f"Some tiles stay blurred, and are tried again by themselves: {AWAY}"
 
 

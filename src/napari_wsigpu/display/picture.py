@@ -103,9 +103,15 @@ class Picture:
             fetched. Returns until when, by `time.perf_counter`, its landing may be waited for.
         """
         now, before = self._now, None
-        if now is None or now.drawing.view != view:
+        begins = now is None or now.drawing.view != view
+        if now is None or begins:
             now, before = self._begin(view), now
-        with now.landed:
+        if not now.landed.acquire(blocking=begins):
+            # Tiles are being drawn in another thread, which tells when they are.
+            return (
+                self._stand_in(view) if now.drawing.undrawn else Composed(view, now.drawing.pixels)
+            )
+        try:
             self._now = now
             until = fetch()
             self._draw_own(now, before)
@@ -117,10 +123,12 @@ class Picture:
                 hand = Hand(self.tiles, {})
                 now.drawing.approximate(hand, coarser=False)
                 if now.drawing.undrawn > WORTH_DRAWING * now.count:
-                    return self._stand_in(now.drawing.view)
+                    return self._stand_in(view)
                 now.drawing.approximate(hand)
                 self._draw_edges(now, before)
-        return Composed(now.drawing.view, now.drawing.pixels)
+        finally:
+            now.landed.release()
+        return Composed(view, now.drawing.pixels)
 
     def land(self, landed: Mapping[TileKey, NDArray[Any]]) -> bool:
         """Take decoded tiles; return whether the view shows better pixels by them, or will."""

@@ -36,6 +36,7 @@ from napari_wsigpu.errors import (
 from napari_wsigpu.geometry import Rect
 from napari_wsigpu.memory import PictureMemory
 from napari_wsigpu.reading.level import VIEWER_CHUNK
+from napari_wsigpu.viewer.frames import Frames
 from napari_wsigpu.viewer.layers import slide_of
 
 if TYPE_CHECKING:
@@ -51,8 +52,6 @@ if TYPE_CHECKING:
     from napari_wsigpu.reading.level import LevelArray
     from napari_wsigpu.runtime import Runtime
 
-# A slice waits at most so long for tiles, and only where that is expected to make it exact.
-PATIENCE_SECONDS = 0.012
 # Tiles that land refresh the layer once frames have rested so many times as long as one takes.
 REST = 2.0
 IDLE_MS = 100
@@ -68,6 +67,7 @@ LASTING = DeviceError, SlideChangedError, SlideClosedError
 logger = logging.getLogger(__name__)
 
 _memory = PictureMemory()
+_frames = Frames()
 _displays: WeakKeyDictionary[Layer, ProgressiveDisplay] = WeakKeyDictionary()
 
 
@@ -214,41 +214,6 @@ def _without_collection() -> Iterator[None]:
     finally:
         if collects:
             gc.enable()
-
-
-class _Frames:
-    """How long frames take, and how long one may still wait for tiles: all layers together.
-
-    Attributes
-    ----------
-    seconds : float
-        What the last frame of a slide took.
-    """
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self._began: float | None = None
-        self._patient_until: float | None = None
-
-    def begin(self) -> None:
-        """Begin to draw."""
-        self._began = time.perf_counter()
-        self._patient_until = None
-
-    def end(self, event: Any) -> None:
-        """Note that all is drawn."""
-        if self._began is not None:
-            self.seconds = time.perf_counter() - self._began
-        self._began = self._patient_until = None
-
-    def patient_until(self) -> float:
-        """Return until when slices of this frame may wait."""
-        if self._patient_until is None:
-            self._patient_until = time.perf_counter() + PATIENCE_SECONDS
-        return self._patient_until
-
-
-_frames = _Frames()
 
 
 class _Landings(QObject):  # type: ignore[misc]
