@@ -311,6 +311,7 @@ BUILTINS = {
     "UnsupportedArrayError": NotImplementedError,
     "LayerError": ValueError,
     "DisplayTimeoutError": TimeoutError,
+    "AnnotationError": ValueError,
     "ConversionError": ValueError,
     "ConversionCancelledError": RuntimeError,
     "TargetExistsError": FileExistsError,
