@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -36,6 +35,8 @@ if TYPE_CHECKING:
     from napari_wsigpu.storage.source import ByteSource
 
 USUAL = Wish()
+# Bytes that a process can have, on today's processors.
+ADDRESSABLE = 1 << 47
 
 
 class RegionReader:
@@ -328,9 +329,9 @@ def _views(pixels: NDArray[Any], regions: Regions) -> list[NDArray[Any]]:
 
 
 def _check_size(regions: Regions) -> None:
-    """Raise an error if there are more pixels than a number of 64 bits can count."""
+    """Raise an error, before any plan is made, if no memory can hold so many pixels."""
     shape = regions.shapes[0]
-    if max(*shape, len(regions) * math.prod(shape)) > sys.maxsize:
+    if max(*shape, len(regions) * math.prod(shape)) > ADDRESSABLE:
         raise _too_large(regions)
 
 
