@@ -96,6 +96,15 @@ def test_the_inspector_is_offered_where_room_is_short(viewer, size):
     assert inspectors(viewer)[0].parent().width() <= max(size[0] / 4, 275)
 
 
+def test_a_window_wider_than_all_screens_is_made_smaller(viewer):
+    screen = viewer.window._qt_window.screen().availableGeometry()
+    viewer.window.resize(screen.width() + 200, 700)
+    settle()
+    [layer] = open_slide_in(viewer)
+    assert size_of(viewer)[0] == screen.width()
+    assert is_whole(viewer, layer)
+
+
 def test_the_offer_can_be_declined_for_good(viewer, request):
     viewer.window.resize(1000, 630)
     settle()

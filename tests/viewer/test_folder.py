@@ -42,11 +42,14 @@ def answer(button_text):
     """Click a button of the question that comes."""
 
     def click():
-        [box] = [item for item in QApplication.topLevelWidgets() if isinstance(item, QMessageBox)]
-        [button] = [item for item in box.buttons() if item.text() == button_text]
-        button.click()
+        boxes = [item for item in QApplication.topLevelWidgets() if isinstance(item, QMessageBox)]
+        buttons = [item for box in boxes for item in box.buttons() if item.text() == button_text]
+        if buttons:
+            buttons[0].click()
+        else:
+            QTimer.singleShot(50, click)
 
-    QTimer.singleShot(300, click)
+    QTimer.singleShot(50, click)
 
 
 def names(viewer):

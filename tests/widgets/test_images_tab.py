@@ -125,7 +125,7 @@ def test_saves_the_files_pixels(tab, tmp_path, answer, settled, suffix):
     settled()
     found = tifffile.imread(path) if suffix == "tif" else decoded_png(path)
     np.testing.assert_array_equal(found, page_of(sample_path(), "macro"))
-    assert [r.message for r in notification_manager.records] == [f"Saved {path}"]
+    assert [r.message for r in notification_manager.records] == [f"Saved '{path.name}'."]
 
 
 def decoded_png(path):

@@ -8,12 +8,14 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 
 from napari_wsigpu.viewer.dock import offer_inspector
 from napari_wsigpu.viewer.layers import slide_of
-from napari_wsigpu.viewer.window import main_window, once_visible, soon
+from napari_wsigpu.viewer.window import keep_on_screen, main_window, once_visible, soon
 
 if TYPE_CHECKING:
     from napari import Viewer
 
     from napari_wsigpu.slide import Slide
+
+CHANGING_MS = 1000  # while docks and windows find their sizes
 
 _arrivals: WeakKeyDictionary[Viewer, _Arrivals] = WeakKeyDictionary()
 
@@ -39,6 +41,7 @@ class _Arrivals:
         self._settling = False
         self._inspector_had_its_turn = False
         self._has_scale_bar = False
+        self._canvas_changes = False
         viewer.layers.events.inserted.connect(self._on_inserted)
         viewer.events.reset_view.connect(self._on_fitted)
 
@@ -69,14 +72,26 @@ class _Arrivals:
         self._settling = False
         if viewer is None or window is None:
             return
+        keep_on_screen(window)
         if not self._has_scale_bar and any(slide.mpp for slide in self._slides):
             self._has_scale_bar = True  # once: who hides it means it
             viewer.canvas.overlays.scale_bar.visible = True
         if not self._inspector_had_its_turn and self._layers(viewer):
             self._inspector_had_its_turn = offer_inspector(viewer, window, self._fit_soon)
+        if not self._canvas_changes:
+            self._canvas_changes = True
+            viewer.canvas.events.size.connect(self._fit_soon)
+            soon(window, self._leave_canvas, CHANGING_MS)
         self._fit_soon()
 
-    def _fit_soon(self) -> None:
+    def _leave_canvas(self) -> None:
+        """Fit no more when the canvas changes: from now on, that is the user's doing."""
+        viewer = self._viewer()
+        self._canvas_changes = False
+        if viewer is not None:
+            viewer.canvas.events.size.disconnect(self._fit_soon)
+
+    def _fit_soon(self, event: Any = None) -> None:
         viewer = self._viewer()
         window = None if viewer is None else main_window(viewer)
         if window is not None:

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 INSPECTOR = "Slide inspector"
 LEAST_CANVAS = 500  # pixels of width that the slide keeps
+LEAST_SHARE = 0.45  # of the window's width
 SHARE = 4  # a dock takes one part in so many of the window
-SEPARATOR = 20  # pixels
+SEPARATOR = 10  # pixels
 OFFER = "Open the slide inspector?"
 
 
@@ -46,7 +47,7 @@ def offer_inspector(viewer: Viewer, window: QMainWindow, opened: Callable[[], No
     if _is_open(viewer):
         return True
     room = canvas_width_on_screen(viewer, window) - window.width() // SHARE - SEPARATOR
-    if room >= LEAST_CANVAS:
+    if room >= max(LEAST_CANVAS, LEAST_SHARE * window.width()):
         viewer.window.add_plugin_dock_widget(PLUGIN, INSPECTOR)
         return True
 

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from napari import Viewer
 
+SHOWING_MS = 200  # until a window that is shown has the size that it will have
+
 
 def main_window(viewer: Viewer) -> QMainWindow | None:
     """Return a viewer's window; None where it has none, or it is closed."""
@@ -29,13 +31,21 @@ def canvas_width_on_screen(viewer: Viewer, window: QMainWindow) -> int:
     return int(viewer.canvas.size[1]) - max(beyond, 0)
 
 
-def soon(window: QMainWindow, react: Callable[[], None]) -> None:
+def keep_on_screen(window: QMainWindow) -> None:
+    """Make a window smaller that is wider or higher than all screens together."""
+    screens = window.screen().availableVirtualGeometry().size()
+    size = window.size().boundedTo(screens)
+    if size != window.size():
+        window.resize(size)
+
+
+def soon(window: QMainWindow, react: Callable[[], None], pause_ms: int = 0) -> None:
     """Have a function called one turn of the event loop later, unless the window is gone."""
     timer = QTimer(window)
     timer.setSingleShot(True)
     timer.timeout.connect(react)
     timer.timeout.connect(timer.deleteLater)
-    timer.start(0)
+    timer.start(pause_ms)
 
 
 def once_visible(window: QMainWindow, react: Callable[[], None]) -> None:
@@ -58,6 +68,6 @@ class _Showing(QObject):  # type: ignore[misc]
         """React to the first time that it is shown."""
         if event.type() == QEvent.Show:
             watched.removeEventFilter(self)
-            soon(watched, self._react)
+            soon(watched, self._react, SHOWING_MS)
             self.deleteLater()
         return False

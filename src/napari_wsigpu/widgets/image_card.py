@@ -161,7 +161,7 @@ class ImageCard(QWidget):  # type: ignore[misc]
             f"Saving the {name} image",
             slide,
             lambda: save(associated(slide, name), path),
-            lambda _: show_info(f"Saved {path}"),
+            lambda _: show_info(f"Saved '{Path(path).name}'."),
         )
 
 

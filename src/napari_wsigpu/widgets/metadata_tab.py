@@ -294,4 +294,4 @@ def _json(metadata: dict[str, Any]) -> str:
 
 
 def _say_saved(path: str, result: None) -> None:
-    show_info(f"Saved {path}")
+    show_info(f"Saved '{Path(path).name}'.")
