@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 
 from napari_wsigpu.viewer.dock import offer_inspector
 from napari_wsigpu.viewer.layers import slide_of
-from napari_wsigpu.viewer.window import keep_on_screen, main_window, once_visible, soon
+from napari_wsigpu.viewer.window import fit_to, keep_on_screen, main_window, once_visible, soon
 
 if TYPE_CHECKING:
     from napari import Viewer
@@ -104,7 +104,7 @@ class _Arrivals:
             return
         layers = self._layers(viewer)
         if layers:
-            viewer.fit_to_view(layers=layers)
+            fit_to(viewer, layers)
             self._view = _view(viewer)
 
     def _layers(self, viewer: Viewer) -> list[Any]:

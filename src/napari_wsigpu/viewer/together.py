@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from napari_wsigpu.errors import LayerError
 from napari_wsigpu.viewer.layers import slide_of
+from napari_wsigpu.viewer.window import fit_to
 
 if TYPE_CHECKING:
     from napari import Viewer
@@ -34,7 +35,7 @@ def show_only(viewer: Viewer, slide: Slide) -> None:
             layer.visible = shown is slide
     layers = layers_of(viewer, slide)
     viewer.layers.selection.active = layers[-1]
-    viewer.fit_to_view(layers=layers)
+    fit_to(viewer, layers)
 
 
 def show_all(viewer: Viewer) -> None:

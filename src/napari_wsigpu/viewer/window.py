@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from inspect import signature
 from typing import TYPE_CHECKING
 
 from qtpy.QtCore import QEvent, QObject, QTimer
 from qtpy.QtWidgets import QMainWindow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from napari import Viewer
+    from napari.layers import Layer
 
 SHOWING_MS = 200  # until a window that is shown has the size that it will have
 
@@ -71,3 +73,11 @@ class _Showing(QObject):  # type: ignore[misc]
             soon(watched, self._react, SHOWING_MS)
             self.deleteLater()
         return False
+
+
+def fit_to(viewer: Viewer, layers: Sequence[Layer]) -> None:
+    """Fit layers to the canvas; napari 0.9.0 can only fit all of them."""
+    if "layers" in signature(viewer.fit_to_view).parameters:
+        viewer.fit_to_view(layers=layers)
+    else:
+        viewer.fit_to_view()
