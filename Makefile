@@ -1,13 +1,20 @@
 # make demo   install, and open the sample slide in napari
 # make test   install, and run the tests
 # make check  format, lint and types, as CI does
+# make quick  the same, and the fast tests of the core: a minute
+# make docs   build the pages of docs/ into site/
+# make bench  time a viewport against other readers
 
 VENV ?= .venv
 BIN := $(VENV)/bin
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: demo test check clean
+QUICK := tests/test_house.py tests/test_docs.py tests/test_imports.py tests/test_errors.py \
+	tests/test_geometry.py tests/test_tiles.py tests/test_slide.py tests/test_pyramid.py \
+	tests/test_vendors.py tests/annotations tests/codecs tests/display tests/formats tests/reading
+
+.PHONY: demo test check quick docs bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/python tools/demo.py
@@ -21,6 +28,21 @@ check: $(VENV)/installed
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m mypy
 
+# No display, no processes, nothing slow: what a change to the core breaks first.
+quick: check
+	$(BIN)/python -m pytest --numprocesses 2 $(QUICK)
+
+docs: $(VENV)/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+bench: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[bench]"
+	$(BIN)/python -m benchmarks.viewport
+
+$(VENV)/docs: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
+	touch $@
+
 # Debian's Python comes without ensurepip unless python3-venv is installed; virtualenv needs pip only.
 $(VENV)/installed: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed."; exit 1; }
@@ -32,4 +54,4 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .virtualenv demo.png
+	rm -rf $(VENV) .virtualenv demo.png site

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(
 
 def words(path):
     """A document's text, without blocks of code."""
-    lines = path.read_text("utf-8").splitlines()
+    lines = re.sub(r"(?ms)^```.*?^```$", "", path.read_text("utf-8")).splitlines()
     return "\n".join(line for line in lines if not line.startswith("    "))
 
 

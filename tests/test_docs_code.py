@@ -1,0 +1,135 @@
+"""The code in the documents runs."""
+
+import re
+import shlex
+import struct
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from napari_wsigpu.cli import main
+from napari_wsigpu.viewer.sample import sample_path
+from tests.icc import ADOBE
+from tests.viewer.conftest import has_display, no_notifications, own_settings, viewer
+
+__all__ = ["no_notifications", "own_settings", "viewer"]
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = sorted((ROOT / "docs").rglob("*.md"))
+# What stands before a block says how it is tested: what a page leaves to its reader is run first.
+BLOCK = re.compile(
+    r"(?:^<!-- (?P<how>compiled only: needs [^>]+|run as a program) -->\n)?"
+    r"(?:^<!-- before\n(?P<before>.*?)^-->\n)?"
+    r"^```(?P<language>\w*)\n(?P<code>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+
+ICC_PROFILE, UNDEFINED = 34675, 7
+
+pytestmark = pytest.mark.skipif(
+    not (ROOT / "docs").exists(), reason="these are the tests of a checkout"
+)
+
+
+class Block(NamedTuple):
+    language: str
+    code: str
+    how: str
+    before: str
+
+
+def blocks(path):
+    found = BLOCK.finditer(path.read_text("utf-8"))
+    return [Block(*(each[name] or "" for name in Block._fields)) for each in found]
+
+
+PAGES = [
+    pytest.param(path, id=path.relative_to(ROOT).as_posix()) for path in DOCUMENTS if blocks(path)
+]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Where the code of a page runs: beside a slide."""
+    (tmp_path / "slide.svs").write_bytes(with_profile(sample_path().read_bytes()))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_code_runs(path, folder, request):
+    names = {"__name__": "docs"}
+    for block in blocks(path):
+        if block.language == "sh":
+            for line in block.code.splitlines():
+                run_command(shlex.split(line, comments=True))
+            continue
+        assert block.language == "python", "blocks are of python or sh"
+        code = compile(block.before + block.code, str(path), "exec")
+        if block.how.startswith("compiled"):
+            continue
+        if block.how:
+            run_program(block.code, folder)
+            continue
+        if "viewer." in block.code and "viewer" not in names:
+            if not has_display():
+                pytest.skip("there is no X display (install Xvfb)")
+            names["viewer"] = request.getfixturevalue("viewer")
+        exec(code, names)
+    for value in names.values():
+        if hasattr(value, "levels"):
+            value.close()
+
+
+def with_profile(data):
+    """Give a classic little-endian TIFF file an ICC profile."""
+    head, [first] = struct.Struct("<HHII"), struct.unpack_from("<I", data, 4)
+    assert data[:4] == b"II*\0"
+    [count] = struct.unpack_from("<H", data, first)
+    entries = [data[first + 2 + 12 * i :][:12] for i in range(count)]
+    entries.append(head.pack(ICC_PROFILE, UNDEFINED, len(ADOBE), len(data)))
+    entries.sort(key=lambda entry: struct.unpack_from("<H", entry))
+    tail = data[first + 2 + 12 * count :][:4]
+    place = struct.pack("<I", len(data) + len(ADOBE))
+    pages = struct.pack("<H", count + 1) + b"".join(entries) + tail
+    return data[:4] + place + data[8:] + ADOBE + pages
+
+
+def run_program(code, folder):
+    (folder / "program.py").write_text(code, "utf-8")
+    subprocess.run([sys.executable, "program.py"], cwd=folder, check=True, timeout=120)
+
+
+def run_command(words):
+    """Run a command of ours; of others, see that what they name is there."""
+    if not words:
+        return
+    if words[0] == "wsigpu":
+        quickly = ["--seconds", "0.1"] if words[1] == "bench" else []
+        assert main([*words[1:], *quickly]) == 0
+    elif words[0] == "make":
+        assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    else:
+        assert words[:2] == ["pip", "install"], f"what is {words[0]}?"
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        for name in re.findall(r"\[(.*)\]", words[-1]):
+            assert name in extras["optional-dependencies"]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_code_is_in_fences(path):
+    """Indented blocks would not be found by the test above."""
+    text = BLOCK.sub("", path.read_text("utf-8"))
+    assert not re.search(r"^(    \S|```|~~~)", text, re.MULTILINE)
+
+
+def test_troubleshooting_quotes_what_the_doctor_says():
+    page = (ROOT / "docs" / "how-to" / "troubleshooting.md").read_text("utf-8")
+    said = (ROOT / "src" / "napari_wsigpu" / "doctor.py").read_text("utf-8")
+    quoted = re.findall(r"^\| `([^`]+)`", page, re.MULTILINE)
+    assert len(quoted) > 5
+    assert [text for text in quoted if text not in said] == []
