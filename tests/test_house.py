@@ -16,7 +16,7 @@ ROOT = Path(napari_wsigpu.__file__).parent
 FLOORS = [
     {"errors", "tags", "units", "geometry", "interrupt"},
     {"memory", "layout", "privacy", "annotations"},
-    {"storage", "appearance"},
+    {"storage", "appearance", "truncation"},
     {"codecs"},
     {"formats", "gpu"},
     {"reading"},

@@ -334,6 +334,18 @@ def test_a_private_value_is_hidden_where_it_is_repeated():
     }
 
 
+@pytest.mark.parametrize("dye", ["DAPI", "Hoechst 33342", "Alexa Fluor 488", "FITC"])
+def test_the_name_of_a_dye_is_told_of_channels_though_it_is_hidden_elsewhere(dye):
+    fields = {"Image": {"Name": dye}, "Channels": [{"Name": dye}, {"Name": "Cy3"}]}
+    found = masked({"ome": fields})["ome"]
+    assert found == {"Image": {"Name": MASK}, "Channels": [{"Name": dye}, {"Name": "Cy3"}]}
+
+
+def test_a_dye_without_its_number_can_be_a_person():
+    found = masked({"ome": {"PatientName": "Alexa", "Channels": [{"Name": "Alexa"}]}})
+    assert found["ome"] == {"PatientName": MASK, "Channels": [{"Name": MASK}]}
+
+
 def test_none_and_empty_texts_stay():
     metadata = {"barcode": None, "User": "", "Date": [], "patient": {}, "Title": False, "Time": 0}
     assert masked(metadata) == metadata | {"Title": MASK, "Time": MASK}

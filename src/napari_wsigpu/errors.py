@@ -135,7 +135,8 @@ class TileError(SlideError, ValueError):
         self.locations = tuple(locations)
         name, reason = self.failures[0]
         where = f", in the region at {self.locations[0]}," if locations else ""
-        more = f" (and {len(failures) - 1} more tiles)" if len(failures) > 1 else ""
+        others = len(failures) - 1
+        more = f" (and {others} more tile{'s' if others > 1 else ''})" if others else ""
         super().__init__(
             f"The tile at {name} of '{path}'{where} could not be decoded{more}: {reason}. "
             "The rest of the slide can still be read; get a fresh copy of the file."

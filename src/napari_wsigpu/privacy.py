@@ -98,6 +98,14 @@ SUBJECTS = frozenset({
 })  # fmt: skip
 LABELS, CONTENTS = ("name", "key", "k"), ("value", "v", "content", "text", "#text")
 
+# Usual dyes of channels: no person's name, unlike "Alexa" or "Opal" without a number.
+DYE = re.compile(
+    r"(brightfield|dapi|dsred|ecfp|egfp|eosin|eyfp|fitc|gcamp|ha?ematoxylin|hoechst|lysotracker"
+    r"|mcherry|mitotracker|mneongreen|phalloidin|rhodamine|sytox|tamra|tdtomato|texas ?red|tritc)"
+    r"([ -]?\d{1,5})?"
+    r"|(af|alexa( ?fluor)?|atto|bodipy|cf|cy|draq|dylight|opal)[ -]?\d{1,5}",
+    re.IGNORECASE,
+)
 WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 PATH = re.compile(r"\\|\.[A-Za-z]\w*$")
 # A document (XML, JSON), which repeats all a file says; a date; a path to a folder.
@@ -135,9 +143,9 @@ def masked(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
     Hidden are the values of private keys (`is_private`), and of keys that aren't known to be
     technical all texts and numbers like 20200131, which can be a date. Hidden are also, whatever
-    their keys: what repeats a hidden value, and a text that holds a date or a path, or is a
-    document (XML, JSON) or longer than 4096 characters; and, where hidden values are so many that
-    they can't be looked for, every other text.
+    their keys: what repeats a hidden value other than a usual dye's name, and a text that holds a
+    date or a path, or is a document (XML, JSON) or longer than 4096 characters; and, where hidden
+    values are so many that they can't be looked for, every other text.
 
     Parameters
     ----------
@@ -218,7 +226,7 @@ def _texts(value: Any, secret: bool) -> Iterable[str]:
     if not secret or value is None or isinstance(value, bool):
         return ()
     text = str(value).strip()
-    if len(text) > LONGEST_TEXT:
+    if len(text) > LONGEST_TEXT or DYE.fullmatch(text):
         return ()
     path = PureWindowsPath(text if PATH.search(text) else "")  # knows both kinds of slashes
     return {part for part in (text, path.name, path.stem) if len(part) >= SHORTEST_REPEAT}

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from napari_wsigpu import truncation
 from napari_wsigpu.associated import AssociatedImage
 from napari_wsigpu.codecs.choose import choose_decoder
 from napari_wsigpu.codecs.color import EmbeddedProfile, wants_srgb
@@ -163,7 +164,7 @@ class Slide:
         names = {-1 - i: f"the {item.name} image" for i, item in enumerate(layout.associated)}
         names |= {number: part.name for number, part in parts.items()}
         images = images | {number: part.image for number, part in parts.items()}
-        self._log = TileLog(layout.path, names)
+        self._log = TileLog(layout.path, names, partial(truncation.reason, layout, images))
 
         def reader(source: ByteSource) -> RegionReader:
             return RegionReader(

@@ -1,4 +1,5 @@
 import json
+import os
 import zlib
 
 import numpy as np
@@ -10,6 +11,7 @@ from napari_wsigpu.errors import (
     CorruptSlideError,
     NotASlideError,
     SlideError,
+    TileError,
     UnsupportedSlideError,
 )
 from tests import oracles, slides, tiffbytes
@@ -343,6 +345,29 @@ class TestRefused:
         path = write(tmp_path, page(slides.picture(80, 90), more=more))
         with pytest.raises(error, match=r"slide\.tif"):
             open_slide(path).close()
+
+    @pytest.mark.parametrize("compression", ["jpeg", "zlib", "none"])
+    def test_a_truncated_copy_says_how_much_of_it_is_there(self, tmp_path, compression):
+        pixels, path = slides.picture(96, 128), tmp_path / "slide.tif"
+        tifffile.imwrite(path, pixels, tile=(32, 32), compression=compression, photometric="rgb")
+        with tifffile.TiffFile(path) as file:
+            starts, counts = file.pages.first.dataoffsets, file.pages.first.databytecounts
+            whole = file.asarray()
+        size, end = starts[9] + counts[9] // 2, starts[-1] + counts[-1]
+        os.truncate(path, size)
+        figures = f"{size} of at least {end} bytes are there"
+        with open_slide(path) as slide:
+            [problem] = slide.layout.problems
+            assert problem.startswith(f"The file is cut off ({figures}), so that 3 of its 12 tiles")
+            np.testing.assert_array_equal(slide.read_region((0, 0), (128, 64)), whole[:64])
+            with pytest.raises(TileError, match="row 2, column 1") as caught:
+                slide.read_region((0, 0), (128, 96))
+        assert caught.value.failures[0][1] == f"the file is cut off ({figures})"
+        assert "(and 2 more tiles)" in str(caught.value)
+
+    def test_one_more_tile_is_one(self):
+        error = TileError("a.tif", [("level 0, row 1, column 1", "x"), ("y", "z")])
+        assert "(and 1 more tile): x." in str(error)
 
     def test_all_tiles_beyond_the_end(self, tmp_path):
         path = write(tmp_path, page(slides.picture(80, 90), more={324: (LONG, [10**8] * 6)}))

@@ -645,7 +645,8 @@ def unsteady(make_viewer, monkeypatch):
     return look
 
 
-AWAY = SlideReadError("The server is away; try again later.")
+AWAY = SlideReadError("'/slides/of Roe/a.svs' is away; try again later.")
+SAID = "'a.svs' is away; try again later."
 
 
 def test_a_view_that_failed_is_tried_again_by_itself(unsteady, slicing):
@@ -661,7 +662,7 @@ def test_a_view_that_failed_is_tried_again_by_itself(unsteady, slicing):
     assert display.error is None
     np.testing.assert_array_equal(*decoded(layer))
     [warning] = [each for each in notification_manager.records if each.severity == "warning"]
-    assert warning.message == f"Some tiles stay blurred, and are tried again by themselves: {AWAY}"
+    assert warning.message == f"Some tiles stay blurred, and are tried again by themselves: {SAID}"
 
 
 def test_what_does_not_pass_is_not_tried_again(unsteady):

@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, cast
 
 import tifffile
 
+from napari_wsigpu import truncation
 from napari_wsigpu.errors import (
     CorruptSlideError,
     NotASlideError,
@@ -165,7 +166,11 @@ def _describe_tiff(source: SlideFile, stream: str | IO[bytes]) -> SlideLayout:
                     "get a fresh copy of it."
                 )
             vendor = next(item.module for item in TIFF_FORMATS if item.module.probe(file))
-            return vendor.parse(file, source)
+            layout = vendor.parse(file, source)
+            cut_off = truncation.problem(layout)
+            return (
+                layout if cut_off is None else replace(layout, problems=(cut_off, *layout.problems))
+            )
     except SlideError:
         raise
     except OSError as error:

@@ -9,6 +9,9 @@ import errno
 import math
 import mmap
 import struct
+import threading
+import warnings
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -44,6 +47,7 @@ from napari_wsigpu.layout import Encoding, JpegColor, SlideFile
 from napari_wsigpu.tags import COMPRESSION, FILLORDER, PHOTOMETRIC, PREDICTOR
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
     from typing import BinaryIO
 
@@ -79,7 +83,15 @@ MOST_FRAMES = 1 << 22
 ITEM, ITEM_HEADER = 0xE000FFFE, 8
 Z_DECIMALS = 3
 LONGEST_VALUE = 1 << 16
+NEEDED = (
+    "SOPInstanceUID", "StudyInstanceUID", "SeriesInstanceUID", "ImageType", "Rows", "Columns",
+    "TotalPixelMatrixColumns", "TotalPixelMatrixRows", "SamplesPerPixel",
+    "PhotometricInterpretation", "BitsStored",
+)  # fmt: skip
+FLAVORS = "VOLUME", "LABEL", "OVERVIEW", "THUMBNAIL"
 DEEPEST = 16
+
+_filtering = threading.Lock()
 
 
 class Frames(NamedTuple):
@@ -167,7 +179,7 @@ def read(path: Path, series: str | None = None) -> Instance | None:
         If it can't be read.
     """
     try:
-        with path.open("rb") as stream:
+        with path.open("rb") as stream, _without_warnings():
             return _read(path, stream, series)
     except SlideError:
         raise
@@ -177,14 +189,23 @@ def read(path: Path, series: str | None = None) -> Instance | None:
         raise file_error(str(path), error) from error
     except WsiDicomNotSupportedError as error:
         raise UnsupportedSlideError(
-            f"'{path}' can't be shown: its transfer syntax, pixel format or kind of image is not "
-            "supported, or an attribute is missing; convert it to JPEG or JPEG 2000."
+            f"'{path}' can't be shown: its kind of image, its colours or its samples are not "
+            "supported; convert it to RGB, or gray, of 8 bit."
         ) from error
     except MemoryError:
         raise
     except Exception as error:
         # On damaged files the parsers raise whatever the damaged value happened to break.
         raise _damaged(path, error) from error
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Keep to ourselves what pydicom says of values; what matters becomes an error or a problem."""
+    # The list of filters belongs to the process: two threads that put it back would mix it up.
+    with _filtering, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _damaged(path: Path, error: Exception) -> CorruptSlideError:
@@ -200,6 +221,11 @@ def _read(path: Path, stream: BinaryIO, series: str | None) -> Instance | None:
     syntax = UID(str(read_file_meta_info(path).get("TransferSyntaxUID", "")))
     # A deflated header might be of any size.
     header = None if syntax == DeflatedExplicitVRLittleEndian else read_partial(stream, _is_frames)
+    if header is not None and stream.tell() >= status.st_size:
+        raise CorruptSlideError(
+            f"'{path}' is cut off: its {status.st_size} bytes end before its first frame; "
+            "get a fresh copy of it."
+        )
     if header is not None and series not in (None, header.get("SeriesInstanceUID")):
         return None
     if header is None or syntax not in COMPRESSIONS:
@@ -207,6 +233,7 @@ def _read(path: Path, stream: BinaryIO, series: str | None) -> Instance | None:
             f"'{path}' can't be decoded: its transfer syntax, {syntax.name or 'none'}, is not "
             "supported; convert it to JPEG or JPEG 2000."
         )
+    _check_attributes(path, header)
     icc = _icc_range(header, stream)
     problems: list[str] = []
     metadata = _plain(header.file_meta, problems) | _plain(header, problems)
@@ -240,6 +267,22 @@ def _read(path: Path, stream: BinaryIO, series: str | None) -> Instance | None:
         metadata=metadata,
         problems=tuple(problems),
     )
+
+
+def _check_attributes(path: Path, header: Dataset) -> None:
+    """Refuse what lacks an attribute without which no slide can be read, or is no part of one."""
+    missing = [keyword for keyword in NEEDED if header.get(keyword) is None]
+    if missing:
+        raise UnsupportedSlideError(
+            f"'{path}' lacks {', '.join(missing)}, which every DICOM slide states; export it again."
+        )
+    stated = header.get("ImageType")
+    flavor = str(stated[2]) if isinstance(stated, MultiValue) and len(stated) > 2 else "none"
+    if flavor not in FLAVORS:
+        raise UnsupportedSlideError(
+            f"'{path}' is said to be an image of the kind {flavor[:16]!r}, which no part of a "
+            f"slide is ({', '.join(FLAVORS)}); open another file of the slide."
+        )
 
 
 def _is_frames(tag: BaseTag, vr: str | None, length: int) -> bool:

@@ -29,11 +29,20 @@ class TileLog:
         The slide's path, for messages.
     names : Mapping of int to str
         Names of images that are no levels, for messages.
+    explain : callable, optional
+        Says of the level, row and column of a failed tile why it failed, if it knows better than
+        who decoded it.
     """
 
-    def __init__(self, path: str, names: Mapping[int, str]) -> None:
+    def __init__(
+        self,
+        path: str,
+        names: Mapping[int, str],
+        explain: Callable[[int, int, int], str | None] | None = None,
+    ) -> None:
         self._path = path
         self._names = names
+        self._explain = explain
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._decoded: Counter[str] = Counter()
@@ -74,6 +83,7 @@ class TileLog:
         """Count failed tiles; report each once, when it is first shown, and of many the first."""
         if not failures:
             return
+        failures = self._explained(failures)
         with self._lock:
             self._failed |= failures
             unsaid = failures.keys() - self._reported if report else set()
@@ -95,8 +105,16 @@ class TileLog:
 
     def error(self, failures: Mapping[TileKey, str], regions: Sequence[int] = ()) -> TileError:
         """Return the exception that names failed tiles, and regions that show them."""
-        named = [(self._name(key), why) for key, why in sorted(failures.items())]
+        named = [(self._name(key), why) for key, why in sorted(self._explained(failures).items())]
         return TileError(self._path, named, regions)
+
+    def _explained(self, failures: Mapping[TileKey, str]) -> Mapping[TileKey, str]:
+        if self._explain is None:
+            return failures
+        return {
+            key: self._explain(key.level, key.row, key.column) or why
+            for key, why in failures.items()
+        }
 
     def _name(self, key: TileKey) -> str:
         image = self._names.get(key.level, f"level {key.level}")

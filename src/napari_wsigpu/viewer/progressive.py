@@ -298,8 +298,9 @@ class ProgressiveDisplay:
                 self._landings.failed.emit()
         if not self._warned:
             self._warned = True
+            said = error.message if isinstance(error, SlideError) else str(error)
             again = ", and are tried again by themselves" if passing else ""
-            show_warning(f"Some tiles stay blurred{again}: {error}")
+            show_warning(f"Some tiles stay blurred{again}: {said}")
 
     # What napari calls, all in its main thread
 
