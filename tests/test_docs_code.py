@@ -1,4 +1,4 @@
-"""The code in the documents runs."""
+"""The code in README and docs runs."""
 
 import re
 import shlex
@@ -19,7 +19,7 @@ from tests.viewer.conftest import has_display, no_notifications, own_settings, v
 __all__ = ["no_notifications", "own_settings", "viewer"]
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = sorted((ROOT / "docs").rglob("*.md"))
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # What stands before a block says how it is tested: what a page leaves to its reader is run first.
 BLOCK = re.compile(
     r"(?:^<!-- (?P<how>compiled only: needs [^>]+|run as a program) -->\n)?"
@@ -125,6 +125,11 @@ def test_code_is_in_fences(path):
     """Indented blocks would not be found by the test above."""
     text = BLOCK.sub("", path.read_text("utf-8"))
     assert not re.search(r"^(    \S|```|~~~)", text, re.MULTILINE)
+
+
+def test_the_readme_is_short():
+    words = re.sub(r"<!--.*?-->", "", (ROOT / "README.md").read_text("utf-8")).split()
+    assert len(words) <= 600
 
 
 def test_troubleshooting_quotes_what_the_doctor_says():

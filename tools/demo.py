@@ -39,14 +39,19 @@ def has_display() -> bool:
 
 def run_under_xvfb(slide: str | None, picture: str) -> int:
     """Run this program again on a virtual display."""
+    print(f"There is no display: rendering to {picture} under Xvfb.", flush=True)
+    program = [sys.executable, __file__, "--picture", picture]
+    return run_on_xvfb([*program, *([slide] if slide else [])])
+
+
+def run_on_xvfb(program: list[str]) -> int:
+    """Run a program on a virtual display, or say what is missing."""
     xvfb = shutil.which("xvfb-run")
     if xvfb is None:
         print("There is no display to open napari on, and no Xvfb to render a picture with.")
         print(f"Use a desktop, or install Xvfb: sudo apt-get install {PACKAGES}")
         return 1
-    print(f"There is no display: rendering to {picture} under Xvfb.", flush=True)
     command = [xvfb, "-a", "-s", "-screen 0 1600x1000x24"]
-    program = [sys.executable, __file__, "--picture", picture, *([slide] if slide else [])]
     status = subprocess.run([*command, *program], check=False, timeout=300).returncode
     if status:
         print(f"napari could not render. Its libraries: sudo apt-get install {PACKAGES}")
