@@ -208,7 +208,7 @@ def decode_alone(slide: Slide, x: int, y: int, size: int) -> tuple[float, None]:
     executor, image = device_executor(slide), slide.layout.levels[0]
     tile = image.grid.tile_width
     slide.clear_cache()
-    decoder = executor._decoder
+    decoder = executor.pipeline.decoder
     rows, columns = np.mgrid[y // tile : -(-(y + size) // tile), x // tile : -(-(x + size) // tile)]
     tiles = np.stack([rows.ravel(), columns.ravel()], -1)
     cache, format_ = runtime.default().devices.tiles(executor.device), tile_format(image)
@@ -488,7 +488,7 @@ def at_once(slide: Slide, by_gpu: int, threads: int) -> dict[str, float]:
     def gpu_tiles(number: int) -> None:
         while not stop.is_set():
             batch = executor.pipeline.encoded(image, places)
-            executor._decoder.schedule(batch, reserved.slots, lambda rows: None).wait()
+            executor.pipeline.decoder.schedule(batch, reserved.slots, lambda rows: None).wait()
             counts[number] += len(tiles)
 
     def cpu_tiles(number: int) -> None:

@@ -13,17 +13,13 @@ from napari_wsigpu.reading.device_pipeline import DevicePipeline, Output
 from napari_wsigpu.reading.plan import regions_with
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from napari_wsigpu.gpu.device import Device, Stream
-    from napari_wsigpu.gpu.nvimagecodec import NvImageCodecDecoder
-    from napari_wsigpu.gpu.tiles import DeviceTiles
     from napari_wsigpu.layout import LevelLayout
-    from napari_wsigpu.reading.log import TileLog
     from napari_wsigpu.reading.plan import ReadPlan, Wish
-    from napari_wsigpu.storage.source import ByteSource
 
     Integers = NDArray[np.int64]
 
@@ -33,39 +29,17 @@ class DeviceExecutor:
 
     Parameters
     ----------
-    slide : int
-        Number of the open slide, for the keys of its tiles.
-    images : Mapping of int to LevelLayout
-        Pyramid levels by index from 0 on, and the pictures that lie on mosaics.
-    background : int or float
-        Value of pixels that the file does not hold.
-    source, decoder, tiles, log
-        Where bytes come from, what decodes them, where tiles are kept, and what counts them.
-    timed : callable
-        Told of a level, how many of its tiles were decoded for the host, in how many seconds,
-        and the device's share of them.
+    pipeline : DevicePipeline
+        What decodes and pastes tiles there.
+
+    Attributes
+    ----------
+    pipeline
+        As given.
     """
 
-    def __init__(
-        self,
-        slide: int,
-        images: Mapping[int, LevelLayout],
-        background: float,
-        source: ByteSource,
-        decoder: NvImageCodecDecoder,
-        tiles: DeviceTiles,
-        log: TileLog,
-        timed: Callable[[LevelLayout, int, float, float], None],
-    ) -> None:
-        self._slide = slide
-        self._images = images
-        self._background = background
-        self._decoder = decoder
-        self._tiles = tiles
-        self._log = log
-        self.pipeline = DevicePipeline(
-            slide, images, background, source, decoder, tiles, log, timed
-        )
+    def __init__(self, pipeline: DevicePipeline) -> None:
+        self.pipeline = pipeline
         self._lock = threading.Lock()
         self._released = False
         self._idle_streams: list[Stream] = []
@@ -73,7 +47,7 @@ class DeviceExecutor:
     @property
     def device(self) -> Device:
         """The device it works on."""
-        return self._decoder.worker.device
+        return self.pipeline.decoder.worker.device
 
     def read(
         self,
@@ -128,7 +102,7 @@ class DeviceExecutor:
             return None
         if any(len(plan.blanks) for plan in plans[1:]):
             return None  # in a picture above others, even the background hides what is below
-        image = self._images[number]
+        image = self.pipeline.images[number]
         samples = () if wish.channel is not None else (image.channels,)
         try:
             with self.device.active():
@@ -152,10 +126,10 @@ class DeviceExecutor:
         finally:
             if self._released:
                 self.release()
-        self._log.note(output.failures, report=wish.tolerant)
+        self.pipeline.log.note(output.failures, report=wish.tolerant)
         if output.failures and not wish.tolerant:
             failed = (key[1:] for key in output.failures)
-            raise self._log.error(output.failures, regions_with(plans, failed))
+            raise self.pipeline.log.error(output.failures, regions_with(plans, failed))
         return output.host if to_host else output.pixels
 
     def send(self, pixels: NDArray[Any], out: Any = None, stream: Any = None) -> Any:
@@ -181,14 +155,14 @@ class DeviceExecutor:
 
     def forget_tiles(self) -> None:
         """Drop the slide's tiles on the device."""
-        self._tiles.forget(self._slide)
+        self.pipeline.tiles.forget(self.pipeline.slide)
 
     def release(self) -> None:
         """Let go of streams and of the slide's tiles, and of memory that only these used."""
         self._released = True
         self.forget_tiles()
-        self._tiles.trim()
-        self._decoder.release()
+        self.pipeline.tiles.trim()
+        self.pipeline.decoder.release()
         with self._lock:
             self._idle_streams.clear()
 
@@ -239,7 +213,9 @@ class DeviceExecutor:
             raise MemoryError from None
 
     def _carry_out(self, image: LevelLayout, plans: Sequence[ReadPlan], output: Output) -> None:
-        found = [self._tiles.find(self._slide, plan.image, plan.tiles) for plan in plans]
+        found = [
+            self.pipeline.tiles.find(self.pipeline.slide, plan.image, plan.tiles) for plan in plans
+        ]
         decodes = any(not here.all() for _, here in found)
         decodes = decodes and not any(map(self.pipeline.reads_raw, plans))
         try:
@@ -261,15 +237,15 @@ class DeviceExecutor:
         finally:
             for reserved, _ in found:
                 if reserved is not None:
-                    self._tiles.unpin(reserved)
+                    self.pipeline.tiles.unpin(reserved)
 
     def _fill(self, image: LevelLayout, output: Output) -> None:
         """Show the background everywhere."""
         wish = output.wish
         if wish.table is None:
-            self.device.fill(output.pixels, self._background, output.stream)
+            self.device.fill(output.pixels, self.pipeline.background, output.stream)
             return
-        blank = wish.table.background(self._background, image.channels)
+        blank = wish.table.background(self.pipeline.background, image.channels)
         for channel, value in enumerate(blank.tolist()):
             self.device.fill(output.pixels[..., channel], value, output.stream)
 
@@ -279,7 +255,7 @@ class DeviceExecutor:
         if given is not None:
             yield given
         elif decodes:
-            yield self._decoder.worker.stream
+            yield self.pipeline.decoder.worker.stream
         else:
             with self._lock:
                 stream = self._idle_streams.pop() if self._idle_streams else None

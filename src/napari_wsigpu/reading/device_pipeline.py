@@ -108,6 +108,11 @@ class DevicePipeline:
     timed : callable
         Told of a level, how many of its tiles were decoded for the host, in how many seconds,
         and the device's share of them.
+
+    Attributes
+    ----------
+    slide, images, background, decoder, tiles, log
+        As given.
     """
 
     def __init__(
@@ -121,14 +126,14 @@ class DevicePipeline:
         log: TileLog,
         timed: Callable[[LevelLayout, int, float, float], None],
     ) -> None:
-        self._slide = slide
-        self._images = images
-        self._background = background
+        self.slide = slide
+        self.images = images
+        self.background = background
         self._source = source
-        self._decoder = decoder
+        self.decoder = decoder
         self._device: Device = decoder.worker.device
-        self._tiles = tiles
-        self._log = log
+        self.tiles = tiles
+        self.log = log
         self._timed = timed
         self._raw: RawReader | None = None
         if isinstance(source, FileSource):
@@ -141,7 +146,7 @@ class DevicePipeline:
 
     def reads_raw(self, plan: ReadPlan) -> bool:
         """Whether its tiles lie uncompressed in a file, and are read past the cache."""
-        return self._raw is not None and is_raw(self._images[plan.image])
+        return self._raw is not None and is_raw(self.images[plan.image])
 
     def read(
         self,
@@ -178,7 +183,7 @@ class DevicePipeline:
             self._read_raw(plan, output)
             return
         output.settled = False
-        self._log.count(
+        self.log.count(
             tiles_asked=len(plan.tiles) + len(plan.blanks),
             cache_hits=int(np.count_nonzero(here)),
             background=len(plan.blanks),
@@ -208,7 +213,7 @@ class DevicePipeline:
         Those that are here are pasted with the first batch.
         """
         begin = time.perf_counter()
-        image, count = self._images[plan.image], len(absent)
+        image, count = self.images[plan.image], len(absent)
         most = max(1, min(BATCH_TILES, BATCH_PIXEL_BYTES // image.tile_bytes))
         most = -(-count // -(-count // most))
         flying: list[_InFlight] = []
@@ -249,7 +254,7 @@ class DevicePipeline:
         finally:
             for batch in flying:
                 batch.pending.cancel()
-                self._tiles.unpin(batch.reserved)
+                self.tiles.unpin(batch.reserved)
 
     def _begin(
         self,
@@ -269,8 +274,8 @@ class DevicePipeline:
         MemoryError
             If there is no device memory for it.
         """
-        image = self._images[plan.image]
-        reserved = self._tiles.reserve(tile_format(image), image.tile_bytes, len(tiles))
+        image = self.images[plan.image]
+        reserved = self.tiles.reserve(tile_format(image), image.tile_bytes, len(tiles))
         if len(reserved.places) < len(tiles):
             last = only = False
         tiles = tiles[: len(reserved.places)]
@@ -290,7 +295,7 @@ class DevicePipeline:
         try:
             encoded = self.encoded(image, plan.tiles[tiles])
             buffer = encoded.view
-            pending = self._decoder.schedule(
+            pending = self.decoder.schedule(
                 encoded,
                 reserved.slots,
                 deliver,
@@ -299,24 +304,24 @@ class DevicePipeline:
                 at_once=not only,
             )
         except BaseException:
-            self._tiles.unpin(reserved)
+            self.tiles.unpin(reserved)
             raise
         return _InFlight(tiles, reserved, pending, buffer)
 
     def encoded(self, image: LevelLayout, tiles: Integers) -> EncodedBatch:
         """Read tiles of shape (tiles, 2), row and column of each, as they are stored."""
         offsets, wanted = image.grid.ranges(*tiles.T)
-        spacing = self._decoder.spacing(image, len(tiles))
+        spacing = self.decoder.spacing(image, len(tiles))
         with self._reading if len(tiles) >= MANY_TILES else nullcontext():
             joined = self._source.read_joined(
-                offsets.ravel(), wanted.ravel(), self._decoder.worker.take_buffer, spacing
+                offsets.ravel(), wanted.ravel(), self.decoder.worker.take_buffer, spacing
             )
-        self._log.count(bytes_read=int(joined.lengths.sum()))
-        return EncodedBatch.joined(image, tiles, joined, wanted, self._background, shared=True)
+        self.log.count(bytes_read=int(joined.lengths.sum()))
+        return EncodedBatch.joined(image, tiles, joined, wanted, self.background, shared=True)
 
     def _paste(self, plan: ReadPlan, tiles: Integers, addresses: Integers, output: Output) -> None:
         """Copy parts of tiles that lie at addresses to their places."""
-        image = self._images[plan.image]
+        image = self.images[plan.image]
         pastes, wish = plan.pastes, output.wish
         if len(tiles) < len(plan.tiles):
             chosen = np.zeros(len(plan.tiles), np.bool_)
@@ -338,46 +343,46 @@ class DevicePipeline:
             self._device.paste_colors(table, *to, output.colors, output.stream, step=step)
 
     def _finish(self, plan: ReadPlan, batch: _InFlight, output: Output) -> None:
-        image = self._images[plan.image]
+        image = self.images[plan.image]
         try:
             try:
                 failed = batch.pending.wait()
             except BaseException:
                 batch.pending.cancel()
                 raise
-            if self._decoder.verifier.reason is not None and not self._doubted:
+            if self.decoder.verifier.reason is not None and not self._doubted:
                 self._doubted = True
-                self._tiles.forget(self._slide)
+                self.tiles.forget(self.slide)
             kept = output.wish.kept(plan, image, batch.tiles)
             kept[list(failed)] = False
             if kept.any():
                 grid, places = image.grid, batch.reserved.places[kept]
-                self._tiles.keep(
+                self.tiles.keep(
                     batch.reserved._replace(places=places),
-                    self._slide,
+                    self.slide,
                     plan.image,
                     (grid.rows, grid.columns),
                     plan.tiles[batch.tiles[kept]],
                 )
         finally:
-            self._tiles.unpin(batch.reserved)
-        self._decoder.worker.give_buffer(batch.buffer)
+            self.tiles.unpin(batch.reserved)
+        self.decoder.worker.give_buffer(batch.buffer)
         by_cpu = batch.pending.on_cpu
-        self._log.count_decoded(cpu=by_cpu - len(failed), nvimagecodec=len(batch.tiles) - by_cpu)
-        self._log.count(bytes_decoded=(len(batch.tiles) - len(failed)) * image.tile_bytes)
+        self.log.count_decoded(cpu=by_cpu - len(failed), nvimagecodec=len(batch.tiles) - by_cpu)
+        self.log.count(bytes_decoded=(len(batch.tiles) - len(failed)) * image.tile_bytes)
         self._note_failures(plan, {batch.tiles[i]: why for i, why in failed.items()}, output)
 
     def _note_failures(self, plan: ReadPlan, failures: Mapping[int, str], output: Output) -> None:
         for tile, reason in failures.items():
             row, column = plan.tiles[tile].tolist()
-            output.failures[TileKey(self._slide, plan.image, row, column)] = reason
+            output.failures[TileKey(self.slide, plan.image, row, column)] = reason
 
     def _read_raw(self, plan: ReadPlan, output: Output) -> None:
         assert self._raw is not None
-        image, stream = self._images[plan.image], output.stream
+        image, stream = self.images[plan.image], output.stream
         addresses = np.zeros(len(plan.tiles), np.int64)
         failed = 0
-        for part in self._raw.read(image, plan.tiles, self._background, stream):
+        for part in self._raw.read(image, plan.tiles, self.background, stream):
             tiles = part.first + np.flatnonzero(part.addresses)
             addresses[tiles] = part.addresses[part.addresses > 0]
             self._paste(plan, tiles, addresses, output)
@@ -385,9 +390,9 @@ class DevicePipeline:
             self._note_failures(plan, failures, output)
             failed += len(failures)
         decoded = len(plan.tiles) - failed
-        self._log.count(tiles_asked=len(plan.tiles) + len(plan.blanks), background=len(plan.blanks))
-        self._log.count_decoded(raw=decoded)
-        self._log.count(bytes_decoded=decoded * image.tile_bytes)
+        self.log.count(tiles_asked=len(plan.tiles) + len(plan.blanks), background=len(plan.blanks))
+        self.log.count_decoded(raw=decoded)
+        self.log.count(bytes_decoded=decoded * image.tile_bytes)
 
 
 def tile_format(image: LevelLayout) -> TileFormat:

@@ -12,6 +12,7 @@ from napari_wsigpu.gpu.devices import cuda_index, device_index
 from napari_wsigpu.gpu.nvimagecodec import NvImageCodecDecoder
 from napari_wsigpu.gpu.verify import Verifier
 from napari_wsigpu.reading.device import DeviceExecutor
+from napari_wsigpu.reading.device_pipeline import DevicePipeline
 from napari_wsigpu.reading.halving import Halving
 from napari_wsigpu.reading.in_use import decoder_in_use
 from napari_wsigpu.reading.throughput import tile_kind
@@ -199,14 +200,16 @@ class Offload:
             executor = self._executors.get(id(worker))
             if executor is None:
                 executor = DeviceExecutor(
-                    self._slide,
-                    self._images,
-                    self._background,
-                    self._source,
-                    NvImageCodecDecoder(worker, self._cpu, self._verifier),
-                    self._devices.tiles(worker.device),
-                    self._log,
-                    self._note,
+                    DevicePipeline(
+                        self._slide,
+                        self._images,
+                        self._background,
+                        self._source,
+                        NvImageCodecDecoder(worker, self._cpu, self._verifier),
+                        self._devices.tiles(worker.device),
+                        self._log,
+                        self._note,
+                    )
                 )
                 self._executors[id(worker)] = executor
             return executor
