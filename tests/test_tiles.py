@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 
 import numpy as np
 import pytest
 
 from napari_wsigpu import open_slide
-from napari_wsigpu.errors import LevelError, RegionError, TileError
+from napari_wsigpu.errors import LevelError, NotASlideError, RegionError, TileError
+from napari_wsigpu.reading import scaling
 from tests import slides
 
 HEIGHT, WIDTH, TILE = 700, 900, 64
@@ -165,3 +167,65 @@ def test_a_failed_batch_names_the_region(path, tmp_path):
         list(slide.read_regions(places, (20, 20), batch_size=3))
     assert caught.value.locations == (places[1],)
     assert f"in the region at {places[1]}" in str(caught.value)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("mpp", [0.61, 3, 40])
+def test_a_region_of_many_finer_pixels_is_that_of_few(path, host_gpu, monkeypatch, device, mpp):
+    with open_slide(path, device=device) as slide:
+        few = slide.read_region((30, 50), (200, 180), mpp=mpp) if mpp < 40 else None
+        monkeypatch.setattr(scaling, "FINER_BYTES", 1)
+        many = slide.read_region((30, 50), (200, 180), mpp=mpp)
+        shown = slide.read_region((30, 50), (200, 180), mpp=mpp, device=device)
+    assert np.array_equal(many, shown)
+    assert (many[-1, -1] == 255).all() or mpp < 3
+    if few is not None:
+        assert np.array_equal(many, few)
+
+
+def test_what_lies_beyond_the_slide_costs_nothing(slide, monkeypatch):
+    monkeypatch.setattr(scaling, "LARGEST_FINER", 4 * HEIGHT * WIDTH * 3)
+    assert slide.read_region((0, 0), (5000, 5000), mpp=40).shape == (5000, 5000, 3)
+    assert (slide.read_region((WIDTH, 0), (5000, 50), mpp=40) == 255).all()
+    monkeypatch.setattr(scaling, "LARGEST_FINER", 1000)
+    with pytest.raises(RegionError, match="smaller one or mpp"):
+        slide.read_region((0, 0), (5000, 5000), mpp=40)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda slide: slide.tiles(8, batch_size=None), "batch_size is None"),
+        (lambda slide: slide.tiles(8, batch_size=0), "batch_size is 0"),
+        (lambda slide: slide.read_regions([], (8, 8), batch_size={}), "batch_size is {}"),
+        (lambda slide: slide.read_regions(None, (8, 8)), "locations is None"),
+        (lambda slide: slide.read_regions([], (-1, 8)), "-1 x 8"),
+        (lambda slide: slide.read_regions([], (8, 8), shuffle=True, seed=[1]), "seed is"),
+        (lambda slide: slide.read_region((0, 0), (10**30, 1)), "fit into memory"),
+        (lambda slide: slide.read_region((0, 0), (8, 8), mpp=1e300), "smaller mpp"),
+    ],
+)
+def test_wrong_arguments_are_said_at_once(slide, call, words):
+    with pytest.raises(RegionError, match=words):
+        call(slide)
+
+
+def test_integers_of_numpy(slide):
+    batch, _ = next(slide.tiles(np.int64(64), batch_size=np.int64(2)))
+    assert batch.shape == (2, 64, 64, 3)
+    places = [(0, 0), (9, 9), (70, 20)]
+    options = {"shuffle": True, "batch_size": 10**30}
+    (one,) = slide.read_regions(places, (8, 8), seed=np.int64(3), **options)
+    (other,) = slide.read_regions(places, (8, 8), seed=3, **options)
+    assert np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("path", [None, 5, [1]])
+def test_what_is_no_path(path):
+    with pytest.raises(NotASlideError, match="is no path"):
+        open_slide(path)
+
+
+def test_a_path_of_bytes(path):
+    with open_slide(os.fsencode(path)) as slide:
+        assert slide.dimensions == (WIDTH, HEIGHT)

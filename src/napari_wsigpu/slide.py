@@ -427,7 +427,7 @@ class Slide:
             How many regions or batches each worker reads ahead of the one that is handed out;
             fewer if these would take more than 1 GiB of memory.
         shuffle : bool
-            Hand them out in an order that depends on `seed` alone.
+            Hand them out in the order of ``random.Random(seed).shuffle(list(locations))``.
         seed : int
             Seed of that order.
         drop_last : bool
@@ -452,6 +452,7 @@ class Slide:
         if device != "cpu":
             self._reader.offload.worker(device)
         wish = Wish(keep="recurring", table=self._profile.table(color))
+        _size(size)
 
         def read(batch: list[tuple[int, int]], check: Callable[[], None]) -> Any:
             regions = self._regions(batch, size, target.level)
@@ -464,7 +465,7 @@ class Slide:
             batch_size=batch_size,
             num_workers=_ahead(device, batch_size, target) if num_workers is None else num_workers,
             prefetch_factor=prefetch_factor,
-            batch_bytes=(batch_size or 1) * self._region_bytes(size, target.level),
+            batch_bytes=_number(batch_size) * self._region_bytes(size, target.level),
             shuffle=shuffle,
             seed=seed,
             drop_last=drop_last,
@@ -530,9 +531,9 @@ class Slide:
         reader, target = self._scaled(level, mpp)
         if device != "cpu":
             self._reader.offload.worker(device)
-        width, height = _integers("size", (size, size) if isinstance(size, int) else size)
-        if min(width, height) < 1:
-            raise RegionError(f"A region can't be {width} x {height} pixels; use a size >= 1.")
+        width, height = _size((size, size) if hasattr(size, "__index__") else size, least=1)
+        if batch_size is None:
+            raise RegionError("batch_size is None; it has to be a whole number >= 1.")
         grid = Grid.over(self._images[target.level], target, (height, width), overlap)
         downsample = self.level_downsamples[target.level]
         table = self._profile.table(color)
@@ -560,7 +561,7 @@ class Slide:
                 batch_size=batch_size,
                 num_workers=1,
                 prefetch_factor=prefetch_factor,
-                batch_bytes=len(bands) * batch_size * region_bytes,
+                batch_bytes=len(bands) * _number(batch_size) * region_bytes,
             )
             for band in bands
         )
@@ -799,9 +800,7 @@ class Slide:
         self, locations: Sequence[tuple[int, int]], size: tuple[int, int], level: int
     ) -> Regions:
         """Return regions in the level's own pixels."""
-        width, height = _integers("size", size)
-        if width < 0 or height < 0:
-            raise RegionError(f"A region can't be {width} x {height} pixels; use a size >= 0.")
+        width, height = _size(size)
         downsample = self.level_downsamples[level]
         places = [_integers("location", location) for location in locations]
         corners = np.array([_rounded(x / downsample, y / downsample) for x, y in places], np.int64)
@@ -816,8 +815,7 @@ class Slide:
             target = Target(self._checked(level))
         else:
             target = find_target(self.path, mpp, self.mpp, self.level_downsamples)
-        image = self._images[target.level]
-        return ScaledReader(self._reader, target, image.channels, image.dtype), target
+        return ScaledReader(self._reader, target, self._images[target.level]), target
 
     def _checked(self, level: int) -> int:
         if not isinstance(level, int | np.integer) or not 0 <= level < self.level_count:
@@ -842,7 +840,7 @@ class Slide:
             raise error.among(locations) from None
 
     def _region_bytes(self, size: tuple[int, int], level: int) -> int:
-        width, height = _integers("size", size)
+        width, height = _size(size)
         image = self._images[level]
         return max(0, width * height) * image.channels * image.dtype.itemsize
 
@@ -905,6 +903,23 @@ def _integers(name: str, values: tuple[int, int]) -> tuple[int, int]:
     except (TypeError, ValueError):
         raise RegionError(f"The {name} {values!r} is not a pair of whole numbers.") from None
     return first, second
+
+
+def _size(size: Any, least: int = 0) -> tuple[int, int]:
+    """Return width and height of a region."""
+    width, height = _integers("size", size)
+    if min(width, height) < least:
+        raise RegionError(f"A region can't be {width} x {height} pixels; use a size >= {least}.")
+    if max(width, height) > FARTHEST:
+        raise RegionError(
+            f"A region of {width} x {height} pixels doesn't fit into memory; read it in parts."
+        )
+    return width, height
+
+
+def _number(batch_size: Any) -> int:
+    """Return how many regions a batch has; what is no number is refused where it is used."""
+    return int(batch_size) if isinstance(batch_size, int | np.integer) else 1
 
 
 def _ahead(device: str, batch_size: int | None, target: Target) -> int:

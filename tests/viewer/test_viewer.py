@@ -109,7 +109,7 @@ def test_damaged_tile_is_notified_once(viewer, damaged_slide, qtbot):
     said = [record.message for record in records if record.severity == "warning"]
     assert len(said) == 1
     assert "level 0, row 6, column 8" in said[0]
-    assert str(damaged_slide) in said[0]
+    assert f"'{damaged_slide.name}'" in said[0]
     assert layer.data[0].slide.stats()["failed"] == 1
 
 

@@ -97,7 +97,7 @@ def test_the_writer_is_declared(viewer):
 
 def test_split_rgb_decodes_no_pyramid(viewer, qtbot):
     [layer] = viewer.open(sample_path(), plugin="napari-wsigpu")
-    qtbot.wait(500)
+    qtbot.wait(1500)  # the view is fitted for a second
     slide = layer.data[0].slide
     zoom, asked = viewer.scene.camera.zoom, slide.stats()["tiles_asked"]
     viewer.layers.selection.active = layer

@@ -63,7 +63,10 @@ def describe(path: str | os.PathLike[str]) -> SlideLayout:
         read, `NotASlideError` if it is no slide at all, `CorruptSlideError` if it is damaged,
         `UnsupportedSlideError` if it holds what can't be shown.
     """
-    name = os.fspath(path)
+    try:
+        name = os.fsdecode(path)
+    except TypeError:
+        raise NotASlideError(f"{path!r} is no path; give the name of a slide's file.") from None
     layout = _describe_url(name) if is_url(name) else _describe(str(Path(name).absolute()))
     # Folders are private, and would hide the whole sentence.
     problems = list(layout.problems)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import random
+import sys
 import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -70,10 +72,19 @@ def read_ahead(
     for name, (value, least) in smallest.items():
         if not isinstance(value, int | np.integer) or value < least:
             raise RegionError(f"{name} is {value!r}; it has to be a whole number >= {least}.")
-    if shuffle:
-        locations = list(locations)
-        random.Random(seed).shuffle(locations)
-    batches = _batches(locations, batch_size or 1, drop_last=drop_last)
+    try:
+        locations = list(locations) if shuffle else iter(locations)
+    except TypeError:
+        raise RegionError(
+            f"locations is {locations!r}; it has to hold the (x, y) of each region."
+        ) from None
+    if isinstance(locations, list):
+        try:
+            random.Random(operator.index(seed)).shuffle(locations)
+        except TypeError:
+            raise RegionError(f"seed is {seed!r}; it has to be a whole number.") from None
+    size = min(batch_size or 1, sys.maxsize)
+    batches = _batches(locations, size, drop_last=drop_last)
     ahead = min(num_workers * prefetch_factor, max(1, AHEAD_BYTES // max(1, batch_bytes) - 1))
     return _ahead(read, batches, num_workers, 1 + ahead)
 
@@ -109,7 +120,10 @@ def _ahead(
 
 def in_turn(iterators: Iterable[Generator[Item, None, None]]) -> Generator[Item, None, None]:
     """Yield from some iterators in turn, which all go on meanwhile; close them with this one."""
-    waiting = deque(iterators)
+    return _in_turn(deque(iterators))
+
+
+def _in_turn(waiting: deque[Generator[Item, None, None]]) -> Generator[Item, None, None]:
     with ExitStack() as opened:
         for iterator in waiting:
             opened.enter_context(closing(iterator))

@@ -35,9 +35,7 @@ if TYPE_CHECKING:
 
     Integers = NDArray[np.int64]
 
-BATCH_TILES = 1024
-BATCH_PIXEL_BYTES = 256 << 20
-IN_FLIGHT = 2
+BATCH_TILES, BATCH_PIXEL_BYTES, IN_FLIGHT = 1024, 256 << 20, 2
 # So many are read by one thread at a time.
 MANY_TILES = 512
 
@@ -98,7 +96,7 @@ class DevicePipeline:
     Parameters
     ----------
     slide : int
-        Number of the open slide, for the keys of its tiles.
+        Number of the open slide.
     images : Mapping of int to LevelLayout
         Its images by number.
     background : int or float
@@ -374,8 +372,8 @@ class DevicePipeline:
 
     def _note_failures(self, plan: ReadPlan, failures: Mapping[int, str], output: Output) -> None:
         for tile, reason in failures.items():
-            row, column = plan.tiles[tile].tolist()
-            output.failures[TileKey(self.slide, plan.image, row, column)] = reason
+            key = TileKey(self.slide, plan.image, *plan.tiles[tile].tolist())
+            output.failures[key] = reason
 
     def _read_raw(self, plan: ReadPlan, output: Output) -> None:
         assert self._raw is not None
@@ -389,8 +387,8 @@ class DevicePipeline:
             failures = {part.first + index: why for index, why in part.failures.items()}
             self._note_failures(plan, failures, output)
             failed += len(failures)
-        decoded = len(plan.tiles) - failed
-        self.log.count(tiles_asked=len(plan.tiles) + len(plan.blanks), background=len(plan.blanks))
+        decoded, blank = len(plan.tiles) - failed, len(plan.blanks)
+        self.log.count(tiles_asked=len(plan.tiles) + blank, background=blank)
         self.log.count_decoded(raw=decoded)
         self.log.count(bytes_decoded=decoded * image.tile_bytes)
 

@@ -17,10 +17,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from napari_wsigpu.layout import LevelLayout
     from napari_wsigpu.reading.plan import Wish
     from napari_wsigpu.reading.reader import RegionReader
 
 FINER_BYTES = 256 << 20
+# What one region may take for finer pixels, and pixels that it may reach over.
+LARGEST_FINER, FARTHEST = 2 << 30, 1 << 40
 # A level whose pixels are so little larger or smaller than asked is taken as it is.
 NEAR = 1e-3
 
@@ -48,6 +51,11 @@ class Target(NamedTuple):
         """Return what of the level lies under regions, whose sizes are in pixels wanted."""
         (height, width), (down, across) = regions.shapes[0], self.scale
         size = math.ceil(height * down - EDGE), math.ceil(width * across - EDGE)
+        if max(size) > FARTHEST:
+            raise RegionError(
+                f"A region of {width} x {height} pixels would reach over {max(size):.3g} pixels of "
+                f"level {self.level}; use a smaller one, or a smaller mpp."
+            )
         return Regions.alike(regions.tops, regions.lefts, *size)
 
 
@@ -106,19 +114,16 @@ class ScaledReader:
         What reads the level's own pixels.
     target : Target
         What is wanted.
-    channels : int
-        Of the level.
-    dtype : numpy.dtype
-        Type of its samples.
+    image : LevelLayout
+        The level.
     """
 
-    def __init__(
-        self, reader: RegionReader, target: Target, channels: int, dtype: np.dtype[Any]
-    ) -> None:
+    def __init__(self, reader: RegionReader, target: Target, image: LevelLayout) -> None:
         self._reader = reader
         self._target = target
-        self._channels = channels
-        self._dtype = dtype
+        self._extent = image.height, image.width
+        self._channels = image.channels
+        self._dtype = image.dtype
 
     def read(self, regions: Regions, wish: Wish) -> NDArray[Any]:
         """Read regions to the host; see `RegionReader.read`.
@@ -133,7 +138,12 @@ class ScaledReader:
         target = self._target
         if target.exact:
             return self._reader.read(target.level, regions, wish)
-        if self._reader.offload.device.startswith("cuda") and self._dtype.name in AVERAGED_TYPES:
+        by_device = self._reader.offload.device.startswith("cuda")
+        if (
+            by_device
+            and self._dtype.name in AVERAGED_TYPES
+            and not self._is_large(target.finer(regions))
+        ):
             averaged = self.read_to_device(regions, "cuda", None, None, wish)
             return self._reader.fetch(averaged, "cuda")
         size = regions.shapes[0]
@@ -145,9 +155,41 @@ class ScaledReader:
                 "read fewer or smaller ones."
             ) from None
         for first, part in self._parts(regions):
+            if self._is_large(part):
+                self._read_large(part, pixels[first], wish)
+                continue
             finer = self._reader.read(target.level, part, wish)
             pixels[first : first + len(part)] = resample_area(finer, size, target.scale)
         return pixels
+
+    def _read_large(self, region: Regions, pixels: NDArray[Any], wish: Wish) -> None:
+        """Read a region whose finer pixels are many, without those below and right of the level."""
+        level, scale = self._target.level, self._target.scale
+        size, corner = [], region.corners[0]
+        for start, count, extent, step in zip(
+            corner, pixels.shape[:2], self._extent, scale, strict=True
+        ):
+            size.append(min(count, max(0, math.ceil((extent - start) / step - EDGE))))
+        bottom, right = (np.array([extent]) for extent in self._extent)
+        outside = Regions.alike(bottom, right, 1, 1)
+        pixels[...] = self._reader.read(level, outside, wish)[0]
+        if not all(size):
+            return
+        part = Regions.alike(region.tops, region.lefts, *size)
+        finer = self._target.finer(part)
+        needed = math.prod(finer.shapes[0]) * self._channels * self._dtype.itemsize
+        if needed > LARGEST_FINER:
+            raise RegionError(
+                f"A region of {pixels.shape[1]} x {pixels.shape[0]} pixels needs "
+                f"{needed >> 20} MiB of level {level} to average; use a smaller one or mpp."
+            )
+        found = resample_area(self._reader.read(level, finer, wish), tuple(size), scale)
+        pixels[: size[0], : size[1]] = found[0]
+
+    def _is_large(self, finer: Regions) -> bool:
+        """Whether the finer pixels of one region alone are more than are read at once."""
+        size = math.prod(finer.shapes[0]) * self._channels * self._dtype.itemsize
+        return size > FINER_BYTES
 
     def read_to_device(
         self, regions: Regions, device: str, out: Any, stream: Any, wish: Wish
@@ -158,7 +200,7 @@ class ScaledReader:
             return reader.read_to_device(target.level, regions, device, out, stream, wish)
         shape = len(regions), *regions.shapes[0], self._channels
         pixels: Any = None if out is None else out.reshape(shape)
-        if self._dtype.name not in AVERAGED_TYPES:
+        if self._dtype.name not in AVERAGED_TYPES or self._is_large(target.finer(regions)):
             return reader.send(self.read(regions, wish), device, pixels, stream)
         if pixels is None:
             pixels = reader.empty_on(device, shape, self._dtype)

@@ -290,6 +290,11 @@ class FileSource:
 
     def _check_unchanged(self, file: FileIO) -> None:
         if not self._described.is_still(os.fstat(file.fileno())):
+            if not os.path.lexists(self._path):
+                raise SlideChangedError(
+                    f"'{self._path}' was removed or renamed since it was opened; bring it back and "
+                    "open the slide again."
+                )
             raise SlideChangedError(
                 f"'{self._path}' has changed since it was opened; open the slide again."
             )
