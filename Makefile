@@ -10,9 +10,12 @@ BIN := $(VENV)/bin
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-QUICK := tests/test_house.py tests/test_docs.py tests/test_imports.py tests/test_errors.py \
-	tests/test_geometry.py tests/test_tiles.py tests/test_slide.py tests/test_pyramid.py \
-	tests/test_vendors.py tests/annotations tests/codecs tests/display tests/formats tests/reading
+QUICK := tests/test_house.py tests/test_docs.py tests/test_figures.py tests/test_errors.py \
+	tests/test_geometry.py tests/test_memory.py tests/test_runtime.py tests/test_tiles.py \
+	tests/test_slide.py tests/test_cli.py tests/annotations/test_outlines.py \
+	tests/codecs/test_cpu.py tests/codecs/test_choose.py tests/codecs/test_jpeg.py tests/display \
+	tests/formats/test_describe.py tests/formats/test_tiff.py tests/formats/test_aperio.py \
+	tests/reading tests/storage/test_file.py --ignore tests/reading/test_device.py
 
 .PHONY: demo test check quick docs bench clean
 
@@ -30,7 +33,7 @@ check: $(VENV)/installed
 
 # No display, no processes, nothing slow: what a change to the core breaks first.
 quick: check
-	$(BIN)/python -m pytest --numprocesses 2 $(QUICK)
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(QUICK)
 
 docs: $(VENV)/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
