@@ -21,7 +21,7 @@ FLOORS = [
     {"formats", "gpu"},
     {"reading"},
     {"display"},
-    {"runtime", "associated"},
+    {"runtime", "associated", "open_planes"},
     {"slide", "zarr_to_gpu", "engine"},
     {"conversion", "compat", "doctor"},
     {"viewer"},

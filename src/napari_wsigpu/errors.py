@@ -66,6 +66,10 @@ class LevelError(SlideError, IndexError):
     """A level was asked for that the slide does not have."""
 
 
+class PlaneError(SlideError, IndexError):
+    """A plane along z or t was asked for that the slide does not have."""
+
+
 class DeviceError(SlideError, RuntimeError):
     """Pixels were asked for on a device that can't be used."""
 

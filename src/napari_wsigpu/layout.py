@@ -525,6 +525,52 @@ class RemoteFile:
     version: str
 
 
+@dataclass(frozen=True, slots=True)
+class Planes:
+    """The planes of a slide that can be chosen: what it shows along z and t.
+
+    Attributes
+    ----------
+    z, t : int
+        Which plane a layout describes.
+    size_z, size_t : int
+        How many there are.
+    z_spacing : float or None
+        Micrometres from one plane along z to the next.
+    time_step : float or None
+        Seconds from one plane along t to the next.
+    """
+
+    z: int = 0
+    t: int = 0
+    size_z: int = 1
+    size_t: int = 1
+    z_spacing: float | None = None
+    time_step: float | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The axes along which there is more than one plane: of "t" and "z"."""
+        return tuple(axis for axis, size in (("t", self.size_t), ("z", self.size_z)) if size > 1)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """How many planes there are along each of `names`."""
+        found = {"t": self.size_t, "z": self.size_z}
+        return {name: found[name] for name in self.names}
+
+    @classmethod
+    def along(
+        cls,
+        positions: Mapping[str, tuple[int, int]],
+        z_spacing: float | None = None,
+        time_step: float | None = None,
+    ) -> Planes:
+        """Make them of the plane and the number of planes along "z" and "t", where they are."""
+        (z, size_z), (t, size_t) = (positions.get(axis, (0, 1)) for axis in "zt")
+        return cls(z, t, size_z, size_t, z_spacing, time_step)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SlideLayout:
     """All that is known of a slide without decoding a pixel.
@@ -555,6 +601,8 @@ class SlideLayout:
         Everything else the file says, under its vendor's name; JSON-serialisable.
     hidden_planes : int
         How many further planes of the same size (z, time) the file holds, unshown.
+    planes : Planes
+        Which of the planes that can be chosen is described.
     scanner, scan_date, barcode : str or None
         The scanner's make and model, when it scanned (ISO 8601, or as the file has it where that
         is ambiguous), and what the label's code says.
@@ -584,6 +632,7 @@ class SlideLayout:
     objective: float | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     hidden_planes: int = 0
+    planes: Planes = Planes()
     scanner: str | None = None
     scan_date: str | None = None
     barcode: str | None = None

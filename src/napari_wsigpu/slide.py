@@ -20,9 +20,17 @@ from napari_wsigpu.associated import AssociatedImage
 from napari_wsigpu.codecs.choose import choose_decoder
 from napari_wsigpu.codecs.color import EmbeddedProfile, wants_srgb
 from napari_wsigpu.display.source import DisplaySource
-from napari_wsigpu.errors import LevelError, RegionError, SlideClosedError, TileError
+from napari_wsigpu.errors import (
+    LevelError,
+    PlaneError,
+    RegionError,
+    SlideChangedError,
+    SlideClosedError,
+    TileError,
+)
 from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.formats.tiff import is_rgb
+from napari_wsigpu.open_planes import OpenPlanes
 from napari_wsigpu.reading.batches import in_turn, read_ahead
 from napari_wsigpu.reading.grid import Grid
 from napari_wsigpu.reading.level import LevelArray
@@ -49,7 +57,7 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.codecs.color import Color
     from napari_wsigpu.geometry import Span
-    from napari_wsigpu.layout import Channel, LevelLayout, PyramidLevel, SlideLayout
+    from napari_wsigpu.layout import Channel, LevelLayout, Planes, PyramidLevel, SlideLayout
     from napari_wsigpu.reading.plan import Keep
     from napari_wsigpu.runtime import Runtime
     from napari_wsigpu.storage.source import ByteSource
@@ -154,6 +162,8 @@ class Slide:
         self._closed = False
         self._display_color: Color = "stored"
         self._threads = threads
+        self._keeps_whole = keeps_whole
+        self._planes = OpenPlanes(self._open_plane)
         decoder = choose_decoder(layout, threads)
         self._source = _source_of(layout)
         self._pyramid = layout.pyramid(LARGEST_OVERVIEW)
@@ -265,6 +275,15 @@ class Slide:
         return self.layout.channels
 
     @property
+    def planes(self) -> Planes:
+        """How many planes along z and t can be chosen, how far apart they lie, and which is shown.
+
+        The one that is shown is the one that the file names, else the middle one along z and the
+        first one along t.
+        """
+        return self.layout.planes
+
+    @property
     def metadata(self) -> dict[str, Any]:
         """All the file says, JSON-serialisable; vendor fields under the vendor's name.
 
@@ -318,6 +337,54 @@ class Slide:
 
     # Pixels
 
+    def plane(self, z: int | None = None, t: int | None = None) -> Slide:
+        """Return a plane along z and t as a slide of its own, which is closed with this one.
+
+        It shares the runtime's caches and devices. Of very many planes, those that were asked for
+        longest ago are released (`release`), until they are read again.
+
+        Parameters
+        ----------
+        z, t : int, optional
+            Which one of `planes`, counted from 0; by default the one that this slide shows.
+
+        Returns
+        -------
+        Slide
+            This slide itself, if that is the one.
+
+        Raises
+        ------
+        PlaneError
+            If there is no such plane.
+        SlideChangedError
+            If the file is no longer the one that was opened.
+        SlideError
+            If the file can't be read.
+        """
+        shown = self.planes
+        at = {"z": shown.z if z is None else z, "t": shown.t if t is None else t}
+        if at == {"z": shown.z, "t": shown.t}:
+            return self
+        for axis, size in (("z", shown.size_z), ("t", shown.size_t)):
+            _check_plane(self.path, axis, at[axis], size)
+        plane: Slide = self._guarded(lambda: self._planes.get((at["z"], at["t"])))
+        return plane
+
+    def _open_plane(self, which: tuple[int, int]) -> Slide:
+        own = self.layout
+        remote = own.remote
+        layout = describe(
+            own.path if remote is None else remote.url, dict(zip("zt", which, strict=True))
+        )
+        if layout.files != own.files or layout.remote != remote:
+            raise SlideChangedError(
+                f"'{self.path}' has changed since it was opened; open the slide again."
+            )
+        return Slide(
+            layout, self.device, self._threads, keeps_whole=self._keeps_whole, runtime=self.runtime
+        )
+
     def read_region(
         self,
         location: tuple[int, int],
@@ -329,6 +396,8 @@ class Slide:
         out: Any = None,
         stream: Any = None,
         color: Color = "stored",
+        z: int | None = None,
+        t: int | None = None,
     ) -> Any:
         """Read a rectangle, as OpenSlide counts it, or at a resolution in micrometres a pixel.
 
@@ -355,6 +424,8 @@ class Slide:
         color : {"stored", "srgb"}
             Pixels as they are, or in sRGB by the slide's ICC profile. The first such read takes
             some tenths of a second longer.
+        z, t : int, optional
+            The plane, of `planes`; by default the one that is shown.
 
         Returns
         -------
@@ -363,8 +434,8 @@ class Slide:
 
         Raises
         ------
-        RegionError, LevelError, DeviceError
-            If the region, level or device can't be.
+        RegionError, LevelError, PlaneError, DeviceError
+            If the region, level, plane or device can't be.
         TileError
             If a tile in the region can't be decoded.
         UnsupportedSlideError
@@ -372,6 +443,11 @@ class Slide:
         SlideError
             If the file can't be read.
         """
+        plane = self.plane(z, t)
+        if plane is not self:
+            return plane.read_region(
+                location, size, level, device, mpp=mpp, out=out, stream=stream, color=color
+            )
         wish = Wish(table=self._profile.table(color))
         reader, target = self._scaled(level, mpp)
         regions = self._regions([location], size, target.level)
@@ -400,6 +476,8 @@ class Slide:
         seed: int = 0,
         drop_last: bool = False,
         color: Color = "stored",
+        z: int | None = None,
+        t: int | None = None,
     ) -> Iterator[Any]:
         """Read many rectangles of one size, decoding ahead of the caller.
 
@@ -434,6 +512,8 @@ class Slide:
             Leave out a last batch that is smaller than the others.
         color : {"stored", "srgb"}
             As in `read_region`.
+        z, t : int, optional
+            As in `read_region`.
 
         Yields
         ------
@@ -448,6 +528,22 @@ class Slide:
         SlideError
             As `read_region` does, when the region's turn comes.
         """
+        plane = self.plane(z, t)
+        if plane is not self:
+            return plane.read_regions(
+                locations,
+                size,
+                level,
+                batch_size,
+                mpp=mpp,
+                device=device,
+                num_workers=num_workers,
+                prefetch_factor=prefetch_factor,
+                shuffle=shuffle,
+                seed=seed,
+                drop_last=drop_last,
+                color=color,
+            )
         reader, target = self._scaled(level, mpp)
         if device != "cpu":
             self._reader.offload.worker(device)
@@ -482,6 +578,8 @@ class Slide:
         device: str = "cpu",
         prefetch_factor: int = 2,
         color: Color = "stored",
+        z: int | None = None,
+        t: int | None = None,
     ) -> Iterator[tuple[Any, list[tuple[int, int]]]]:
         """Read a whole level as a grid of regions; each stored tile is decoded once.
 
@@ -508,6 +606,8 @@ class Slide:
             As in `read_regions`.
         color : {"stored", "srgb"}
             As in `read_region`.
+        z, t : int, optional
+            As in `read_region`.
 
         Yields
         ------
@@ -528,6 +628,18 @@ class Slide:
         >>> for batch, locations in slide.tiles(256, mpp=0.5):  # doctest: +SKIP
         ...     scores = model(batch)
         """
+        plane = self.plane(z, t)
+        if plane is not self:
+            return plane.tiles(
+                size,
+                level=level,
+                mpp=mpp,
+                overlap=overlap,
+                batch_size=batch_size,
+                device=device,
+                prefetch_factor=prefetch_factor,
+                color=color,
+            )
         reader, target = self._scaled(level, mpp)
         if device != "cpu":
             self._reader.offload.worker(device)
@@ -734,8 +846,8 @@ class Slide:
         self._source.release()
         self.clear_cache()
         self._release_readers()
-        for label in self.labels.values():
-            label.release()
+        for other in (*self.labels.values(), *self._planes.all()):
+            other.release()
 
     def close(self) -> None:
         """Let go of everything for good; may be called twice.
@@ -750,8 +862,8 @@ class Slide:
         self.runtime.fetcher.forget_slide(self._number)
         self.clear_cache()
         self._release_readers()
-        for label in self.labels.values():
-            label.close()
+        for other in (*self.labels.values(), *self._planes.all()):
+            other.close()
 
     def __getattr__(self, name: str) -> Any:
         """Return what was the slide's own before it became that of `displayed`."""
@@ -895,6 +1007,14 @@ def _source_of(layout: SlideLayout) -> ByteSource:
         images = [*layout.levels, *(item.image for item in layout.associated if not item.data)]
         return LibrarySource(layout.files[0], images)
     return FileSource(layout.files[0]) if len(layout.files) == 1 else FilesSource(layout.files)
+
+
+def _check_plane(path: str, axis: str, number: Any, size: int) -> None:
+    if not isinstance(number, int | np.integer) or not 0 <= number < size:
+        raise PlaneError(
+            f"'{path}' has no plane {axis} = {number!r}; its planes along {axis} are 0 to "
+            f"{size - 1}."
+        )
 
 
 def _integers(name: str, values: tuple[int, int]) -> tuple[int, int]:

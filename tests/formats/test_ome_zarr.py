@@ -70,10 +70,11 @@ STORED = [("0.4", name) for name in V2] + [("0.5", name) for name in V3]
 
 
 def channels_last(pixels, axes):
-    """Return the first plane of an array as (y, x, c)."""
+    """Return the middle plane along z, the first of other axes, as (y, x, c)."""
     for letter in axes:
         if letter not in "yxc":
-            pixels = pixels.take(0, axes.index(letter))
+            axis = axes.index(letter)
+            pixels = pixels.take(pixels.shape[axis] // 2 if letter == "z" else 0, axis)
             axes = axes.replace(letter, "")
     if "c" not in axes:
         pixels, axes = pixels[..., np.newaxis], axes + "c"
@@ -229,10 +230,10 @@ class TestPixels:
 
 
 class TestPlanes:
-    def test_the_first_one_is_shown(self, tmp_path):
+    def test_the_middle_one_is_shown(self, tmp_path):
         write_image(tmp_path / "a.zarr", [np.arange(5 * 64 * 64).reshape(5, 64, 64)], "zyx")
         with open_slide(tmp_path / "a.zarr") as slide:
-            assert slide.levels[0][0, 0, 0] == 0
+            assert slide.levels[0][0, 0, 0] == 2 * 64 * 64
 
     def test_the_one_is_shown_that_the_rendering_names(self, tmp_path):
         whole = np.arange(2 * 4 * 64 * 64).reshape(2, 4, 64, 64)
@@ -243,13 +244,13 @@ class TestPlanes:
             np.testing.assert_array_equal(slide.levels[1][..., 0], whole[1, 2, ::2, ::2])
 
     @pytest.mark.parametrize("value", [4, -1, "2", None, 1.5, True])
-    def test_one_that_is_not_there_is_the_first(self, tmp_path, value):
+    def test_one_that_is_not_there_is_the_middle_one(self, tmp_path, value):
         whole = np.arange(4 * 64 * 64).reshape(4, 64, 64)
         write_image(
             tmp_path / "a.zarr", [whole], "zyx", more={"omero": {"rdefs": {"defaultZ": value}}}
         )
         with open_slide(tmp_path / "a.zarr") as slide:
-            np.testing.assert_array_equal(slide.levels[0][..., 0], whole[0])
+            np.testing.assert_array_equal(slide.levels[0][..., 0], whole[2])
 
 
 class TestColors:

@@ -31,7 +31,11 @@ from napari_wsigpu.storage.remote import RemoteSource
 from napari_wsigpu.storage.url import file_name, is_url, public_url
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from napari_wsigpu.layout import SlideLayout
+
+    Plane = Mapping[str, Mapping[str, int]]
 
 # What is wrong with a file is said by our errors; those who set up logging still get more.
 logging.getLogger("tifffile").addHandler(logging.NullHandler())
@@ -42,7 +46,7 @@ SMALLEST_MPP, LARGEST_MPP = 1e-4, 1e5
 TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 
 
-def describe(path: str | os.PathLike[str]) -> SlideLayout:
+def describe(path: str | os.PathLike[str], at: Mapping[str, int] | None = None) -> SlideLayout:
     """Describe a slide.
 
     Parameters
@@ -50,6 +54,8 @@ def describe(path: str | os.PathLike[str]) -> SlideLayout:
     path : str or PathLike
         A TIFF file, whatever its name, or its URL; a file of a DICOM slide, or the folder that
         holds one; the folder of an OME-Zarr image.
+    at : Mapping of str to int, optional
+        The plane along "z" and "t" to describe, of a slide whose `planes` has it.
 
     Returns
     -------
@@ -67,7 +73,11 @@ def describe(path: str | os.PathLike[str]) -> SlideLayout:
         name = os.fsdecode(path)
     except TypeError:
         raise NotASlideError(f"{path!r} is no path; give the name of a slide's file.") from None
-    layout = _describe_url(name) if is_url(name) else _describe(str(Path(name).absolute()))
+    plane: Plane = {} if at is None else {"at": at}
+    if is_url(name):
+        layout = _describe_url(name, plane)
+    else:
+        layout = _describe(str(Path(name).absolute()), plane)
     # Folders are private, and would hide the whole sentence.
     problems = list(layout.problems)
     for path in (*(file.path for file in layout.files[:1]), layout.path):
@@ -101,7 +111,7 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _describe(name: str) -> SlideLayout:
+def _describe(name: str, plane: Plane) -> SlideLayout:
     if "\0" in name:
         raise SlideNotFoundError(f"There is no file {name!r}; check the path.")
     try:
@@ -110,7 +120,8 @@ def _describe(name: str) -> SlideLayout:
             raise NotASlideError(f"'{name}' is no regular file; choose a slide's file.")
         for item in PATH_FORMATS:
             if item.module.probe(Path(name)):
-                return item.module.parse(Path(name))
+                parse: Callable[..., SlideLayout] = item.module.parse
+                return parse(Path(name), **plane)
         with Path(name).open("rb") as file:
             head = file.read(HEAD)
     except SlideError:
@@ -118,10 +129,10 @@ def _describe(name: str) -> SlideLayout:
     except OSError as error:
         raise file_error(name, error) from error
     _check_head(name, head)
-    return _describe_tiff(SlideFile.of(name, status), name)
+    return _describe_tiff(SlideFile.of(name, status), name, plane)
 
 
-def _describe_url(url: str) -> SlideLayout:
+def _describe_url(url: str, plane: Plane) -> SlideLayout:
     name = public_url(url)
     if name.rstrip("/").endswith(".zarr"):
         raise UnsupportedSlideError(
@@ -139,7 +150,7 @@ def _describe_url(url: str) -> SlideLayout:
         _check_head(name, head)
         file.seek(0)
         try:
-            layout = _describe_tiff(SlideFile(name, source.size, 0), cast("IO[bytes]", file))
+            layout = _describe_tiff(SlideFile(name, source.size, 0), cast("IO[bytes]", file), plane)
         finally:
             if file.failure is not None:  # the parser may have gone on without what it lacked
                 raise file.failure from None
@@ -159,7 +170,7 @@ def _check_head(name: str, head: bytes) -> None:
         )
 
 
-def _describe_tiff(source: SlideFile, stream: str | IO[bytes]) -> SlideLayout:
+def _describe_tiff(source: SlideFile, stream: str | IO[bytes], plane: Plane) -> SlideLayout:
     name = source.path
     try:
         with tifffile.TiffFile(stream, name=file_name(name)) as file:
@@ -169,7 +180,8 @@ def _describe_tiff(source: SlideFile, stream: str | IO[bytes]) -> SlideLayout:
                     "get a fresh copy of it."
                 )
             vendor = next(item.module for item in TIFF_FORMATS if item.module.probe(file))
-            layout = vendor.parse(file, source)
+            parse: Callable[..., SlideLayout] = vendor.parse
+            layout = parse(file, source, **plane)
             cut_off = truncation.problem(layout)
             return (
                 layout if cut_off is None else replace(layout, problems=(cut_off, *layout.problems))

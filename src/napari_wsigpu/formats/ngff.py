@@ -16,6 +16,10 @@ MICROMETRES = {
     "pm": 1e-6, "nm": 1e-3, "um": 1.0, "µm": 1.0, "\N{GREEK SMALL LETTER MU}m": 1.0, "mm": 1e3,
     "cm": 1e4, "m": 1e6,
 }  # fmt: skip
+SECONDS = {
+    "day": 86400.0, "hour": 3600.0, "minute": 60.0, "second": 1.0, "millisecond": 1e-3,
+    "microsecond": 1e-6, "nanosecond": 1e-9, "s": 1.0, "ms": 1e-3,
+}  # fmt: skip
 OLDEST_AXES = "tczyx"
 BY_TYPE = {"time": "t", "channel": "c"}
 OTHER = "?"
@@ -34,7 +38,7 @@ class Axes(NamedTuple):
     letters : str
         t, c, z, y or x for each axis, "?" for others.
     micrometres : tuple of (float or None)
-        How many micrometres the unit of each has.
+        How many micrometres the unit of each has; of t, how many seconds.
     """
 
     letters: str
@@ -46,7 +50,7 @@ class Axes(NamedTuple):
         return cls(letters, (None,) * len(letters))
 
     def unit(self, letter: str) -> float | None:
-        """Return how many micrometres the unit of an axis has; None if it is no length."""
+        """Return how many micrometres (of t, seconds) an axis's unit has; None if it is neither."""
         return self.micrometres[self.letters.index(letter)]
 
 
@@ -87,7 +91,7 @@ def _stated_axes(stated: Any) -> Axes | None:
         name, kind = str(said.get("name")).lower(), str(said.get("type", "")).lower()
         letter = BY_TYPE.get(kind, name)
         letters += letter if letter in set(OLDEST_AXES) - set(letters) else OTHER
-        units.append(MICROMETRES.get(str(said.get("unit")).lower()))
+        units.append((SECONDS if letter == "t" else MICROMETRES).get(str(said.get("unit")).lower()))
     if not {"y", "x"} <= set(letters):
         return None
     return Axes(letters, tuple(units))
@@ -123,10 +127,14 @@ def numbers(values: Any, count: int) -> tuple[float, ...] | None:
 
 
 def default_position(omero: Any, letter: str, length: int) -> int:
-    """Return which plane of an axis is shown: the one that the image's rendering says, or 0."""
+    """Return which plane of an axis is shown: what the image's rendering says, or a default.
+
+    That is the middle one along z, the first one of others.
+    """
     settings = _mapping(_mapping(omero).get("rdefs"))
+    default = length // 2 if letter == "z" else 0
     value = settings.get(f"default{letter.upper()}")
-    return value if type(value) is int and 0 <= value < length else 0
+    return value if type(value) is int and 0 <= value < length else default
 
 
 def channels(omero: Any, count: int) -> tuple[Channel, ...]:

@@ -12,6 +12,7 @@ from napari_wsigpu.formats.fields import positive_number
 from napari_wsigpu.layout import AssociatedLayout, Channel, SlideFile, SlideLayout
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from xml.etree.ElementTree import Element
 
     from tifffile import TiffFile, TiffPageSeries
@@ -20,6 +21,7 @@ MICROMETRES = {
     "m": 1e6, "dm": 1e5, "cm": 1e4, "mm": 1e3, "µm": 1.0, "\N{GREEK SMALL LETTER MU}m": 1.0,
     "um": 1.0, "nm": 1e-3, "pm": 1e-6, "Å": 1e-4, "in": 25400.0,
 }  # fmt: skip
+SECONDS = {"d": 86400.0, "h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
 CONTRADICTION = "The OME-XML contradicts itself, so that it is left aside."
 LONGEST_KEPT = 1 << 18
 MOST_PLANES = 1 << 18
@@ -40,6 +42,8 @@ class OmeDescription(NamedTuple):
     scanner: str | None = None
     scan_date: str | None = None
     problems: tuple[str, ...] = ()
+    z_spacing: float | None = None
+    time_step: float | None = None
 
 
 def probe(file: TiffFile) -> bool:
@@ -47,15 +51,15 @@ def probe(file: TiffFile) -> bool:
     return bool(file.is_ome)
 
 
-def parse(file: TiffFile, source: SlideFile) -> SlideLayout:
-    """Describe the largest image of an OME-TIFF."""
+def parse(file: TiffFile, source: SlideFile, at: Mapping[str, int] = tiff.MIDDLE) -> SlideLayout:
+    """Describe a plane of the largest image of an OME-TIFF; see `tiff.parse`."""
     xml = file.pages.first.description
     root = markup.parse(xml)
     distrust = _distrust(root, file.filename)
     if distrust is not None:
         # tifffile would look for images where such XML says.
         setattr(file, "is_ome", False)  # noqa: B010
-    layout = tiff.parse(file, source)
+    layout = tiff.parse(file, source, at)
     if distrust is not None and len(layout.files) == 1:
         layout = replace(layout, problems=(*layout.problems, distrust))
     if root is None or distrust == CONTRADICTION:
@@ -82,6 +86,7 @@ def parse(file: TiffFile, source: SlideFile) -> SlideLayout:
         associated=associated,
         channels=described.channels if named else layout.channels,
         mpp=described.mpp,
+        planes=replace(layout.planes, z_spacing=described.z_spacing, time_step=described.time_step),
         objective=described.objective,
         scanner=described.scanner or layout.scanner,
         scan_date=described.scan_date,
@@ -122,6 +127,8 @@ def describe(root: Element, index: int = 0) -> OmeDescription | None:
         scanner=_scanner(instrument),
         scan_date=markup.text(image, "AcquisitionDate"),
         problems=tuple(problems),
+        z_spacing=_micrometres(pixels, "Z"),
+        time_step=_seconds(pixels),
     )
 
 
@@ -296,6 +303,12 @@ def _micrometres(pixels: Element, axis: str) -> float | None:
     unit = MICROMETRES.get(pixels.get(f"PhysicalSize{axis}Unit", "µm"))
     size = positive_number(pixels.get(f"PhysicalSize{axis}"))
     return None if unit is None or size is None else size * unit
+
+
+def _seconds(pixels: Element) -> float | None:
+    unit = SECONDS.get(pixels.get("TimeIncrementUnit", "s"))
+    step = positive_number(pixels.get("TimeIncrement"))
+    return None if unit is None or step is None else step * unit
 
 
 def _color(value: str | None) -> str | None:

@@ -17,11 +17,11 @@ from napari_wsigpu.errors import (
 )
 from napari_wsigpu.formats import markup, ngff, ome, tiff, wsigpu
 from napari_wsigpu.formats.zarr_image import ZarrImage, bare_image, child, read_image, slide_file
-from napari_wsigpu.layout import AssociatedLayout, LabelLayout, SlideFile, SlideLayout
+from napari_wsigpu.layout import AssociatedLayout, LabelLayout, Planes, SlideFile, SlideLayout
 from napari_wsigpu.storage.zarr_array import brief, folder_of, open_array, read_node
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from napari_wsigpu.storage.zarr_array import Node
@@ -38,15 +38,18 @@ def probe(path: Path) -> bool:
     return folder_of(path) is not None
 
 
-def parse(path: Path) -> SlideLayout:
+def parse(path: Path, at: Mapping[str, int] = tiff.MIDDLE) -> SlideLayout:
     """Describe an OME-Zarr image with its label images, or a bare array that is a picture.
 
-    Of z and t, the plane is shown that the image's rendering settings name, else the first.
+    Of z and t, the plane is shown that is asked for, or that the image's rendering settings name,
+    else the middle one along z, the first one along t.
 
     Parameters
     ----------
     path : Path
         Absolute path of the image's folder, or of a metadata file in it.
+    at : Mapping of str to int, optional
+        The plane along "z" and "t".
 
     Raises
     ------
@@ -67,8 +70,8 @@ def parse(path: Path) -> SlideLayout:
     if node.is_array:
         return _layout("zarr", node, bare_image(node), problems)
     if COLLECTION in node.ome and not node.ome.keys() & {"plate", "multiscales"}:
-        return _collection(node, problems)
-    image = read_image(node, problems)
+        return _collection(node, problems, at)
+    image = read_image(node, problems, at=at)
     labels = _labels(node, image, problems)
     found = replace(_layout("ome-zarr", node, image, problems), labels=labels)
     record = node.attributes.get("wsigpu")
@@ -95,6 +98,7 @@ def _layout(
         mpp=_mpp(image),
         metadata={vendor: _attributes(node)},
         hidden_planes=image.hidden_planes,
+        planes=Planes.along(image.planes, image.spacing("z"), image.spacing("t")),
         problems=tuple(problems),
         files=files,
     )
@@ -124,7 +128,7 @@ def _mpp(image: ZarrImage) -> tuple[float, float] | None:
 # Collections of images, as bioformats2raw writes them
 
 
-def _collection(node: Node, problems: list[str]) -> SlideLayout:
+def _collection(node: Node, problems: list[str], at: Mapping[str, int]) -> SlideLayout:
     """Describe the first image of a collection, and those that are called label or macro."""
     inner = read_node(node.folder / "OME")
     stated = inner.ome.get("series") if inner is not None else None
@@ -133,7 +137,7 @@ def _collection(node: Node, problems: list[str]) -> SlideLayout:
     if not stated:
         raise CorruptSlideError(f"'{node.folder}' lists no images; get a fresh copy of it.")
     main = child(node, stated[0])
-    image = read_image(main, problems)
+    image = read_image(main, problems, at=at)
     end, images = image.end, {}
     files: list[SlideFile] = list(image.files)
     described, names = _described(node.folder / "OME" / "METADATA.ome.xml", problems)

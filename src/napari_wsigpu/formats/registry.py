@@ -38,7 +38,11 @@ if TYPE_CHECKING:
 
 
 class PathModule(Protocol):
-    """A module that describes slides that are no TIFF, by a path."""
+    """A module that describes slides that are no TIFF, by a path.
+
+    If its layouts have several `planes`, its `parse` takes the one to describe as `at`, a mapping
+    of "z" and "t" to numbers; so does a `TiffModule`'s.
+    """
 
     def probe(self, path: Path) -> bool:
         """Whether a path is one of them."""

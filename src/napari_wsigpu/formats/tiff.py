@@ -9,6 +9,7 @@ import math
 import re
 from dataclasses import replace
 from itertools import chain
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
@@ -27,6 +28,7 @@ from napari_wsigpu.layout import (
     Encoding,
     JpegColor,
     LevelLayout,
+    Planes,
     SlideFile,
     SlideLayout,
     TileGrid,
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 
     from tifffile import TiffFile, TiffFrame, TiffPage, TiffPageSeries
 
+MIDDLE: Mapping[str, int] = MappingProxyType({})
 LARGEST_TILE = 1 << 30
 LARGEST_SIDE = 1 << 31
 MOST_CHANNELS = 64
@@ -91,21 +94,26 @@ def probe(file: TiffFile) -> bool:
     return True
 
 
-def parse(file: TiffFile, source: SlideFile) -> SlideLayout:
-    """Describe the file's largest image and its pyramid."""
+def parse(file: TiffFile, source: SlideFile, at: Mapping[str, int] = MIDDLE) -> SlideLayout:
+    """Describe a plane of the file's largest image and its pyramid.
+
+    `at` says which one along "z" and "t"; by default it is the middle one along z, the first of t.
+    """
     main = main_image(file, source.path)
+    at = at or _default_plane(main)
     files = PageFiles(file, source)
-    levels = [series_level(series, source.path, files) for series in _pyramid(file, main)]
+    levels = [series_level(series, source.path, files, at) for series in _pyramid(file, main)]
     page = keyframe(main)
     missing = missing_planes(file, main)
     layout = slide_layout(
         files.whole, "generic-tiff", levels, page, problems=[missing] if missing else []
     )
-    hidden_planes = _image_count(main) // len(_channel_pages(main)) - 1
+    hidden_planes = _image_count(main) // len(_channel_pages(main, at)) - 1
     return replace(
         layout,
         background=page.nodata,
         hidden_planes=hidden_planes,
+        planes=Planes.along(_shown_of(main, at)),
         files=files.files,
         icc=layout.icc if page.parent is file else None,
     )
@@ -431,16 +439,34 @@ def _axes_of_pages(series: TiffPageSeries) -> list[tuple[str, int]]:
     return axes
 
 
-def _channel_pages(series: TiffPageSeries) -> list[TiffPage | TiffFrame]:
-    """Return one page a channel: the first of every other axis (z, time, ...)."""
+def _default_plane(series: TiffPageSeries) -> Mapping[str, int]:
+    """Return the middle plane along z, or the first one where that is missing."""
+    try:
+        _channel_pages(series, MIDDLE)
+    except CorruptSlideError:
+        return {"z": 0, "t": 0}
+    return MIDDLE
+
+
+def _shown_of(series: TiffPageSeries, at: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+    """Return which plane along z and t is shown, and how many there are."""
+    sizes = {axis.lower(): length for axis, length in _axes_of_pages(series) if axis in "ZT"}
+    middle = {axis: length // 2 if axis == "z" else 0 for axis, length in sizes.items()}
+    return {axis: (at.get(axis, middle[axis]), length) for axis, length in sizes.items()}
+
+
+def _channel_pages(series: TiffPageSeries, at: Mapping[str, int]) -> list[TiffPage | TiffFrame]:
+    """Return one page a channel: of z and t the plane `at`, of any other axis the first."""
     leading = _axes_of_pages(series)
     pages = np.arange(len(series.pages)).reshape([length for _, length in leading])
+    shown = _shown_of(series, at)
     single_sample = keyframe(series).samplesperpixel == 1
     for axis, length in leading[::-1]:
         unnamed = axis in "IQ" and single_sample and length <= UNNAMED_CHANNELS
         position = [a for a, _ in leading].index(axis)
         if not (axis == "C" or unnamed):
-            pages = np.take(pages, [0], axis=position)
+            plane, _ = shown.get(axis.lower(), (0, 1))
+            pages = np.take(pages, [plane], axis=position)
     found = [series.pages[int(index)] for index in pages.ravel()]
     if any(page is None for page in found):
         raise CorruptSlideError(
@@ -450,13 +476,18 @@ def _channel_pages(series: TiffPageSeries) -> list[TiffPage | TiffFrame]:
     return cast("list[TiffPage | TiffFrame]", found)
 
 
-def series_level(series: TiffPageSeries, path: str, files: PageFiles | None = None) -> LevelLayout:
-    """Describe a series as one level, of its further axes only the first plane.
+def series_level(
+    series: TiffPageSeries,
+    path: str,
+    files: PageFiles | None = None,
+    at: Mapping[str, int] = MIDDLE,
+) -> LevelLayout:
+    """Describe a series as one level, of its further axes only one plane; see `parse`.
 
     Its pages may lie in several files, if those are collected.
     """
     width, height = size(series)
-    pages = _channel_pages(series)
+    pages = _channel_pages(series, at)
     if files is None and any(page.parent is not series.parent for page in pages):
         raise UnsupportedSlideError(f"It lies in other files than '{path}'; open one of those.")
     level = _build_level(pages, keyframe(series), width, height, path)

@@ -58,6 +58,13 @@ class ZarrImage(NamedTuple):
         grid, size = self.levels[-1].grid, self.levels[-1].tile_bytes
         return int(grid.offsets[0, -1, -1]) + size
 
+    def spacing(self, letter: str) -> float | None:
+        """Return micrometres, or seconds, between planes along an axis, where the file says so."""
+        if letter not in self.axes.letters:
+            return None
+        step, _, known = self.along(letter)
+        return step if known and step > 0 else None
+
     def along(self, letter: str) -> tuple[float, float, bool]:
         """Return the size of a pixel, where the first one lies, and if that's in micrometres."""
         if self.place is None:
@@ -84,7 +91,11 @@ def slide_file(path: Path) -> SlideFile:
 
 
 def read_image(
-    node: Node, problems: list[str], start: int = 0, labelled: ZarrImage | None = None
+    node: Node,
+    problems: list[str],
+    start: int = 0,
+    labelled: ZarrImage | None = None,
+    at: Mapping[str, int] = tiff.MIDDLE,
 ) -> ZarrImage:
     """Describe a group's multiscale image.
 
@@ -98,6 +109,8 @@ def read_image(
         From where on its tiles are thought to lie.
     labelled : ZarrImage, optional
         The image whose objects its pixels number; the same plane is shown of both.
+    at : Mapping of str to int, optional
+        Which plane along "z" and "t" is shown, instead of the one that the file names.
 
     Raises
     ------
@@ -126,7 +139,7 @@ def read_image(
     position = [
         shown[letter][0] * length // shown[letter][1]
         if letter in shown
-        else ngff.default_position(omero, letter, length)
+        else at.get(letter, ngff.default_position(omero, letter, length))
         for letter, length in zip(axes.letters, shape, strict=True)
     ]
     found: list[tuple[LevelLayout, Transform | None, Node, Any]] = []
