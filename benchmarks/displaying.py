@@ -270,6 +270,7 @@ class Stage:
         self.slide.device = device
         for dock in self.viewer.window._qt_window.findChildren(QDockWidget):
             dock.hide()
+        self.viewer.canvas.overlays.scale_bar.visible = False  # nothing but pixels, to be compared
         settle(0.5)
         self.canvas = Canvas(self.viewer, self.clock)
         height = self.canvas.size[1]

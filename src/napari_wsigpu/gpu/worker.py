@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.decoder import EncodedTile
-    from napari_wsigpu.gpu.device import Device
+    from napari_wsigpu.gpu.device import Device, Stream
     from napari_wsigpu.gpu.library import LibraryDecoder
 
     Job = Callable[["DecodeWorker"], None]
@@ -64,6 +64,7 @@ class DecodeWorker:
         self._decoders: dict[str, tuple[LibraryDecoder, str] | None] = {}
         self._workspaces: deque[Workspace] = deque(maxlen=MOST_IDLE)
         self._buffers: deque[memoryview] = deque(maxlen=2 * MOST_IDLE)
+        self._streams: deque[Stream] = deque()
         self._reference: ThreadPoolExecutor | None = None
         self.loader = Loader(device)
         self._warned: set[str] = set()
@@ -100,6 +101,20 @@ class DecodeWorker:
             reference.shutdown()
         self.loader.close()
         self.trim()
+
+    def take_stream(self) -> Stream:
+        """Give out a stream for other work than decoding, to come back by `give_stream`.
+
+        Streams are used again, by all slides: CuPy keeps the memory that was used on each.
+        """
+        try:
+            return self._streams.pop()
+        except IndexError:
+            return self.device.new_stream()
+
+    def give_stream(self, stream: Stream) -> None:
+        """Take a stream back."""
+        self._streams.append(stream)
 
     def take_workspace(self) -> Workspace:
         """Give out a workspace, which comes back by `give_workspace`."""

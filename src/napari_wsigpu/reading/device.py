@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -40,9 +39,7 @@ class DeviceExecutor:
 
     def __init__(self, pipeline: DevicePipeline) -> None:
         self.pipeline = pipeline
-        self._lock = threading.Lock()
         self._released = False
-        self._idle_streams: list[Stream] = []
 
     @property
     def device(self) -> Device:
@@ -158,13 +155,11 @@ class DeviceExecutor:
         self.pipeline.tiles.forget(self.pipeline.slide)
 
     def release(self) -> None:
-        """Let go of streams and of the slide's tiles, and of memory that only these used."""
+        """Let go of the slide's tiles, and of memory that only these used."""
         self._released = True
         self.forget_tiles()
         self.pipeline.tiles.trim()
         self.pipeline.decoder.release()
-        with self._lock:
-            self._idle_streams.clear()
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         """Return a new device array.
@@ -257,12 +252,10 @@ class DeviceExecutor:
         elif decodes:
             yield self.pipeline.decoder.worker.stream
         else:
-            with self._lock:
-                stream = self._idle_streams.pop() if self._idle_streams else None
-            stream = stream or self.device.new_stream()
+            worker = self.pipeline.decoder.worker
+            stream = worker.take_stream()
             yield stream
-            with self._lock:
-                self._idle_streams.append(stream)
+            worker.give_stream(stream)
 
 
 def _too_large(size: int, device: str) -> RegionError:
