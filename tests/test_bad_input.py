@@ -312,6 +312,7 @@ BUILTINS = {
     "LayerError": ValueError,
     "DisplayTimeoutError": TimeoutError,
     "AnnotationError": ValueError,
+    "PlaneError": IndexError,
     "ConversionError": ValueError,
     "ConversionCancelledError": RuntimeError,
     "TargetExistsError": FileExistsError,

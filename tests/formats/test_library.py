@@ -133,6 +133,8 @@ HEADS = {
 @pytest.mark.parametrize("name", HEADS)
 def test_damaged_slides(tmp_path, name):
     head, library = HEADS[name]
+    if library == "libisyntax":
+        pytest.importorskip("isyntax")
     (tmp_path / name).write_bytes(head)
     with pytest.raises(UnsupportedSlideError, match=f"can't be opened by {library}"):
         open_slide(tmp_path / name)

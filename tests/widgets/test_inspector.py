@@ -171,7 +171,7 @@ def test_opens_an_associated_image_beside_the_slide(viewer, inspector, slide_is_
     assert macro.rgb
     assert not macro.multiscale
     assert macro.data.shape == MACRO
-    assert {str(unit) for unit in macro.units} == {"pixel"}
+    assert {str(unit) for unit in macro.units} == {"micrometer"}
     assert macro.extent.world[0, 1] > layer.extent.world[1, 1]
     assert macro.extent.world[0, 0] == pytest.approx(layer.extent.world[0, 0], abs=5)
     tall, wide = (macro.extent.world[1] - macro.extent.world[0]) / (
