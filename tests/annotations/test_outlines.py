@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from skimage.measure import points_in_poly
@@ -109,14 +109,22 @@ def test_masks_hold_the_pixels_of_each_object(labels):
         np.testing.assert_array_equal(found, labels == label)
 
 
+def on_an_edge(points, ring):
+    """Return which points lie on an edge of a ring."""
+    found = np.zeros(len(points), bool)
+    for begin, end in zip(ring, np.roll(ring, -1, axis=0), strict=True):
+        along, (x, y) = end - begin, (points - begin).T
+        beside = np.abs(along[0] * y - along[1] * x) < 1e-9 * max(1.0, np.abs(along).max())
+        part = x * along[0] + y * along[1]
+        found |= beside & (part >= 0) & (part <= along @ along)
+    return found
+
+
 # No vertex on a pixel's centre, where it is a matter of taste whether the pixel belongs to it.
 coordinates = st.integers(-40, 240).map(lambda value: value + 0.26)
 
 
-@pytest.mark.xfail(
-    strict=False,
-    reason="two pixels on an edge differ for corners at (0.26, 0.26), (0.26, 1.26), (2.26, 2.26)",
-)
+@example(corners=[(0.26, 0.26), (0.26, 1.26), (2.26, 2.26)], top=0, left=0, downsample=1.0)
 @given(
     corners=st.lists(st.tuples(coordinates, coordinates), min_size=3, max_size=6),
     top=st.integers(0, 20),
@@ -129,4 +137,5 @@ def test_masks_of_a_part_of_a_level(corners, top, left, downsample):
     centres = np.stack([columns.ravel() + left + 0.5, rows.ravel() + top + 0.5], axis=1)
     expected = points_in_poly(centres * downsample, ring).reshape(30, 40)
     found = inside([ring], Rect(top, left, 30, 40), downsample)
-    assert np.count_nonzero(found != expected) <= 1  # an edge may hit a centre
+    # Whether a pixel belongs to an edge through its centre is a matter of taste.
+    assert not (found != expected)[~on_an_edge(centres * downsample, ring).reshape(30, 40)].any()
