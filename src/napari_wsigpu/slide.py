@@ -548,7 +548,6 @@ class Slide:
         if device != "cpu":
             self._reader.offload.worker(device)
         wish = Wish(keep="recurring", table=self._profile.table(color))
-        _size(size)
 
         def read(batch: list[tuple[int, int]], check: Callable[[], None]) -> Any:
             regions = self._regions(batch, size, target.level)
@@ -954,7 +953,7 @@ class Slide:
     def _region_bytes(self, size: tuple[int, int], level: int) -> int:
         width, height = _size(size)
         image = self._images[level]
-        return max(0, width * height) * image.channels * image.dtype.itemsize
+        return width * height * image.channels * image.dtype.itemsize
 
     def _release_readers(self) -> None:
         for reader in (self._reader, *self._of_memory.values()):

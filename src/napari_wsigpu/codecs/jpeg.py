@@ -31,6 +31,7 @@ FRAMES = {*range(0xC0, 0xD0)} - {HUFFMAN, 0xC8, 0xCC}
 SEQUENTIAL = (0xC0, 0xC1)
 FIRST_SEGMENT, ALONE = 0xC0, {*range(0xD0, 0xDA), 0xFF}
 BLOCK = 8
+BITS = 8
 NO_MARKS = (0,) * 7
 LONGEST_HEADER = 1 << 16
 MOST_ROWS, MOST_UNITS = 12288, 0xFFFF
@@ -147,6 +148,14 @@ def read_header(data: bytes) -> Header | None:
         transform=transform,
         restarts=restarts,
     )
+
+
+def header_of_tile(data: bytes, shape: tuple[int, int, int]) -> Header | None:
+    """Read the header of a tile of 8 bits; None if it is not of (height, width, components)."""
+    header = read_header(data)
+    if header is None or header.bits != BITS:
+        return None
+    return header if (header.height, header.width, len(header.ids)) == shape else None
 
 
 class Stacking:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from napari_wsigpu.codecs.jpeg import (
     END_OF_IMAGE,
     LONGEST_HEADER,
     header_length,
-    read_header,
+    header_of_tile,
     segments,
 )
 from napari_wsigpu.errors import SlideError
@@ -43,7 +43,6 @@ AT_ONCE = 128
 BATCHES = 2
 # For fewer or larger tiles, threads of Python do as well.
 FEWEST, LARGEST_PIXELS = 16, 1 << 19
-BITS = 8
 FORMATS = {"ycbcr": ("I_RGB", "SRGB"), "stored": ("I_RGB", "SRGB"), "gray": ("I_Y", "GRAY")}
 START_OF_IMAGE = b"\xff\xd8"
 # Adobe's segment, by which libjpeg knows that samples are RGB, if JFIF's does not say YCbCr.
@@ -72,13 +71,8 @@ class HostJpegs:
 
     def take(self, threads: int) -> _Decoder | None:
         """Return a decoder of so many threads to the caller alone; None while there is none."""
+        self._begin()
         with self._lock:
-            if self._starting is None:
-                # Not joined at the end of the process, which need not wait for a library.
-                self._starting = threading.Thread(
-                    target=self._start, name="wsigpu-library", daemon=True
-                )
-                self._starting.start()
             if self._library is None:
                 return None
             idle = self._idle.get(threads)
@@ -93,10 +87,7 @@ class HostJpegs:
 
     def wait(self) -> bool:
         """Wait until the library is there, and return whether it can be used."""
-        if self._starting is None and (decoder := self.take(1)) is not None:
-            self.give(decoder)
-        if self._starting is not None:
-            self._starting.join()
+        self._begin().join()
         return self._library is not None
 
     def close(self) -> None:
@@ -105,6 +96,17 @@ class HostJpegs:
             idle, self._idle = self._idle, {}
         for decoder in (decoder for decoders in idle.values() for decoder in decoders):
             decoder.close()
+
+    def _begin(self) -> threading.Thread:
+        """Return what loads the library, at work since the first call."""
+        with self._lock:
+            if self._starting is None:
+                # Not joined at the end of the process, which need not wait for a library.
+                self._starting = threading.Thread(
+                    target=self._start, name="wsigpu-library", daemon=True
+                )
+                self._starting.start()
+            return self._starting
 
     def _start(self) -> None:
         try:
@@ -246,27 +248,25 @@ class _JpegBatch:
         self._ended = False
         self._failures: dict[int, str] = {}
         self._error: SlideError | None = None
-        self._working = threading.Lock()
         self.helper: Future[None] | None = None
 
     def work(self) -> None:
         """Decode all tiles, those that nvImageCodec refuses last."""
-        with self._working:
-            batch = self._batch
-            if batch is None or self._ended:
-                return
-            fetch = batch.fetcher(END_OF_IMAGE)
-            rest: list[int] = []
-            try:
-                for first in range(0, len(batch), AT_ONCE):
-                    if self._ended:
-                        return
-                    tiles = range(first, min(first + AT_ONCE, len(batch)))
-                    rest += self._decode(tiles, [fetch(tile) for tile in tiles])
-                if rest:
-                    self._decode_alone(batch, rest)
-            except SlideError as error:
-                self._error = error
+        batch = self._batch
+        if batch is None or self._ended:
+            return
+        fetch = batch.fetcher(END_OF_IMAGE)
+        rest: list[int] = []
+        try:
+            for first in range(0, len(batch), AT_ONCE):
+                if self._ended:
+                    return
+                tiles = range(first, min(first + AT_ONCE, len(batch)))
+                rest += self._decode(tiles, [fetch(tile) for tile in tiles])
+            if rest:
+                self._decode_alone(batch, rest)
+        except SlideError as error:
+            self._error = error
 
     def wait(self) -> dict[int, str]:
         """Return when every tile was delivered or failed."""
@@ -285,7 +285,7 @@ class _JpegBatch:
         """Drop tiles that are not begun and return when no more will be delivered."""
         self._ended = True
         if self.helper is not None and not self.helper.cancel():
-            self.helper.result()
+            wait([self.helper])
         if self._batch is not None:
             self._batch.release()
             self._jpegs.give(self._decoder)
@@ -328,16 +328,11 @@ class _JpegBatch:
         head = bytes(data[:LONGEST_HEADER])
         head = head[: header_length(head)]
         whole = self._whole(head)
-        header = read_header(whole) if head.startswith(START_OF_IMAGE) else None
-        if (
-            header is None
-            or header.bits != BITS
-            or (header.height, header.width, len(header.ids)) != self._shape
-        ):
+        header = header_of_tile(whole, self._shape) if head.startswith(START_OF_IMAGE) else None
+        if header is None:
             return False
-        if self._stored and (
-            header.transform != 0 or JFIF in {each for each, *_ in segments(whole)}
-        ):
+        jfif = any(marker == JFIF for marker, *_ in segments(whole))
+        if self._stored and (jfif or header.transform != 0):
             return False
         self._header = head
         return True

@@ -18,6 +18,7 @@ from napari_wsigpu.codecs.jpeg import (
     NO_MARKS,
     Stacking,
     header_length,
+    header_of_tile,
     read_header,
 )
 from napari_wsigpu.gpu.joining import (
@@ -49,7 +50,6 @@ SHORTEST, MOST_PADDING = 4, 64
 MARGIN = 1024
 # So many bytes are left over between two tiles that are read at once, less than `joining` can fill.
 MOST_BETWEEN = 2048
-BITS = 8
 YCBCR_TRANSFORM = 1
 RGB_IDS = b"RGB"
 PLANES = "P_YUV"
@@ -192,13 +192,9 @@ class JpegStreams:
     def _check(self, data: bytes) -> bytes:
         """Return a header that is not the usual one, empty if it is not as the level says."""
         data = data[: header_length(data)]
-        header = read_header(self._whole(data)) if data else None
-        if (
-            header is None
-            or header.bits != BITS
-            or (header.height, header.width) != self._size
-            or len(header.ids) != self._channels
-        ):
+        shape = *self._size, self._channels
+        header = header_of_tile(self._whole(data), shape) if data else None
+        if header is None:
             return b""
         if self._colors == "ycbcr" and (
             header.ids == RGB_IDS or header.transform not in (None, YCBCR_TRANSFORM)

@@ -177,7 +177,7 @@ class ScaledReader:
             return
         part = Regions.alike(region.tops, region.lefts, *size)
         finer = self._target.finer(part)
-        needed = math.prod(finer.shapes[0]) * self._channels * self._dtype.itemsize
+        needed = self._bytes_of_one(finer)
         if needed > LARGEST_FINER:
             raise RegionError(
                 f"A region of {pixels.shape[1]} x {pixels.shape[0]} pixels needs "
@@ -188,8 +188,10 @@ class ScaledReader:
 
     def _is_large(self, finer: Regions) -> bool:
         """Whether the finer pixels of one region alone are more than are read at once."""
-        size = math.prod(finer.shapes[0]) * self._channels * self._dtype.itemsize
-        return size > FINER_BYTES
+        return self._bytes_of_one(finer) > FINER_BYTES
+
+    def _bytes_of_one(self, finer: Regions) -> int:
+        return math.prod(finer.shapes[0]) * self._channels * self._dtype.itemsize
 
     def read_to_device(
         self, regions: Regions, device: str, out: Any, stream: Any, wish: Wish
@@ -215,8 +217,7 @@ class ScaledReader:
         """Yield as many regions at once as their finer pixels fit into memory, and the first's."""
         finer = self._target.finer(regions)
         height, width = finer.shapes[0]
-        size = height * width * self._channels * self._dtype.itemsize
-        most = max(1, FINER_BYTES // max(1, size))
+        most = max(1, FINER_BYTES // max(1, self._bytes_of_one(finer)))
         for first in range(0, len(regions), most):
             chosen = slice(first, first + most)
             yield first, Regions.alike(finer.tops[chosen], finer.lefts[chosen], height, width)

@@ -13,7 +13,6 @@ from qtpy.QtWidgets import (
     QAbstractItemView,
     QApplication,
     QComboBox,
-    QDockWidget,
     QGridLayout,
     QHBoxLayout,
     QHeaderView,
@@ -87,11 +86,12 @@ class Annotations(SlideDock):
         The viewer whose layers of shapes are shown.
     """
 
+    comes_beside = True
+
     def __init__(self, napari_viewer: Viewer) -> None:
         super().__init__(napari_viewer, NO_SLIDE)
         self._jobs = Jobs()
         self._folder: Path | None = None
-        self._placed = False
         self._shapes: Shapes | None = None
         self._leave: list[Any] = []
         self._syncing = False
@@ -178,14 +178,6 @@ class Annotations(SlideDock):
     def let_go(self, slide: Slide) -> None:
         """Work on a slide that has left the viewer no more."""
         self._jobs.let_go(slide)
-
-    def showEvent(self, event: Any) -> None:  # noqa: N802
-        """Come beside the other docks."""
-        super().showEvent(event)
-        dock = self.parent()
-        if isinstance(dock, QDockWidget) and not self._placed:
-            self._placed = True
-            self.share_a_place(dock)
 
     # What is shown
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from napari.layers import Shapes
 from qtpy.QtCore import QEvent, Qt, QTimer
 from qtpy.QtWidgets import (
-    QDockWidget,
     QHBoxLayout,
     QLabel,
     QProgressBar,
@@ -109,12 +108,13 @@ class RegionExport(SlideDock):
         The viewer whose slides and shapes are offered.
     """
 
+    comes_beside = True
+
     def __init__(self, napari_viewer: Viewer) -> None:
         super().__init__(napari_viewer, NO_SLIDE)
         self._jobs = Jobs()
         self._running: list[Export] = []  # one at most
         self._folder: Path | None = None
-        self._placed = False
         self.timer = QTimer(self)  # looks a little later, once for all that happens meanwhile
         self.timer.setSingleShot(True)
         self.timer.setInterval(INTERVAL_MS)
@@ -188,10 +188,6 @@ class RegionExport(SlideDock):
     def showEvent(self, event: Any) -> None:  # noqa: N802
         """Follow the view and the shapes from now on."""
         super().showEvent(event)
-        dock = self.parent()
-        if isinstance(dock, QDockWidget) and not self._placed:
-            self._placed = True
-            self.share_a_place(dock)
         self._look()
 
     def hideEvent(self, event: Any) -> None:  # noqa: N802

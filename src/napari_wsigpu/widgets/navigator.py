@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from qtpy.QtCore import Qt, QTimer
 from qtpy.QtWidgets import (
     QComboBox,
-    QDockWidget,
     QHBoxLayout,
     QLabel,
     QLineEdit,
@@ -63,10 +62,11 @@ class Navigator(SlideDock):
         The viewer.
     """
 
+    comes_beside = True
+
     def __init__(self, napari_viewer: Viewer) -> None:
         super().__init__(napari_viewer, NO_SLIDE)
         self._jobs = Jobs()
-        self._placed = False
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
         self._timer.setInterval(REFRESH_MS)
@@ -149,10 +149,6 @@ class Navigator(SlideDock):
     def showEvent(self, event: Any) -> None:  # noqa: N802
         """Come beside the other docks."""
         super().showEvent(event)
-        dock = self.parent()
-        if isinstance(dock, QDockWidget) and not self._placed:
-            self._placed = True
-            self.share_a_place(dock)
         self._soon()
 
     def resizeEvent(self, event: Any) -> None:  # noqa: N802

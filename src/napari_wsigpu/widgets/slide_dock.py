@@ -40,12 +40,17 @@ class SlideDock(QWidget):  # type: ignore[misc]
         What is shown.
     empty : QLabel
         Says that there is no slide.
+    comes_beside : bool
+        Whether it comes as a tab beside the other docks when it is shown for the first time.
     """
+
+    comes_beside = False
 
     def __init__(self, viewer: Viewer, nothing: str) -> None:
         super().__init__()
         self.viewer = viewer
         self.slide: Slide | None = None
+        self._placed = False
         self.empty = QLabel(nothing)
         self.empty.setWordWrap(True)
         self.empty.installEventFilter(self)
@@ -106,9 +111,13 @@ class SlideDock(QWidget):  # type: ignore[misc]
         return QSize(width, super().sizeHint().height())
 
     def showEvent(self, event: Any) -> None:  # noqa: N802
-        """Have the style applied before the size of the dock is asked."""
+        """Have the style applied before the size of the dock is asked; come to the others."""
         self.empty.ensurePolished()
         super().showEvent(event)
+        dock = self.parent()
+        if self.comes_beside and not self._placed and isinstance(dock, QDockWidget):
+            self._placed = True
+            self.share_a_place(dock)
 
     def _on_removed(self, event: Any) -> None:
         slide = slide_of(event.value)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from qtpy.QtCore import Qt
 from qtpy.QtWidgets import (
-    QDockWidget,
     QLabel,
     QListWidget,
     QListWidgetItem,
@@ -40,9 +39,10 @@ class SlideSwitcher(SlideDock):
         The viewer whose slides are listed.
     """
 
+    comes_beside = True
+
     def __init__(self, napari_viewer: Viewer) -> None:
         super().__init__(napari_viewer, NO_SLIDE)
-        self._placed = False
         self._listed: list[Slide] = []
         self.list = QListWidget()
         self.list.setAccessibleName("Slides")
@@ -80,14 +80,6 @@ class SlideSwitcher(SlideDock):
     def show_slide(self, slide: Slide | None) -> None:
         """Mark the active slide."""
         self._offer()
-
-    def showEvent(self, event: Any) -> None:  # noqa: N802
-        """Come as a tab beside the inspector."""
-        super().showEvent(event)
-        dock = self.parent()
-        if isinstance(dock, QDockWidget) and not self._placed:
-            self._placed = True
-            self.share_a_place(dock)
 
     def _offer(self, event: Any = None) -> None:
         slides = slides_of(self.viewer)
