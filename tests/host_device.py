@@ -181,8 +181,8 @@ class HostDevice:
             tile = at(int(segment["target"]), shape, level.encoding.dtype)
             tile[:high, :wide, channel : channel + samples] = source
 
-    def average_area(self, finer, pixels, scale, stream):
-        pixels[...] = resample_area(finer, pixels.shape[1:3], scale)
+    def average_area(self, finer, pixels, scale, first, stream):
+        pixels[...] = resample_area(finer, pixels.shape[1:3], scale, first)
 
     def ycbcr_to_rgb(self, addresses, tile, stream):
         for address in addresses.tolist():

@@ -11,6 +11,7 @@ import pytest
 from napari_wsigpu import open_slide
 from napari_wsigpu.errors import LevelError, NotASlideError, RegionError, TileError
 from napari_wsigpu.reading import scaling
+from napari_wsigpu.reading.reader import RegionReader
 from tests import slides
 
 HEIGHT, WIDTH, TILE = 700, 900, 64
@@ -170,25 +171,52 @@ def test_a_failed_batch_names_the_region(path, tmp_path):
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("mpp", [0.61, 3, 40])
-def test_a_region_of_many_finer_pixels_is_that_of_few(path, host_gpu, monkeypatch, device, mpp):
+@pytest.mark.parametrize("room", [60_000, 2_000])
+@pytest.mark.parametrize("mpp", [0.61, 1.1, 3])
+def test_a_region_is_the_same_in_pieces(path, host_gpu, monkeypatch, device, room, mpp):
+    """In bands of rows, and where one row is too large, in parts of rows."""
+    locations, size = [(30, 50), (-60, -90)], (100, 80)
+    options = {"size": size, "mpp": mpp, "batch_size": 2}
     with open_slide(path, device=device) as slide:
-        few = slide.read_region((30, 50), (200, 180), mpp=mpp) if mpp < 40 else None
-        monkeypatch.setattr(scaling, "FINER_BYTES", 1)
-        many = slide.read_region((30, 50), (200, 180), mpp=mpp)
-        shown = slide.read_region((30, 50), (200, 180), mpp=mpp, device=device)
-    assert np.array_equal(many, shown)
-    assert (many[-1, -1] == 255).all() or mpp < 3
-    if few is not None:
-        assert np.array_equal(many, few)
+        (whole,) = slide.read_regions(locations, **options)
+        monkeypatch.setattr(scaling, "FINER_BYTES", room)
+        (pieces,) = slide.read_regions(locations, **options)
+        (shown,) = slide.read_regions(locations, **options, device=device)
+    assert np.array_equal(pieces, whole)
+    assert np.array_equal(shown, whole)
 
 
-def test_what_lies_beyond_the_slide_costs_nothing(slide, monkeypatch):
-    monkeypatch.setattr(scaling, "LARGEST_FINER", 4 * HEIGHT * WIDTH * 3)
+def test_pieces_fit_into_memory_and_on_the_level(slide, monkeypatch):
+    read, most = RegionReader.read, 40_000
+    seen = []
+
+    def note(self, number, regions, wish):
+        seen.append((regions.corners[0], regions.shapes[0]))
+        return read(self, number, regions, wish)
+
+    monkeypatch.setattr(RegionReader, "read", note)
+    monkeypatch.setattr(scaling, "FINER_BYTES", most)
+    found = slide.read_region((-1000, -500), (5000, 4000), mpp=10)
+    assert (found[100:, 100:] == 255).all()
+    assert (found[20:30, 30:40] < 255).any()
+    height, width = slide.levels[-1].shape[:2]
+    for (top, left), (high, wide) in seen[1:]:
+        assert high * wide * 3 <= most
+        assert top < height
+        assert left < width
+        assert top + high > 0
+        assert left + wide > 0
+
+
+def test_what_lies_beyond_the_slide_costs_nothing(slide):
+    assert (slide.read_region((WIDTH, 0), (20_000, 50), mpp=400) == 255).all()
     assert slide.read_region((0, 0), (5000, 5000), mpp=40).shape == (5000, 5000, 3)
-    assert (slide.read_region((WIDTH, 0), (5000, 50), mpp=40) == 255).all()
-    monkeypatch.setattr(scaling, "LARGEST_FINER", 1000)
-    with pytest.raises(RegionError, match="smaller one or mpp"):
+
+
+def test_a_pixel_of_too_many_finer_ones_is_refused(slide, monkeypatch):
+    monkeypatch.setattr(scaling, "FINER_BYTES", 1000)
+    monkeypatch.setattr(scaling, "LARGEST_FINER", 2000)
+    with pytest.raises(RegionError, match="smaller mpp"):
         slide.read_region((0, 0), (5000, 5000), mpp=40)
 
 

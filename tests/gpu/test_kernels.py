@@ -14,7 +14,7 @@ from napari_wsigpu.codecs.jpeg import Stacking, header_length, read_header
 from napari_wsigpu.errors import DeviceError
 from napari_wsigpu.gpu.device import AVERAGED_TYPES, TileFormat
 from napari_wsigpu.gpu.tables import JPEG_TILE, PASTE, SEGMENT
-from napari_wsigpu.reading.average import resample_area
+from napari_wsigpu.reading.average import resample_area, source_span
 from tests.host_cuda import host_cuda_device
 from tests.host_device import HostDevice, level_of
 from tests.icc import PROFILES
@@ -312,7 +312,7 @@ def test_averages_are_those_of_the_host(device, stream, dtype, scale):
         given = device.empty(finer.shape, dtype)
         device.send(finer, given, stream)
         pixels = blank_pixels(device, stream, (2, *size, channels), dtype)
-        device.average_area(given, pixels, scale, stream)
+        device.average_area(given, pixels, scale, (0, 0), stream)
         found = on_host(device, stream, pixels)
         expected = resample_area(finer, size, scale)
         if dtype == "float32":
@@ -321,6 +321,31 @@ def test_averages_are_those_of_the_host(device, stream, dtype, scale):
             np.testing.assert_array_equal(found, expected)
         else:
             assert abs(found.astype(int) - expected).max() <= 1
+
+
+@pytest.mark.parametrize("scale", SCALES, ids=str)
+def test_averages_of_a_part_are_those_of_the_whole(device, stream, scale):
+    rng = np.random.default_rng(1)
+    finer = samples_of(rng, (1, 157, 231, 3), "uint8")
+    size = tuple(int(length / by) for length, by in zip(finer.shape[1:3], scale, strict=True))
+    whole = resample_area(finer, size, scale)
+    pixels = blank_pixels(device, stream, (1, *size, 3), "uint8")
+    middle = [length // 3 for length in size]
+    for y, high in ((0, middle[0]), (middle[0], size[0] - middle[0])):
+        for x, wide in ((0, middle[1]), (middle[1], size[1] - middle[1])):
+            (top, height), (left, width) = (
+                source_span(first, count, by)
+                for first, count, by in zip((y, x), (high, wide), scale, strict=True)
+            )
+            part = np.ascontiguousarray(finer[:, top : top + height, left : left + width])
+            given = device.empty(part.shape, "uint8")
+            device.send(part, given, stream)
+            target = pixels[:, y : y + high, x : x + wide]
+            device.average_area(given, target, scale, (y, x), stream)
+            on_cpu = resample_area(part, (high, wide), scale, (y, x))
+            np.testing.assert_array_equal(on_cpu, whole[:, y : y + high, x : x + wide])
+    found = on_host(device, stream, pixels)
+    assert abs(found.astype(int) - whole).max() <= 1
 
 
 # Colours of JPEG

@@ -333,13 +333,20 @@ class CudaDevice:
         self._launch("lay_out", blocks, arguments, stream)
 
     def average_area(
-        self, finer: Any, pixels: Any, scale: tuple[float, float], stream: Stream
+        self,
+        finer: Any,
+        pixels: Any,
+        scale: tuple[float, float],
+        first: tuple[int, int],
+        stream: Stream,
     ) -> None:
         """Average finer pictures to smaller ones; see `reading.average.resample_area`."""
         _, height, width, channels = pixels.shape
-        sizes = finer.shape[1:3], (height, width, channels)
+        pitch = pixels.strides[1] // pixels.itemsize
+        sizes = finer.shape[1:3], (pitch, height, width, channels)
         before, after = (tuple(map(np.int32, size)) for size in sizes)
-        arguments = (finer, *before, pixels, *after, *map(np.float64, scale), np.int64(pixels.size))
+        place = *map(np.float64, scale), *map(np.int64, first)
+        arguments = (finer, *before, pixels, *after, *place, np.int64(pixels.size))
         kernel = f"average_area_{pixels.dtype.name}"
         self._launch(kernel, (-(-pixels.size // THREADS),), arguments, stream)
 

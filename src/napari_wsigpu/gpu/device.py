@@ -212,16 +212,23 @@ class Device(Protocol):
         """
 
     def average_area(
-        self, finer: Any, pixels: Any, scale: tuple[float, float], stream: Stream
+        self,
+        finer: Any,
+        pixels: Any,
+        scale: tuple[float, float],
+        first: tuple[int, int],
+        stream: Stream,
     ) -> None:
         """Average finer pictures to smaller ones; see `reading.average.resample_area`.
 
         Parameters
         ----------
         finer, pixels : device array, shape (pictures, height, width, channels)
-            Of one of `AVERAGED_TYPES`.
+            Of one of `AVERAGED_TYPES`. `pixels` of one picture may be a part of a larger one.
         scale : tuple of (float, float)
             How many finer pixels one spans, down and across.
+        first : tuple of (int, int)
+            Row and column of the first pixel; `finer` begins with what lies under that.
         stream : Stream
             Which does it.
         """

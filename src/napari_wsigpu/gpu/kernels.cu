@@ -87,43 +87,50 @@ extern "C" __global__ void lay_out(const Segment *segments, int tile_width, int 
 
 // Mean of the pixels of a finer picture that lie under each pixel of regions, weighted by how much
 // of them does, rounded half up. One thread is a sample. finer: (count, finer_height, finer_width,
-// channels); scale: finer pixels that one spans.
+// channels); scale: finer pixels that one spans; pitch: samples from one row of out to the next;
+// first_y, first_x: row and column of the first pixel, whose own finer pixels finer begins with.
 template <typename T>
-__device__ void average_area(const T *finer, int finer_height, int finer_width, T *out, int height,
-                             int width, int channels, double scale_y, double scale_x,
-                             long long samples, bool whole) {
+__device__ void average_area(const T *finer, int finer_height, int finer_width, T *out, int pitch,
+                             int height, int width, int channels, double scale_y, double scale_x,
+                             long long first_y, long long first_x, long long samples, bool whole) {
     const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= samples) return;
     const int channel = i % channels;
     const int x = i / channels % width, y = i / channels / width % height;
-    const T *picture =
-        finer + (i / channels / width / height) * (size_t)finer_height * finer_width * channels;
-    const double top = y * scale_y, bottom = top + scale_y;
-    const double left = x * scale_x, right = left + scale_x;
-    const int last_row = min((int)ceil(bottom - 1e-6), finer_height);
-    const int last_column = min((int)ceil(right - 1e-6), finer_width);
+    const long long number = i / channels / width / height;
+    const T *picture = finer + number * (size_t)finer_height * finer_width * channels;
+    const long long origin_y = first_y * scale_y + 1e-6, origin_x = first_x * scale_x + 1e-6;
+    const double top = (first_y + y) * scale_y, bottom = top + scale_y;
+    const double left = (first_x + x) * scale_x, right = left + scale_x;
+    const int last_row = min((long long)ceil(bottom - 1e-6) - origin_y, (long long)finer_height);
+    const int last_column = min((long long)ceil(right - 1e-6) - origin_x, (long long)finer_width);
     float sum = 0, weight = 0;
-    for (int row = (int)(top + 1e-6); row < last_row; ++row) {
-        const float down = min(bottom, row + 1.0) - max(top, (double)row);
+    for (int row = (long long)(top + 1e-6) - origin_y; row < last_row; ++row) {
+        const double at = origin_y + row;
+        const float down = min(bottom, at + 1) - max(top, at);
+        const T *line_of = picture + (size_t)row * finer_width * channels + channel;
         float line = 0, of_line = 0;
-        for (int column = (int)(left + 1e-6); column < last_column; ++column) {
-            const float across = min(right, column + 1.0) - max(left, (double)column);
-            line += across * picture[((size_t)row * finer_width + column) * channels + channel];
+        for (int column = (long long)(left + 1e-6) - origin_x; column < last_column; ++column) {
+            const double from = origin_x + column;
+            const float across = min(right, from + 1) - max(left, from);
+            line += across * line_of[(size_t)column * channels];
             of_line += across;
         }
         sum += down * line;
         weight += down * of_line;
     }
     const float mean = sum / weight;
-    out[i] = whole ? (T)floorf(mean + 0.5f) : (T)mean;
+    T *sample = out + (number * height + y) * (size_t)pitch + x * channels + channel;
+    *sample = whole ? (T)floorf(mean + 0.5f) : (T)mean;
 }
 
 #define AVERAGE_AREA(name, type, whole)                                                          \
     extern "C" __global__ void name(const type *finer, int finer_height, int finer_width,        \
-                                    type *out, int height, int width, int channels,              \
-                                    double scale_y, double scale_x, long long samples) {         \
-        average_area<type>(finer, finer_height, finer_width, out, height, width, channels,       \
-                           scale_y, scale_x, samples, whole);                                    \
+                                    type *out, int pitch, int height, int width, int channels,   \
+                                    double scale_y, double scale_x, long long first_y,           \
+                                    long long first_x, long long samples) {                      \
+        average_area<type>(finer, finer_height, finer_width, out, pitch, height, width,          \
+                           channels, scale_y, scale_x, first_y, first_x, samples, whole);        \
     }
 
 AVERAGE_AREA(average_area_uint8, unsigned char, true)

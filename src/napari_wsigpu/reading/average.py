@@ -57,8 +57,25 @@ def area_average(pixels: NDArray[Any], factor_y: int, factor_x: int) -> NDArray[
     return average
 
 
+def source_span(first: int, count: int, scale: float) -> tuple[int, int]:
+    """Return the first of the source's pixels that lie under some of the result, and how many do.
+
+    Parameters
+    ----------
+    first, count : int
+        Number of the first of them along one axis, and how many they are.
+    scale : float
+        How many pixels of the source one spans.
+    """
+    begin = math.floor(first * scale + EDGE)
+    return begin, math.ceil((first + count) * scale - EDGE) - begin
+
+
 def resample_area(
-    pixels: NDArray[Any], size: tuple[int, int], scale: tuple[float, float]
+    pixels: NDArray[Any],
+    size: tuple[int, int],
+    scale: tuple[float, float],
+    first: tuple[int, int] = (0, 0),
 ) -> NDArray[Any]:
     """Average pictures to a smaller size, each pixel by the area that lies under it.
 
@@ -74,6 +91,9 @@ def resample_area(
         Height and width that are wanted.
     scale : tuple of (float, float)
         How many finer pixels one spans, down and across, at least 1 each.
+    first : tuple of (int, int)
+        Row and column of the first pixel that is wanted, where `pixels` are not the whole source
+        but begin with what lies under that one; see `source_span`.
 
     Returns
     -------
@@ -87,7 +107,8 @@ def resample_area(
         factors = int(scale[0]), int(scale[1])
         average = area_average(pixels.reshape(count * height, width, channels), *factors)
         return average.reshape(count, *size, channels)
-    down, across = _taps(size[0], height, scale[0]), _taps(size[1], width, scale[1])
+    down = _taps(first[0], size[0], height, scale[0])
+    across = _taps(first[1], size[1], width, scale[1])
     average = np.empty((count, *size, channels), pixels.dtype)
     # One picture after the other stays in the processor's cache.
     for picture, target in zip(pixels, average, strict=True):
@@ -104,19 +125,20 @@ def resample_area(
 
 
 def _taps(
-    count: int, length: int, scale: float
+    first: int, count: int, length: int, scale: float
 ) -> list[tuple[NDArray[np.intp], NDArray[np.float32]]]:
     """Return the first, second, ... source pixel under each pixel along one axis, and its share."""
-    begin = np.arange(count) * scale
-    end = np.minimum(begin + scale, length)
-    first = np.floor(begin + EDGE).astype(np.intp)
+    origin = source_span(first, count, scale)[0]
+    begin = np.arange(first, first + count) * scale
+    end = np.minimum(begin + scale, origin + length)
+    nearest = np.floor(begin + EDGE).astype(np.intp)
     found = []
     for number in range(math.ceil(scale) + 1):
-        pixel = first + number
+        pixel = nearest + number
         weight = np.minimum(end, pixel + 1) - np.maximum(begin, pixel)
         weight[weight < EDGE] = 0
         if weight.any():
-            found.append((np.minimum(pixel, length - 1), weight))
+            found.append((np.minimum(pixel - origin, length - 1), weight))
     total = np.sum([weight for _, weight in found], axis=0)
     return [(pixel, (weight / total).astype(np.float32)) for pixel, weight in found]
 

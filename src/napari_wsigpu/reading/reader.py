@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.codecs.color import ColorTable
     from napari_wsigpu.codecs.cpu import CpuDecoder
+    from napari_wsigpu.gpu.device import Stream
     from napari_wsigpu.gpu.devices import Devices
     from napari_wsigpu.layout import LevelLayout, PyramidLevel, SlideLayout
     from napari_wsigpu.reading.cache import TileCache
@@ -289,13 +290,29 @@ class RegionReader:
         """
         return self.offload.executor(self.offload.worker(device)).empty(shape, dtype)
 
+    def fill_on(self, device: str, pixels: Any, values: Sequence[float], stream: Any) -> None:
+        """Set each channel of a device array to one value."""
+        executor = self.offload.executor(self.offload.worker(device))
+
+        def fill(used: Stream) -> None:
+            for channel, value in enumerate(values):
+                executor.device.fill(pixels[..., channel], value, used)
+
+        executor.work(fill, stream)
+
     def average_on(
-        self, device: str, finer: Any, pixels: Any, scale: tuple[float, float], stream: Any
+        self,
+        device: str,
+        finer: Any,
+        pixels: Any,
+        scale: tuple[float, float],
+        first: tuple[int, int],
+        stream: Any,
     ) -> None:
         """Average pictures on a device; see `Device.average_area`."""
         executor = self.offload.executor(self.offload.worker(device))
         average = executor.device.average_area
-        executor.work(lambda used: average(finer, pixels, scale, used), stream)
+        executor.work(lambda used: average(finer, pixels, scale, first, used), stream)
 
     def release(self) -> None:
         """Let go of threads and tiles; the next read takes them again."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from napari_wsigpu.errors import RegionError
 from napari_wsigpu.gpu.device import AVERAGED_TYPES
-from napari_wsigpu.reading.average import EDGE, resample_area
+from napari_wsigpu.reading.average import EDGE, resample_area, source_span
 from napari_wsigpu.reading.plan import Regions
 
 if TYPE_CHECKING:
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from napari_wsigpu.reading.plan import Wish
     from napari_wsigpu.reading.reader import RegionReader
 
-FINER_BYTES = 256 << 20
-# What one region may take for finer pixels, and pixels that it may reach over.
-LARGEST_FINER, FARTHEST = 2 << 30, 1 << 40
+# What is read at once to be averaged, and the most that one pixel may be the average of.
+FINER_BYTES, LARGEST_FINER = 256 << 20, 2 << 30
+# Pixels that a region may reach over.
+FARTHEST = 1 << 40
 # A level whose pixels are so little larger or smaller than asked is taken as it is.
 NEAR = 1e-3
 
@@ -50,7 +51,7 @@ class Target(NamedTuple):
     def finer(self, regions: Regions) -> Regions:
         """Return what of the level lies under regions, whose sizes are in pixels wanted."""
         (height, width), (down, across) = regions.shapes[0], self.scale
-        size = math.ceil(height * down - EDGE), math.ceil(width * across - EDGE)
+        size = source_span(0, height, down)[1], source_span(0, width, across)[1]
         if max(size) > FARTHEST:
             raise RegionError(
                 f"A region of {width} x {height} pixels would reach over {max(size):.3g} pixels of "
@@ -105,6 +106,29 @@ def _unless_near(scale: float) -> float:
     return float(nearest) if abs(scale - nearest) < NEAR * nearest else scale
 
 
+class Piece(NamedTuple):
+    """As much of regions as is averaged at once.
+
+    Attributes
+    ----------
+    place : tuple of slice
+        Which of the regions, and which rows and columns of each.
+    shape : tuple of (int, int, int)
+        How many of each.
+    finer : Regions
+        What of the level lies under them.
+    """
+
+    place: tuple[slice, slice, slice]
+    shape: tuple[int, int, int]
+    finer: Regions
+
+    @property
+    def first(self) -> tuple[int, int]:
+        """Row and column of the first pixel."""
+        return self.place[1].start, self.place[2].start
+
+
 class ScaledReader:
     """Reads regions of a target.
 
@@ -138,60 +162,32 @@ class ScaledReader:
         target = self._target
         if target.exact:
             return self._reader.read(target.level, regions, wish)
-        by_device = self._reader.offload.device.startswith("cuda")
-        if (
-            by_device
-            and self._dtype.name in AVERAGED_TYPES
-            and not self._is_large(target.finer(regions))
-        ):
+        (height, width), large = regions.shapes[0], self._is_large(regions)
+        by_device = self._averages_on_devices and self._reader.offload.device.startswith("cuda")
+        if by_device and not large:
             averaged = self.read_to_device(regions, "cuda", None, None, wish)
             return self._reader.fetch(averaged, "cuda")
-        size = regions.shapes[0]
         try:
-            pixels = np.empty((len(regions), *size, self._channels), self._dtype)
+            pixels = np.empty((len(regions), height, width, self._channels), self._dtype)
         except (MemoryError, ValueError):
             raise RegionError(
-                f"{len(regions)} regions of {size[1]} x {size[0]} pixels don't fit into memory; "
+                f"{len(regions)} regions of {width} x {height} pixels don't fit into memory; "
                 "read fewer or smaller ones."
             ) from None
-        for first, part in self._parts(regions):
-            if self._is_large(part):
-                self._read_large(part, pixels[first], wish)
-                continue
-            finer = self._reader.read(target.level, part, wish)
-            pixels[first : first + len(part)] = resample_area(finer, size, target.scale)
+        if large:
+            pixels[...] = self._outside(wish)
+        for piece in self._pieces(regions):
+            if by_device:
+                averaged = self._reader.empty_on(
+                    "cuda", (*piece.shape, self._channels), self._dtype
+                )
+                self._average_on("cuda", piece, averaged, None, wish)
+                pixels[piece.place] = self._reader.fetch(averaged, "cuda")
+            else:
+                finer = self._reader.read(target.level, piece.finer, wish)
+                size = piece.shape[1:]
+                pixels[piece.place] = resample_area(finer, size, target.scale, piece.first)
         return pixels
-
-    def _read_large(self, region: Regions, pixels: NDArray[Any], wish: Wish) -> None:
-        """Read a region whose finer pixels are many, without those below and right of the level."""
-        level, scale = self._target.level, self._target.scale
-        size, corner = [], region.corners[0]
-        for start, count, extent, step in zip(
-            corner, pixels.shape[:2], self._extent, scale, strict=True
-        ):
-            size.append(min(count, max(0, math.ceil((extent - start) / step - EDGE))))
-        bottom, right = (np.array([extent]) for extent in self._extent)
-        outside = Regions.alike(bottom, right, 1, 1)
-        pixels[...] = self._reader.read(level, outside, wish)[0]
-        if not all(size):
-            return
-        part = Regions.alike(region.tops, region.lefts, *size)
-        finer = self._target.finer(part)
-        needed = self._bytes_of_one(finer)
-        if needed > LARGEST_FINER:
-            raise RegionError(
-                f"A region of {pixels.shape[1]} x {pixels.shape[0]} pixels needs "
-                f"{needed >> 20} MiB of level {level} to average; use a smaller one or mpp."
-            )
-        found = resample_area(self._reader.read(level, finer, wish), tuple(size), scale)
-        pixels[: size[0], : size[1]] = found[0]
-
-    def _is_large(self, finer: Regions) -> bool:
-        """Whether the finer pixels of one region alone are more than are read at once."""
-        return self._bytes_of_one(finer) > FINER_BYTES
-
-    def _bytes_of_one(self, finer: Regions) -> int:
-        return math.prod(finer.shapes[0]) * self._channels * self._dtype.itemsize
 
     def read_to_device(
         self, regions: Regions, device: str, out: Any, stream: Any, wish: Wish
@@ -202,22 +198,90 @@ class ScaledReader:
             return reader.read_to_device(target.level, regions, device, out, stream, wish)
         shape = len(regions), *regions.shapes[0], self._channels
         pixels: Any = None if out is None else out.reshape(shape)
-        if self._dtype.name not in AVERAGED_TYPES or self._is_large(target.finer(regions)):
+        if not self._averages_on_devices:
             return reader.send(self.read(regions, wish), device, pixels, stream)
         if pixels is None:
             pixels = reader.empty_on(device, shape, self._dtype)
-        for first, part in self._parts(regions):
-            finer = reader.read_to_device(target.level, part, device, None, stream, wish)
-            reader.average_on(
-                device, finer, pixels[first : first + len(part)], target.scale, stream
-            )
+        if self._is_large(regions):
+            reader.fill_on(device, pixels, self._outside(wish).tolist(), stream)
+        for piece in self._pieces(regions):
+            self._average_on(device, piece, pixels[piece.place], stream, wish)
         return pixels
 
-    def _parts(self, regions: Regions) -> Iterator[tuple[int, Regions]]:
-        """Yield as many regions at once as their finer pixels fit into memory, and the first's."""
-        finer = self._target.finer(regions)
-        height, width = finer.shapes[0]
-        most = max(1, FINER_BYTES // max(1, self._bytes_of_one(finer)))
-        for first in range(0, len(regions), most):
-            chosen = slice(first, first + most)
-            yield first, Regions.alike(finer.tops[chosen], finer.lefts[chosen], height, width)
+    def _average_on(self, device: str, piece: Piece, pixels: Any, stream: Any, wish: Wish) -> None:
+        target, reader = self._target, self._reader
+        finer = reader.read_to_device(target.level, piece.finer, device, None, stream, wish)
+        reader.average_on(device, finer, pixels, target.scale, piece.first, stream)
+
+    @property
+    def _averages_on_devices(self) -> bool:
+        return self._dtype.name in AVERAGED_TYPES
+
+    def _is_large(self, regions: Regions) -> bool:
+        """Whether the finer pixels of one region alone are more than are read at once."""
+        return self._bytes_of(*self._target.finer(regions).shapes[0]) > FINER_BYTES
+
+    def _bytes_of(self, height: int, width: int) -> int:
+        return height * width * self._channels * self._dtype.itemsize
+
+    def _outside(self, wish: Wish) -> NDArray[Any]:
+        """Return the samples of a pixel beyond the level."""
+        below, beside = (np.array([extent]) for extent in self._extent)
+        outside = self._reader.read(self._target.level, Regions.alike(below, beside, 1, 1), wish)
+        return outside.reshape(-1)
+
+    def _pieces(self, regions: Regions) -> Iterator[Piece]:
+        """Cut regions into pieces whose finer pixels fit into memory.
+
+        Those are whole regions, or parts of one; of large ones, what lies beyond the level is left
+        out.
+        """
+        finer, (height, width) = self._target.finer(regions), regions.shapes[0]
+        if not self._is_large(regions):
+            most = max(1, FINER_BYTES // max(1, self._bytes_of(*finer.shapes[0])))
+            for first in range(0, len(regions), most):
+                chosen = slice(first, first + most)
+                under = Regions.alike(finer.tops[chosen], finer.lefts[chosen], *finer.shapes[0])
+                place = chosen, slice(0, height), slice(0, width)
+                yield Piece(place, (len(under), height, width), under)
+            return
+        for number, corner in enumerate(regions.corners):
+            yield from self._parts(number, corner, (height, width))
+
+    def _parts(
+        self, number: int, corner: tuple[int, int], size: tuple[int, int]
+    ) -> Iterator[Piece]:
+        """Cut a large region into rows of pixels, and these only if one row is large."""
+        (down, across), (top, left) = self._target.scale, corner
+        rows = _on_level(top, size[0], self._extent[0], down)
+        columns = _on_level(left, size[1], self._extent[1], across)
+        one = self._bytes_of(math.ceil(down), math.ceil(across))
+        if one > LARGEST_FINER:
+            raise RegionError(
+                f"A pixel of this region is the mean of {one >> 20} MiB of level "
+                f"{self._target.level}; use a smaller mpp."
+            )
+        room = FINER_BYTES / self._bytes_of(1, 1)
+        wide = _most(room / (math.ceil(down) + 1), across)
+        high = _most(room / (min(wide, len(columns)) * across + 1), down)
+        for y in range(rows.start, rows.stop, high):
+            for x in range(columns.start, columns.stop, wide):
+                shape = 1, min(high, rows.stop - y), min(wide, columns.stop - x)
+                (begin_y, height), (begin_x, width) = (
+                    source_span(y, shape[1], down),
+                    source_span(x, shape[2], across),
+                )
+                place = slice(number, number + 1), slice(y, y + shape[1]), slice(x, x + shape[2])
+                corners = np.array([top + begin_y]), np.array([left + begin_x])
+                yield Piece(place, shape, Regions.alike(*corners, height, width))
+
+
+def _on_level(start: int, count: int, extent: int, scale: float) -> range:
+    """Return which pixels of a region lie on the level along one axis, in part at least."""
+    first = max(0, math.floor(EDGE - start / scale))
+    return range(first, max(first, min(count, math.ceil((extent - start) / scale - EDGE))))
+
+
+def _most(room: float, scale: float) -> int:
+    """Return how many pixels, and one at least, span less than so many finer ones and one."""
+    return max(1, int((room - 1) / scale))
