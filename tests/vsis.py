@@ -75,6 +75,10 @@ def whole(number: int, value: int) -> tuple[int, bytes]:
     return number, struct.pack("<IiiI", INLINE | 5, number, 0, value)
 
 
+def real(number: int, value: float) -> tuple[int, bytes]:
+    return tag(number, 10, struct.pack("<d", value))
+
+
 def tree(number: int, *tags: tuple[int, bytes], second: int | None = None) -> tuple[int, bytes]:
     """Write a tag that holds others."""
     return tag(number, BLOCK | (1 if second is None else 0), block(tags), second)
@@ -90,7 +94,8 @@ def image(
     """Write what is said of a picture: its size, what further coordinates mean, channels' names."""
     described = []
     for index, meaning in enumerate(dimensions):
-        parameters = [tree(2008, whole(2023, meaning), second=0)]
+        step = tree(2013, text(268435456, "10^-9m^1"), real(268435458, -1500.0))
+        parameters = [tree(2008, whole(2023, meaning), *[step] * (meaning == 1), second=0)]
         if meaning == 4:
             parameters = [
                 tree(2008, whole(2023, meaning), text(2419, name), second=number)
@@ -107,7 +112,7 @@ def image(
         tag(2019, 260, struct.pack("<2d", 0.25, 0.26)),
         text(2020, "10^-6m^1"),
         whole(2074, kind),
-        tree(2043, tag(120060, 10, struct.pack("<d", 20.0))),
+        tree(2043, real(120060, 20.0)),
     )
     return tree(2001, tree(2002, frame, second=0), stack, *described, second=0)
 

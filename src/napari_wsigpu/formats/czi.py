@@ -10,7 +10,7 @@ import numpy as np
 from napari_wsigpu.errors import CorruptSlideError, SlideError, UnsupportedSlideError
 from napari_wsigpu.formats import markup, tiff
 from napari_wsigpu.formats.czi_file import MAGIC, CziFile, Subblocks
-from napari_wsigpu.formats.fields import LONGEST_TEXT, positive_number
+from napari_wsigpu.formats.fields import LONGEST_TEXT, even_step, number, positive_number
 from napari_wsigpu.formats.pictures import (
     JPEG_HEAD,
     encoding,
@@ -18,11 +18,12 @@ from napari_wsigpu.formats.pictures import (
     jpeg_picture,
     side_by_side,
 )
-from napari_wsigpu.geometry import Rects
+from napari_wsigpu.geometry import Rect, Rects
 from napari_wsigpu.layout import (
     AssociatedLayout,
     Channel,
     LevelLayout,
+    Planes,
     Scattered,
     SlideFile,
     SlideLayout,
@@ -31,7 +32,7 @@ from napari_wsigpu.layout import (
 from napari_wsigpu.tags import COMPRESSION, CZI_ZSTD
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
     from typing import IO
     from xml.etree.ElementTree import Element
@@ -60,11 +61,12 @@ PIXELS = {
     8: ("float32", 3),
     12: ("uint32", 1),
 }
-PLANES = "ZTHRIBV"  # of each one is shown
+CHOSEN, FIRST = "ZT", "HRIBV"  # of each one position is shown: the one asked for, or the first
 PICTURES = {"Label": "label", "SlidePreview": "macro", "Thumbnail": "thumbnail"}
 # Levels that show less of a scene than this part of it are left out.
 COVERED = 0.97
 NEAR = 0.1
+MOST_OFFSETS = 1 << 16
 
 
 def probe(path: Path) -> bool:
@@ -75,12 +77,12 @@ def probe(path: Path) -> bool:
         return file.read(16).rstrip(b"\0") == MAGIC
 
 
-def parse(path: Path) -> SlideLayout:
-    """Describe a CZI file."""
+def parse(path: Path, at: Mapping[str, int] = tiff.MIDDLE) -> SlideLayout:
+    """Describe a CZI file: the plane `at` "z" and "t", else the middle z, the first t."""
     status = path.stat()
     try:
         with path.open("rb") as file:
-            return _parse(path, file, SlideFile.of(str(path), status))
+            return _parse(path, file, SlideFile.of(str(path), status), at)
     except SlideError:
         raise
     except ValueError as error:
@@ -89,10 +91,10 @@ def parse(path: Path) -> SlideLayout:
         ) from error
 
 
-def _parse(path: Path, file: IO[bytes], source: SlideFile) -> SlideLayout:
+def _parse(path: Path, file: IO[bytes], source: SlideFile, at: Mapping[str, int]) -> SlideLayout:
     problems: list[str] = []
     czi = CziFile(file, source.size)
-    shown = _choose(czi.subblocks(), path, problems)
+    shown = _choose(czi.subblocks(), path, problems, at)
     levels = _levels(czi, file, shown, path, problems)
     tiff.check_tiles_present(levels, str(path), source.size)
     root = markup.parse(czi.xml())
@@ -116,6 +118,7 @@ def _parse(path: Path, file: IO[bytes], source: SlideFile) -> SlideLayout:
         objective=_objective(root),
         metadata={"zeiss": said},
         hidden_planes=shown.hidden,
+        planes=Planes.along(shown.planes, _micrometres(root, "Z"), _interval(root)),
         scanner=_scanner(root),
         scan_date=_text(root, "Metadata/Information/Image/AcquisitionDateAndTime"),
         problems=tuple(problems),
@@ -126,14 +129,64 @@ def _parse(path: Path, file: IO[bytes], source: SlideFile) -> SlideLayout:
 
 
 class _Shown(NamedTuple):
-    """Subblocks of one plane, their channels' numbers, and how many planes are hidden."""
+    """Subblocks of one plane.
+
+    Attributes
+    ----------
+    subblocks : Subblocks
+        Those that are shown.
+    channels : list of int
+        Their channels' numbers.
+    box : Rect
+        Where the subblocks of all planes lie.
+    planes : Mapping of str to (int, int)
+        Which plane along "z" and "t" it is, and of how many.
+    hidden : int
+        How many planes are hidden.
+    """
 
     subblocks: Subblocks
     channels: list[int]
+    box: Rect
+    planes: Mapping[str, tuple[int, int]]
     hidden: int
 
 
-def _choose(found: Subblocks, path: Path, problems: list[str]) -> _Shown:
+def _choose(
+    found: Subblocks, path: Path, problems: list[str], at: Mapping[str, int] = tiff.MIDDLE
+) -> _Shown:
+    found = _readable(found, path, problems)
+    channels, kind = _channel_numbers(found, problems)
+    planes = np.stack([found.starts[letter] for letter in CHOSEN + FIRST], axis=1)
+    hidden = len(np.unique(planes, axis=0)) - 1
+    box = _box(found)
+    found = found[np.isin(found.starts["C"], channels) & (found.pixel_type == kind)]
+    held = {letter: np.unique(found.starts[letter]) for letter in CHOSEN}
+    shown = {"Z": at.get("z", len(held["Z"]) // 2), "T": at.get("t", 0)}
+    chosen = _at(found, held, shown)
+    if not len(chosen) and not at:
+        first = {letter: int(found.starts[letter][0]) for letter in CHOSEN}
+        shown = {letter: held[letter].tolist().index(first[letter]) for letter in CHOSEN}
+        chosen = _at(found, held, shown)
+    if not len(chosen):
+        raise CorruptSlideError(
+            f"'{path}' holds no picture of the plane z = {shown['Z']}, t = {shown['T']}; "
+            "choose another one."
+        )
+    for letter in FIRST:
+        chosen = chosen[chosen.starts[letter] == chosen.starts[letter].min()]
+    positions = {letter.lower(): (shown[letter], len(held[letter])) for letter in CHOSEN}
+    return _Shown(chosen, channels, box, positions, hidden)
+
+
+def _at(found: Subblocks, held: Mapping[str, Integers], shown: Mapping[str, int]) -> Subblocks:
+    """Return the subblocks of a plane, by its place among those along each axis."""
+    for letter, place in shown.items():
+        found = found[found.starts[letter] == held[letter][place]]
+    return found
+
+
+def _readable(found: Subblocks, path: Path, problems: list[str]) -> Subblocks:
     known = np.isin(found.pixel_type, [*PIXELS])
     if not known.any():
         raise UnsupportedSlideError(
@@ -150,15 +203,11 @@ def _choose(found: Subblocks, path: Path, problems: list[str]) -> _Shown:
         if not readable.any():
             raise UnsupportedSlideError(f"'{path}' holds pictures {text}; convert it by ZEN.")
         problems.append(f"{np.count_nonzero(~readable)} pictures are {text}.")
-    found = found[readable]
-    planes = np.stack([found.starts[letter] for letter in PLANES], axis=1)
-    hidden = len(np.unique(planes, axis=0)) - 1
-    for letter in PLANES:
-        values = np.unique(found.starts[letter])
-        chosen = values[len(values) // 2] if letter == "Z" else values[0]
-        found = found[found.starts[letter] == chosen]
-    if not len(found):
-        raise ValueError("its middle plane has no picture")
+    return found[readable]
+
+
+def _channel_numbers(found: Subblocks, problems: list[str]) -> tuple[list[int], int]:
+    """Return the channels that can be laid over the first one, and their kind of pixels."""
     channels = np.unique(found.starts["C"])
     kinds = [int(found.pixel_type[found.starts["C"] == channel][0]) for channel in channels]
     kind = kinds[0]
@@ -174,8 +223,19 @@ def _choose(found: Subblocks, path: Path, problems: list[str]) -> _Shown:
             f"{len(kinds) - len(alike)} channels are not shown: they can't be laid over the first "
             "one, of another kind of pixels or of colours."
         )
-    found = found[np.isin(found.starts["C"], alike) & (found.pixel_type == kind)]
-    return _Shown(found, alike, hidden)
+    return alike, kind
+
+
+def _box(found: Subblocks) -> Rect:
+    box = Rect.between(
+        int(found.starts["Y"].min()),
+        int((found.starts["Y"] + found.height).max()),
+        int(found.starts["X"].min()),
+        int((found.starts["X"] + found.width).max()),
+    )
+    if max(box.width, box.height) >= tiff.LARGEST_SIDE:
+        raise ValueError(f"it is said to be of {box.width} x {box.height} pixels")
+    return box
 
 
 # Where they lie
@@ -199,21 +259,18 @@ class _Tiles(NamedTuple):
 def _levels(
     czi: CziFile, file: IO[bytes], shown: _Shown, path: Path, problems: list[str]
 ) -> list[LevelLayout]:
-    found = shown.subblocks
-    left, top = int(found.starts["X"].min()), int(found.starts["Y"].min())
-    width = int((found.starts["X"] + found.width).max()) - left
-    height = int((found.starts["Y"] + found.height).max()) - top
-    if max(width, height) >= tiff.LARGEST_SIDE:
-        raise ValueError(f"it is said to be of {width} x {height} pixels")
+    found, box = shown.subblocks, shown.box
     scales = _scales(found)
     base: NDArray[np.float64] | None = None
     levels: list[LevelLayout] = []
     for scale in np.unique(scales).tolist():
         here = found[scales == scale]
         tiles = _grouped(here, shown.channels)
-        size = (-(-width // scale), -(-height // scale))
+        size = (-(-box.width // scale), -(-box.height // scale))
         areas: dict[int, float] = {}
-        parts = list(_parts(czi, file, here, tiles, (left, top), scale, areas, path, problems))
+        parts = list(
+            _parts(czi, file, here, tiles, (box.left, box.top), scale, areas, path, problems)
+        )
         scenes = np.unique(found.starts["S"])
         area = np.array([areas.get(scene, 0.0) for scene in scenes.tolist()]) * scale**2
         if base is None:
@@ -388,14 +445,28 @@ def _text(root: Element | None, way: str) -> str | None:
 
 
 def _mpp(root: Element | None) -> tuple[float, float] | None:
-    sides = []
-    for axis in "XY":
-        text = _text(root, f"Metadata/Scaling/Items/Distance[@Id='{axis}']/Value")
-        metres = positive_number(text)
-        # Metres times a million is rarely the number of micrometres that was meant.
-        sides.append(None if metres is None else float(f"{metres * 1e6:.12g}"))
-    x, y = sides
+    x, y = _micrometres(root, "X"), _micrometres(root, "Y")
     return (x, y) if x and y else None
+
+
+def _micrometres(root: Element | None, axis: str) -> float | None:
+    """Return the size of a pixel, or the distance of planes, in micrometres."""
+    metres = positive_number(_text(root, f"Metadata/Scaling/Items/Distance[@Id='{axis}']/Value"))
+    # Metres times a million is rarely the number of micrometres that was meant.
+    return None if metres is None else float(f"{metres * 1e6:.12g}")
+
+
+def _interval(root: Element | None) -> float | None:
+    """Return the seconds from one plane along t to the next, if they are the same for all."""
+    positions = "Metadata/Information/Image/Dimensions/T/Positions"
+    stated = positive_number(_text(root, f"{positions}/Interval/Increment"))
+    if stated is not None:
+        return stated
+    offsets = (_text(root, f"{positions}/List/Offsets") or "").split()
+    try:
+        return even_step([number(offset) for offset in offsets[:MOST_OFFSETS]])
+    except ValueError:
+        return None
 
 
 def _objective(root: Element | None) -> float | None:

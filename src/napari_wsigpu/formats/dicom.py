@@ -12,17 +12,18 @@ import numpy as np
 
 from napari_wsigpu.errors import NotASlideError, SlideError, UnsupportedSlideError
 from napari_wsigpu.formats import tiff
-from napari_wsigpu.formats.fields import positive_number
+from napari_wsigpu.formats.fields import even_step, positive_number
 from napari_wsigpu.layout import (
     AssociatedLayout,
     Channel,
     LevelLayout,
+    Planes,
     SlideLayout,
     TileGrid,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from napari_wsigpu.formats.dicom_instance import Instance
@@ -35,6 +36,7 @@ FILE_META = 1024
 MOST_ENTRIES = 4096
 MOST_STRANGERS = 64
 MOST_TILES = 1 << 24
+CONTRADICTORY = 0.01
 ASSOCIATED = {"LABEL": "label", "OVERVIEW": "macro", "THUMBNAIL": "thumbnail"}
 
 
@@ -56,13 +58,16 @@ def probe(path: Path) -> bool:
     }
 
 
-def parse(path: Path) -> SlideLayout:
+def parse(path: Path, at: Mapping[str, int] = tiff.MIDDLE) -> SlideLayout:
     """Describe the slide that a file belongs to, or that a folder holds.
 
     Parameters
     ----------
     path : Path
         Absolute path; the slide's other files lie beside the file.
+    at : Mapping of str to int, optional
+        The focal plane, as "z"; by default the file's own, if it holds but one, else the middle
+        one.
 
     Raises
     ------
@@ -105,7 +110,7 @@ def parse(path: Path) -> SlideLayout:
         if file == path:
             series = instance.series
     instances = _one_series(path, chosen, list(found.values()), problems)
-    return _layout(path, instances, problems)
+    return _layout(path, instances, problems, at)
 
 
 def _begin(path: Path) -> bytes:
@@ -138,9 +143,12 @@ def _one_series(
     path: Path, chosen: Path, instances: Sequence[Instance], problems: list[str]
 ) -> list[Instance]:
     """Return the files of the chosen file's series; in a folder, of the largest image's."""
-    levels = [instance for instance in instances if instance.flavor == "VOLUME"]
     if path.is_dir():
-        main = max(levels, key=lambda each: each.width * each.height, default=None)
+        levels = (each for each in instances if each.flavor == "VOLUME")
+        # What was put together of several planes is shown where there is nothing else.
+        main = max(
+            levels, key=lambda each: (each.width * each.height, not _is_fused(each)), default=None
+        )
     else:
         main = next(each for each in instances if each.path == chosen)
     series = [
@@ -148,15 +156,33 @@ def _one_series(
         for each in instances
         if main is not None and each.series == main.series and _may_share_pyramid(each, main)
     ]
+    others = len({each.series for each in instances}) - 1
+    if main is not None and main.flavor == "VOLUME":
+        unlike = [each for each in series if not _is_as_sharp(each, main)]
+        if unlike:
+            problems.append(
+                f"{len(unlike)} file(s) with{'out' if _is_fused(main) else ''} extended depth of "
+                "field are not shown; open one of them."
+            )
+        series = [each for each in series if _is_as_sharp(each, main)]
     if not any(each.flavor == "VOLUME" for each in series):
         reason = problems[0] if problems else "None of its files is a level of a slide."
         raise UnsupportedSlideError(f"'{path}' holds no slide that can be shown. {reason}")
-    others = len({each.series for each in instances}) - 1
     if path.is_dir() and others:
         problems.append(
             f"The folder holds {others} more DICOM series, which are not shown; open a file of one."
         )
     return series
+
+
+def _is_fused(instance: Instance) -> bool:
+    """Whether a picture was put together of several focal planes."""
+    return instance.metadata.get("ExtendedDepthOfField") == "YES"
+
+
+def _is_as_sharp(instance: Instance, other: Instance) -> bool:
+    """Whether two levels show single focal planes both, or several put together."""
+    return instance.flavor != "VOLUME" or _is_fused(instance) == _is_fused(other)
 
 
 def _may_share_pyramid(instance: Instance, other: Instance) -> bool:
@@ -165,7 +191,9 @@ def _may_share_pyramid(instance: Instance, other: Instance) -> bool:
     return len(uids) < 2 or {instance.flavor, other.flavor} != {"VOLUME"}
 
 
-def _layout(path: Path, instances: Sequence[Instance], problems: list[str]) -> SlideLayout:
+def _layout(
+    path: Path, instances: Sequence[Instance], problems: list[str], at: Mapping[str, int]
+) -> SlideLayout:
     ends = list(accumulate(each.file.size for each in instances))
     starts = {each.uid: end - each.file.size for each, end in zip(instances, ends, strict=True)}
     groups: dict[tuple[int, int], list[Instance]] = defaultdict(list)
@@ -175,12 +203,24 @@ def _layout(path: Path, instances: Sequence[Instance], problems: list[str]) -> S
         if name is None:
             groups[each.height, each.width].append(each)
         elif name not in associated:
-            image = _level(str(path), [each], starts, ends[-1], problems)
+            planes = _focal_planes([each])
+            shown = planes[len(planes) // 2]
+            image = _level(str(path), [each], shown, starts, ends[-1], problems)
             associated[name] = AssociatedLayout(name, image, icc=_icc(each, starts))
     sizes = sorted(groups, key=math.prod, reverse=True)
     levels: list[LevelLayout] = []
+    main = groups[sizes[0]]
+    planes = _focal_planes(main)
+    z = at.get("z", _own_plane(path, groups.values(), len(planes)))
     for size in sizes:
-        level = _level(str(path), groups[size], starts, ends[-1], problems)
+        same = _focal_planes(groups[size])
+        if len(same) != len(planes):
+            problems.append(
+                f"The level of {size[1]} x {size[0]} pixels is left out, as it has {len(same)} "
+                f"focal plane(s) instead of {len(planes)}."
+            )
+            continue
+        level = _level(str(path), groups[size], same[z], starts, ends[-1], problems)
         if levels and not _is_same_picture(level, levels[0]):
             problems.append(
                 f"The level of {level.width} x {level.height} pixels is left out, as it differs "
@@ -189,7 +229,6 @@ def _layout(path: Path, instances: Sequence[Instance], problems: list[str]) -> S
         else:
             levels.append(level)
     tiff.check_tiles_present(levels, str(path), ends[-1])
-    main = groups[sizes[0]]
     metadata = main[0].metadata
     labels = [each.metadata for each in instances if each.flavor == "LABEL"]
     barcodes = (_joined(each, "BarcodeValue") for each in (metadata, *labels))
@@ -207,7 +246,8 @@ def _layout(path: Path, instances: Sequence[Instance], problems: list[str]) -> S
         mpp=_mpp(main[0], problems),
         objective=positive_number(_first_optical_path(metadata).get("ObjectiveLensPower")),
         metadata={"dicom": metadata},
-        hidden_planes=_hidden_planes(main),
+        hidden_planes=len(planes) * len(_optical_paths(main)) // len(planes[0]) - 1,
+        planes=Planes(z, size_z=len(planes), z_spacing=_z_spacing(main, planes, problems)),
         scanner=_joined(metadata, "Manufacturer", "ManufacturerModelName"),
         scan_date=_joined(metadata, "AcquisitionDateTime")
         or _joined(metadata, "ContentDate", "ContentTime"),
@@ -221,13 +261,15 @@ def _layout(path: Path, instances: Sequence[Instance], problems: list[str]) -> S
 def _level(
     path: str,
     instances: Sequence[Instance],
+    depths: Mapping[str, float],
     starts: Mapping[str, int],
     past: int,
     problems: list[str],
 ) -> LevelLayout:
     """Put the frames of instances of one size in their places; those of the file `path` first.
 
-    `starts` says where each file begins in the slide's bytes, `past` where all end.
+    `depths` says which focal plane of each optical path is shown, `starts` where each file begins
+    in the slide's bytes, `past` where all end.
     """
     first = instances[0]
     same = [each for each in instances if _tiling(each) == _tiling(first)]
@@ -242,8 +284,7 @@ def _level(
             f"{total - len(same)} of {total} files of the level of {first.width} x "
             f"{first.height} pixels are missing."
         )
-    paths = _optical_paths(same)
-    shown = paths if first.encoding.samples == 1 else paths[:1]
+    shown = list(depths)
     rows = math.ceil(first.height / first.tile_height)
     columns = math.ceil(first.width / first.tile_width)
     shape = (len(shown), rows, columns)
@@ -255,11 +296,10 @@ def _level(
     offsets = np.full(shape, starts[first.uid], np.int64)
     byte_counts = np.zeros(shape, np.int64)
     named = [each for each in same if str(each.path) == path]
-    lowest = min(float(each.frames.z.min()) for each in named or same)
     for each in (*named, *(each for each in same if each not in named)):
         frames = each.frames
         shown_frames = [
-            (plane, (frames.paths == name) & (frames.z == lowest))
+            (plane, (frames.paths == name) & (frames.z == depths[name]))
             for plane, name in enumerate(shown)
         ]
         places = [
@@ -312,11 +352,49 @@ def _optical_paths(instances: Sequence[Instance]) -> list[str]:
     return sorted(set(names))
 
 
-def _hidden_planes(instances: Sequence[Instance]) -> int:
-    """Return how many focal planes, and optical paths of colour pictures, are not shown."""
-    planes = len(np.unique(np.concatenate([each.frames.z for each in instances])))
-    paths = 1 if instances[0].encoding.samples == 1 else len(_optical_paths(instances))
-    return planes * paths - 1
+def _focal_planes(instances: Sequence[Instance]) -> list[dict[str, float]]:
+    """Return the focal planes of instances of one size, from the slide up.
+
+    Each says how deep it is of each optical path that is shown: these count their own planes, if
+    they have equally many.
+    """
+    paths = _optical_paths(instances)
+    shown = paths if instances[0].encoding.samples == 1 else paths[:1]
+    z = np.concatenate([each.frames.z for each in instances])
+    names = np.concatenate([each.frames.paths for each in instances])
+    own = [np.unique(z[names == name]).tolist() for name in shown]
+    if len({len(depths) for depths in own}) == 1:
+        return [dict(zip(shown, depths, strict=True)) for depths in zip(*own, strict=True)]
+    every: list[float] = sorted(set().union(*own))
+    return [dict.fromkeys(shown, depth) for depth in every]
+
+
+def _own_plane(path: Path, groups: Iterable[Sequence[Instance]], count: int) -> int:
+    """Return the number of the plane that a file holds, if it is one; else the middle one's."""
+    for group in groups:
+        for each in group:
+            depths = set(each.frames.z.tolist())
+            if each.path == path and len(depths) == 1:
+                planes = _focal_planes(group)
+                held = [z for z, plane in enumerate(planes) if depths & set(plane.values())]
+                if len(planes) == count and len(held) == 1:
+                    return held[0]
+    return count // 2
+
+
+def _z_spacing(
+    instances: Sequence[Instance], planes: Sequence[Mapping[str, float]], problems: list[str]
+) -> float | None:
+    """Return micrometres between focal planes, if they are the same, and the file agrees."""
+    if not all(each.has_depths for each in instances):
+        return None
+    step = even_step([next(iter(plane.values())) for plane in planes])
+    measures = _pixel_measures(instances[0])
+    stated = positive_number(measures.get("SpacingBetweenSlices"))  # in millimetres
+    if step is None or stated is None or abs(stated * 1000 - step) <= CONTRADICTORY * step:
+        return step
+    problems.append("Its focal planes lie in other steps than it says, so that none is given.")
+    return None
 
 
 def _channels(instances: Sequence[Instance]) -> tuple[Channel, ...]:
@@ -338,15 +416,22 @@ def _first_optical_path(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _mpp(instance: Instance, problems: list[str]) -> tuple[float, float] | None:
     """Return micrometres a pixel (x, y) by the spacing in mm of rows and columns."""
-    for group in _items(instance.metadata, "SharedFunctionalGroupsSequence"):
-        for measures in _items(group, "PixelMeasuresSequence"):
-            spacing = measures.get("PixelSpacing")
-            values = spacing if isinstance(spacing, list) else []
-            found = [number * 1000 for value in values if (number := positive_number(value))]
-            if len(found) == len(values) == 2:
-                return found[1], found[0]
-            problems.append(f"'{instance.path.name}' states no pixel size that can be.")
+    measures = _pixel_measures(instance)
+    spacing = measures.get("PixelSpacing")
+    values = spacing if isinstance(spacing, list) else []
+    found = [number * 1000 for value in values if (number := positive_number(value))]
+    if len(found) == len(values) == 2:
+        return found[1], found[0]
+    if measures:
+        problems.append(f"'{instance.path.name}' states no pixel size that can be.")
     return None
+
+
+def _pixel_measures(instance: Instance) -> dict[str, Any]:
+    """Return what a file says of sizes and distances."""
+    groups = _items(instance.metadata, "SharedFunctionalGroupsSequence")
+    found = (measures for group in groups for measures in _items(group, "PixelMeasuresSequence"))
+    return next(found, {})
 
 
 def _items(metadata: Mapping[str, Any], keyword: str) -> list[dict[str, Any]]:

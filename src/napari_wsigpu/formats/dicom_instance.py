@@ -42,6 +42,7 @@ from napari_wsigpu.errors import (
     UnsupportedSlideError,
     file_error,
 )
+from napari_wsigpu.formats.fields import positive_number
 from napari_wsigpu.formats.tiff import LARGEST_SIDE, LARGEST_TILE
 from napari_wsigpu.layout import Encoding, JpegColor, SlideFile
 from napari_wsigpu.tags import COMPRESSION, FILLORDER, PHOTOMETRIC, PREDICTOR
@@ -81,7 +82,7 @@ COLORS: dict[tuple[int, str], tuple[int, JpegColor]] = {
 PER_FRAME_GROUPS = 0x52009230
 MOST_FRAMES = 1 << 22
 ITEM, ITEM_HEADER = 0xE000FFFE, 8
-Z_DECIMALS = 3
+Z_DECIMALS = 6
 LONGEST_VALUE = 1 << 16
 NEEDED = (
     "SOPInstanceUID", "StudyInstanceUID", "SeriesInstanceUID", "ImageType", "Rows", "Columns",
@@ -104,7 +105,7 @@ class Frames(NamedTuple):
     rows, columns : ndarray of int64
         Which tile of the level they are.
     z : ndarray of float64
-        Their focal plane, lowest first.
+        Their focal plane: micrometres above the slide if the instance says so, else a number.
     paths : ndarray of str
         Their optical path.
     """
@@ -137,6 +138,8 @@ class Instance:
         How its frames are encoded.
     frames : Frames
         Its frames.
+    has_depths : bool
+        Whether `frames` says focal planes in micrometres.
     icc : tuple of (int, int) or None
         Offset and length of the ICC profile in the file.
     metadata : dict
@@ -156,6 +159,7 @@ class Instance:
     tile_height: int
     encoding: Encoding
     frames: Frames
+    has_depths: bool
     icc: tuple[int, int] | None
     metadata: dict[str, Any]
     problems: tuple[str, ...]
@@ -250,6 +254,11 @@ def _read(path: Path, stream: BinaryIO, series: str | None) -> Instance | None:
     else:
         stated = _sparse_positions(path, dataset, (tile_height, tile_width))
     frames = _frames(path, places, stated, grid, problems)
+    if _is_one_plane(header, frames) and np.ptp(frames.z):
+        # Each frame tells where it was in focus; the parts of a concatenation need one number.
+        part = "ConcatenationUID" in header
+        depth = dataset.z_offset if part else float(np.median(frames.z))
+        frames = frames._replace(z=np.full_like(frames.z, depth))
     _check_fragments(path, stream, reader, frames)
     return Instance(
         path=path,
@@ -263,6 +272,11 @@ def _read(path: Path, stream: BinaryIO, series: str | None) -> Instance | None:
         tile_height=tile_height,
         encoding=encoding,
         frames=frames,
+        has_depths=(
+            dataset.tile_type != TileType.FULL
+            or _spacing(dataset) is not None
+            or not np.ptp(frames.z)
+        ),
         icc=icc,
         metadata=metadata,
         problems=tuple(problems),
@@ -381,13 +395,33 @@ def _frames(
 
 def _full_positions(dataset: WsiDataset, grid: tuple[int, int], header: Dataset) -> Positions:
     """Tiles lie row by row, planes of tiles by focal plane, then by optical path."""
-    index = np.arange(dataset.frame_count, dtype=np.int64) + dataset.frame_offset
-    plane, tile = np.divmod(index, grid[0] * grid[1])
-    path, z = np.divmod(plane, max(1, int(dataset.number_of_focal_planes)))
-    rows, columns = np.divmod(tile, grid[1])
     stated = header.get("OpticalPathSequence") or []
     names = np.array([str(item.get("OpticalPathIdentifier", "0")) for item in stated] or ["0"])
-    return rows, columns, z + dataset.z_offset, names[np.minimum(path, len(names) - 1)]
+    index = np.arange(dataset.frame_count, dtype=np.int64) + dataset.frame_offset
+    plane, tile = np.divmod(index, grid[0] * grid[1])
+    planes = max(1, int(dataset.number_of_focal_planes))
+    if "TotalPixelMatrixFocalPlanes" not in header and "ConcatenationUID" not in header:
+        planes = max(1, dataset.frame_count // (grid[0] * grid[1] * len(names)))
+    path, z = np.divmod(plane, planes)
+    rows, columns = np.divmod(tile, grid[1])
+    depths = dataset.z_offset + z * (_spacing(dataset) or 1)
+    return rows, columns, depths, names[np.minimum(path, len(names) - 1)]
+
+
+def _spacing(dataset: WsiDataset) -> float | None:
+    """Return micrometres from one focal plane to the next, where that is stated."""
+    spacing = positive_number(dataset.spacing_between_slices)  # in millimetres
+    return None if spacing is None else spacing * 1000
+
+
+def _is_one_plane(header: Dataset, frames: Frames) -> bool:
+    """Whether all frames are of one focal plane, though their depths may differ."""
+    stated = header.get("TotalPixelMatrixFocalPlanes")
+    if stated != 1 and (stated is not None or "ConcatenationUID" in header):
+        return False
+    _, paths = np.unique(frames.paths, return_inverse=True)
+    places = np.column_stack([frames.rows, frames.columns, paths.reshape(-1)])
+    return len(np.unique(places, axis=0)) == len(places)
 
 
 def _sparse_positions(file: Path, dataset: WsiDataset, tile: tuple[int, int]) -> Positions:

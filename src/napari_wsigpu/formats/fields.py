@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from datetime import datetime
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 LONGEST_TEXT = 4096
 LONGEST_NUMBER = 32
 LARGEST_NUMBER = 1 << 53
+UNEVEN = 0.01  # by how much of it steps may differ that are called the same
 DATES = ("%Y:%m:%d %H:%M:%S", "%Y%m%d%H%M%S.%f", "%Y%m%d%H%M%S")
 
 
@@ -47,6 +49,15 @@ def positive_number(value: Any) -> float | None:
     except ValueError:
         return None
     return found if found > 0 else None
+
+
+def even_step(positions: Sequence[float], unit: float = 1.0) -> float | None:
+    """Return the step between positions times the size of a unit; None unless it is the same."""
+    steps = [after - before for before, after in pairwise(positions)]
+    step = sum(steps) / len(steps) if steps else 0.0
+    if not step or any(abs(each - step) > UNEVEN * abs(step) for each in steps):
+        return None
+    return positive_number(f"{abs(step) * unit:.12g}")
 
 
 def texts(pairs: Iterable[tuple[str, str | None]]) -> dict[str, str]:

@@ -12,8 +12,10 @@ from tifffile.tifffile import jpeg_shape
 
 from napari_wsigpu.errors import CorruptSlideError
 from napari_wsigpu.formats import tiff
+from napari_wsigpu.formats.fields import even_step
 from napari_wsigpu.layout import (
     LevelLayout,
+    Planes,
     SlideFile,
     SlideLayout,
     TileGrid,
@@ -22,12 +24,15 @@ from napari_wsigpu.layout import (
 from napari_wsigpu.tags import COMPRESSION, DATATYPE, Tag
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
     from tifffile import TiffFile, TiffPage
 
 FORMAT, SOURCE_LENS, X_OFFSET, Y_OFFSET, FOCAL_PLANE = 65420, 65421, 65422, 65423, 65424
 REFERENCE, FLUORESCENCE, PROPERTIES = 65427, 65434, 65449
 MACRO = -1.0
+NANOMETRES = 1e-3  # of a focal plane's position, in micrometres
 # Named otherwise by OpenSlide, in the TIFF part, or of no use to people.
 KNOWN_ELSEWHERE = frozenset(
     (
@@ -45,8 +50,8 @@ def probe(file: TiffFile) -> bool:
     return FORMAT in file.pages.first.tags
 
 
-def parse(file: TiffFile, source: SlideFile) -> SlideLayout:
-    """Describe a Hamamatsu slide."""
+def parse(file: TiffFile, source: SlideFile, at: Mapping[str, int] = tiff.MIDDLE) -> SlideLayout:
+    """Describe a Hamamatsu slide: the focal plane `at` "z", else the central one."""
     path, pages = source.path, tiff.pages(file)
     problems: list[str] = []
     in_pyramid = [page for page in pages if _number(page, SOURCE_LENS) > 0]
@@ -54,13 +59,14 @@ def parse(file: TiffFile, source: SlideFile) -> SlideLayout:
         raise CorruptSlideError(
             f"'{path}' is a Hamamatsu slide without a level; get a fresh copy of it."
         )
-    shown = min((_focal_plane(page) for page in in_pyramid), key=abs)
+    full = max(page.imagewidth for page in in_pyramid)
+    focal = sorted({_focal_plane(page) for page in in_pyramid if page.imagewidth == full})
+    z = at.get("z", focal.index(min(focal, key=abs)))
     stored: list[LevelLayout] = []
     for page in in_pyramid:
-        if _focal_plane(page) == shown and all(page.imagewidth < item.width for item in stored):
+        if _focal_plane(page) == focal[z] and all(page.imagewidth < item.width for item in stored):
             stored.append(_level(page, path, problems))
     first = pages[0]
-    same_size = [page for page in in_pyramid if page.imagewidth == in_pyramid[0].imagewidth]
     lens = _number(first, SOURCE_LENS)
     properties = _properties(first)
     named = (("macro", page) for page in pages if _number(page, SOURCE_LENS) == MACRO)
@@ -78,7 +84,8 @@ def parse(file: TiffFile, source: SlideFile) -> SlideLayout:
         levels=_with_scaled(stored),
         background=0 if first.tags.valueof(FLUORESCENCE) else layout.background,
         objective=lens if lens > 0 else None,
-        hidden_planes=len(same_size) - 1,
+        hidden_planes=len(focal) - 1,
+        planes=Planes(z, size_z=len(focal), z_spacing=even_step(focal, NANOMETRES)),
         barcode=properties.get("Reference"),
     )
 

@@ -20,6 +20,7 @@ from napari_wsigpu.layout import (
     AssociatedLayout,
     Channel,
     LevelLayout,
+    Planes,
     SlideFile,
     SlideLayout,
     TileGrid,
@@ -27,8 +28,10 @@ from napari_wsigpu.layout import (
 from napari_wsigpu.tags import COMPRESSION
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
+
+    from numpy.typing import NDArray
 
     from napari_wsigpu.layout import Encoding
 
@@ -43,6 +46,9 @@ DOCUMENT_TAGS = {
     16: "Document company", 34: "Product name", 35: "Product version",
 }  # fmt: skip
 Z, T, C = 1, 2, 4
+AXES = {"z": Z, "t": T}
+UNITS = {"z": "m", "t": "s"}
+STEPS, VALUE, VALUE_UNIT = {"z": 2013, "t": 2016}, 268435458, 268435456
 OVERVIEWS = {1, 256}
 LARGEST_VSI = 256 << 20
 MOST_LEVELS, LARGEST_MACRO = 32, 1 << 24
@@ -61,10 +67,10 @@ def probe(path: Path) -> bool:
     return any(_is_external(image) for image in _images(root))
 
 
-def parse(path: Path) -> SlideLayout:
-    """Describe an Olympus slide."""
+def parse(path: Path, at: Mapping[str, int] = tiff.MIDDLE) -> SlideLayout:
+    """Describe an Olympus slide: the plane `at` "z" and "t", else the middle z, the first t."""
     try:
-        return _parse(path)
+        return _parse(path, at)
     except SlideError:
         raise
     except ValueError as error:
@@ -88,7 +94,7 @@ class _Picture(NamedTuple):
         return self.image.value_of(STACK, STACK_KIND) in OVERVIEWS
 
 
-def _parse(path: Path) -> SlideLayout:
+def _parse(path: Path, at: Mapping[str, int]) -> SlideLayout:
     folder = path.parent / f"_{path.stem}_"
     found = sorted(folder.glob("stack*/*.ets"), key=_stack)
     if not found:
@@ -112,8 +118,8 @@ def _parse(path: Path) -> SlideLayout:
     files = [SlideFile.of(str(each.path), each.path.stat()) for each in used]
     files.append(SlideFile.of(str(path), path.stat()))
     starts = [0, *accumulate(file.size for file in files)]
-    planes, hidden = _planes(shown)
-    levels = _levels(shown, planes, starts[0], path, problems)
+    tiles, positions, hidden = _tiles_of(shown, at)
+    levels = _levels(shown, tiles, starts[0], path, problems)
     tiff.check_tiles_present(levels, str(path), starts[-1])
     stack = shown.image.first(STACK)
     stack = Node(STACK) if stack is None else stack
@@ -128,12 +134,13 @@ def _parse(path: Path) -> SlideLayout:
         levels=tuple(levels),
         associated=_macro(overviews[:1], starts[1], path, problems),
         rgb=rgb,
-        channels=() if rgb else _channels(shown.image, len(planes)),
+        channels=() if rgb else _channels(shown.image, len(tiles)),
         background=tiff.background(levels[0]),
         mpp=_mpp(stack, problems),
         objective=_objective(stack),
         metadata={"olympus": _metadata(document, stack)},
         hidden_planes=hidden,
+        planes=Planes.along(positions, _step(shown.image, "z"), _step(shown.image, "t")),
         scan_date=_date(stack.value_of(CREATED)),
         problems=tuple(problems),
     )
@@ -217,10 +224,12 @@ def _dimensions(image: Node) -> dict[int, int]:
     return found
 
 
-def _planes(picture: _Picture) -> tuple[list[np.ndarray[Any, np.dtype[np.bool_]]], int]:
-    """Return which tiles are of each channel of the plane that is shown, and how many are hidden.
+def _tiles_of(
+    picture: _Picture, at: Mapping[str, int]
+) -> tuple[list[NDArray[np.bool_]], dict[str, tuple[int, int]], int]:
+    """Return which tiles are of each channel of a plane, which plane, and how many are hidden.
 
-    Shown are the middle z, and the first of all other dimensions.
+    By default the plane is the middle one along z, the first one of other dimensions.
     """
     ets = picture.ets
     places = _dimensions(picture.image)
@@ -228,21 +237,30 @@ def _planes(picture: _Picture) -> tuple[list[np.ndarray[Any, np.dtype[np.bool_]]
     channel = places.get(C)
     further = [place for place in range(2, ets.coordinates.shape[1]) if place != channel]
     hidden = len(np.unique(ets.coordinates[:, further], axis=0)) - 1
+    axes = {places[meaning]: axis for axis, meaning in AXES.items() if meaning in places}
+    positions: dict[str, tuple[int, int]] = {}
     for place in further:
         values = np.unique(ets.coordinates[:, place])
-        middle = place == places.get(Z)
-        chosen &= ets.coordinates[:, place] == values[len(values) // 2 if middle else 0]
+        axis = axes.get(place, "")
+        shown = at.get(axis, len(values) // 2 if axis == "z" else 0)
+        chosen &= ets.coordinates[:, place] == values[shown]
+        if axis:
+            positions[axis] = shown, len(values)
     if channel is None or channel >= ets.coordinates.shape[1] or ets.samples > 1:
         if channel is not None and channel < ets.coordinates.shape[1]:
             chosen &= ets.coordinates[:, channel] == ets.coordinates[:, channel].min()
-        return [chosen], hidden
+        return [chosen], positions, hidden
     numbers = np.unique(ets.coordinates[:, channel])[: tiff.MOST_CHANNELS]
-    return [chosen & (ets.coordinates[:, channel] == number) for number in numbers], hidden
+    return (
+        [chosen & (ets.coordinates[:, channel] == number) for number in numbers],
+        positions,
+        hidden,
+    )
 
 
 def _levels(
     picture: _Picture,
-    planes: Sequence[np.ndarray[Any, np.dtype[np.bool_]]],
+    planes: Sequence[NDArray[np.bool_]],
     start: int,
     path: Path,
     problems: list[str],
@@ -309,7 +327,7 @@ def _macro(
     """Describe the overview, at the finest level that is no slide itself."""
     for picture in overviews:
         try:
-            levels = _levels(picture, _planes(picture)[0][:1], start, path, problems)
+            levels = _levels(picture, _tiles_of(picture, tiff.MIDDLE)[0][:1], start, path, problems)
         except (ValueError, SlideError) as error:
             problems.append(f"The macro image is left out: {str(error).rstrip('.')}.")
             continue
@@ -346,6 +364,21 @@ def _mpp(stack: Node, problems: list[str]) -> tuple[float, float] | None:
         return None
     x, y = (positive_number(value) for value in scale)
     return (x, y) if x and y else None
+
+
+def _step(image: Node, axis: str) -> float | None:
+    """Return micrometres from one plane along z to the next, or seconds along t."""
+    for dimension in image.all(DIMENSION):
+        for parameters in dimension.all(PARAMETERS):
+            step = parameters.first(STEPS[axis])
+            if parameters.value_of(MEANING) == AXES[axis] and step is not None:
+                unit = re.fullmatch(r"10\^(-?\d{1,2})([ms])\^1", str(step.value_of(VALUE_UNIT)))
+                size = positive_number(str(step.value_of(VALUE)).removeprefix("-"))
+                if size is None or unit is None or unit[2] != UNITS[axis]:
+                    return None
+                power = int(unit[1]) + (6 if axis == "z" else 0)
+                return float(f"{size * 10.0**power:.12g}")
+    return None
 
 
 def _objective(stack: Node) -> float | None:
