@@ -66,5 +66,16 @@ class AssociatedImage:
         self._profile.profile()
         return self._profile.converted(self._array[...])
 
+    @property
+    def icc_profile(self) -> bytes | None:
+        """The picture's own ICC profile; None where the file has none.
+
+        Raises
+        ------
+        SlideError
+            If the file can't be read.
+        """
+        return self._profile.data()
+
     def __repr__(self) -> str:
         return f"<AssociatedImage {self.name} {self.size[0]} x {self.size[1]}>"

@@ -31,6 +31,7 @@ from napari_wsigpu.errors import (
 from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.formats.tiff import is_rgb
 from napari_wsigpu.open_planes import OpenPlanes
+from napari_wsigpu.reading.average import resample_area
 from napari_wsigpu.reading.batches import in_turn, read_ahead
 from napari_wsigpu.reading.grid import Grid
 from napari_wsigpu.reading.level import LevelArray
@@ -460,6 +461,52 @@ class Slide:
             _check_out(out, (*regions.shapes[0], image.channels), image.dtype)
         pixels = self._guarded(partial(reader.read_to_device, regions, device, out, stream, wish))
         return pixels[0] if out is None else out
+
+    def read_mask(
+        self,
+        location: tuple[int, int],
+        size: tuple[int, int],
+        level: int = 0,
+        *,
+        mpp: float | None = None,
+        z: int | None = None,
+        t: int | None = None,
+    ) -> NDArray[np.bool_]:
+        """Tell which pixels of a rectangle the file holds, as a mask or an alpha channel.
+
+        The others lie outside the slide or in tiles that the scanner left out; `read_region` shows
+        the background there. Nothing is read or decoded.
+
+        Parameters
+        ----------
+        location, size, level, mpp, z, t
+            As in `read_region`.
+
+        Returns
+        -------
+        ndarray of bool, shape (height, width)
+            A pixel that is averaged of finer ones is held if any of these is.
+
+        Raises
+        ------
+        RegionError, LevelError, PlaneError
+            If the region, level or plane can't be.
+
+        Examples
+        --------
+        >>> alpha = slide.read_mask((0, 0), (512, 512)) * np.uint8(255)  # doctest: +SKIP
+        """
+        plane = self.plane(z, t)
+        if plane is not self:
+            return plane.read_mask(location, size, level, mpp=mpp)
+        _, target = self._scaled(level, mpp)
+        regions = self._regions([location], size, target.level)
+        held = self._guarded(lambda: self._reader.held(target.level, target.finer(regions)))
+        if not target.exact:
+            shares = held[..., None].astype(np.float32)
+            held = resample_area(shares, regions.shapes[0], target.scale)[..., 0] > 0
+        mask: NDArray[np.bool_] = held[0]
+        return mask
 
     def read_regions(
         self,

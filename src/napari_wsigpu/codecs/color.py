@@ -206,6 +206,16 @@ class EmbeddedProfile:
         self._profile: ColorProfile | None = None
         self._table: ColorTable | None = None
 
+    def data(self) -> bytes | None:
+        """Return the profile as it is stored; None if there is none.
+
+        Raises
+        ------
+        SlideError
+            If the file can't be read.
+        """
+        return None if self._place is None else self._read(self._place)
+
     def profile(self) -> ColorProfile:
         """Return the profile.
 

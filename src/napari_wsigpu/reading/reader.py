@@ -13,6 +13,7 @@ from napari_wsigpu.errors import RegionError
 from napari_wsigpu.gpu.host_jpegs import HostDecoder
 from napari_wsigpu.memory import RegionMemory
 from napari_wsigpu.reading.cache import TileKey
+from napari_wsigpu.reading.coverage import find_held
 from napari_wsigpu.reading.host import HostExecutor
 from napari_wsigpu.reading.offload import Offload
 from napari_wsigpu.reading.plan import Regions, Wish, tile_rect
@@ -88,6 +89,7 @@ class RegionReader:
     ) -> None:
         self._slide = slide
         self._images = images
+        self._finer = {level.number: level.finer for level in pyramid if level.finer is not None}
         self._decoder = HostDecoder(cpu, devices.jpegs)
         self._log = log
         self._tiles = tiles
@@ -147,6 +149,17 @@ class RegionReader:
             raise _too_large(regions) from None
         self._host.read(number, plans, pixels, wish)
         return pixels
+
+    def held(self, number: int, regions: Regions) -> NDArray[np.bool_]:
+        """Find which pixels of regions the file holds; see `find_held`.
+
+        Raises
+        ------
+        RegionError
+            If the regions don't fit into memory.
+        """
+        _check_size(regions)
+        return find_held(number, self._images, self._finer, regions)
 
     def read_tiles(
         self,

@@ -1,0 +1,139 @@
+"""Metadata of a slide as OpenSlide names it: one flat mapping of strings."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from napari_wsigpu.geometry import Rect
+    from napari_wsigpu.layout import SlideLayout
+    from napari_wsigpu.slide import Slide
+
+# Of slides whose smallest level is larger there is no quickhash: it would take too long.
+MOST_HASHED = 5 << 20
+HASHED_TAGS = (
+    "ImageDescription",
+    "Make",
+    "Model",
+    "Software",
+    "DateTime",
+    "Artist",
+    "HostComputer",
+    "Copyright",
+    "DocumentName",
+)
+# Vendors whose quickhash is that of any TIFF, and whose files say what lies around the tissue.
+HASHED_VENDORS, COLOURED_VENDORS = ("aperio", "generic-tiff"), ("mirax", "trestle")
+
+
+def openslide_properties(slide: Slide) -> dict[str, str]:
+    """Return all that OpenSlide says of a slide, by its names.
+
+    Vendor fields are under the vendor's name, as the file has them. Numbers have all digits.
+    """
+    layout = slide.layout
+    found = dict(sorted(_general(slide)))
+    for name, value in layout.metadata.items():
+        found |= dict(_flat(name, value))
+    comment = found.get("tiff.ImageDescription")
+    if comment is not None:
+        found["openslide.comment"] = comment
+    quickhash = _quickhash(slide)
+    if quickhash is not None:
+        found["openslide.quickhash-1"] = quickhash
+    return found
+
+
+def _general(slide: Slide) -> Iterator[tuple[str, str]]:
+    layout = slide.layout
+    yield "openslide.vendor", layout.vendor
+    if layout.mpp is not None:
+        yield "openslide.mpp-x", _text(layout.mpp[0])
+        yield "openslide.mpp-y", _text(layout.mpp[1])
+    if layout.objective is not None:
+        yield "openslide.objective-power", _text(layout.objective)
+    if layout.barcode is not None:
+        yield "openslide.barcode", layout.barcode
+    profile = slide.icc_profile
+    if profile is not None:
+        yield "openslide.icc-size", str(len(profile))
+    if layout.vendor in COLOURED_VENDORS:
+        yield "openslide.background-color", f"{int(layout.background):02X}" * 3
+    bounds = _bounds(layout)
+    if bounds is not None:
+        yield "openslide.bounds-x", str(bounds.left)
+        yield "openslide.bounds-y", str(bounds.top)
+        yield "openslide.bounds-width", str(bounds.width)
+        yield "openslide.bounds-height", str(bounds.height)
+    yield "openslide.level-count", str(slide.level_count)
+    for number, (level, downsample) in enumerate(
+        zip(layout.levels, layout.downsamples, strict=True)
+    ):
+        name = f"openslide.level[{number}]"
+        yield f"{name}.width", str(level.width)
+        yield f"{name}.height", str(level.height)
+        yield f"{name}.downsample", _text(downsample)
+        if not level.parts:
+            yield f"{name}.tile-width", str(level.grid.tile_width)
+            yield f"{name}.tile-height", str(level.grid.tile_height)
+    for associated in layout.associated:
+        name = f"openslide.associated.{associated.name}"
+        yield f"{name}.width", str(associated.image.width)
+        yield f"{name}.height", str(associated.image.height)
+        profile = slide.associated_images[associated.name].icc_profile
+        if profile is not None:
+            yield f"{name}.icc-size", str(len(profile))
+
+
+def _bounds(layout: SlideLayout) -> Rect | None:
+    """Return what of a mosaic the scanner took; None of other slides."""
+    bounds = [part.bounds for part in layout.levels[0].parts]
+    if not bounds:
+        return None
+    first = bounds[0]
+    return first.between(
+        min(each.top for each in bounds),
+        max(each.bottom for each in bounds),
+        min(each.left for each in bounds),
+        max(each.right for each in bounds),
+    )
+
+
+def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _flat(f"{name}.{key}", item)
+    elif isinstance(value, list | tuple):
+        for number, item in enumerate(value):
+            yield from _flat(f"{name}[{number}]", item)
+    elif value is not None:
+        yield name, _text(value)
+
+
+def _text(value: Any) -> str:
+    return f"{value:.17g}" if isinstance(value, float) else str(value)
+
+
+def _quickhash(slide: Slide) -> str | None:
+    """Return OpenSlide's hash of the smallest level's stored bytes and some tags of the first."""
+    layout = slide.layout
+    if layout.vendor == "dicom":
+        series = layout.metadata["dicom"].get("SeriesInstanceUID")
+        return None if series is None else hashlib.sha256(f"{series}\0".encode()).hexdigest()
+    if layout.vendor not in HASHED_VENDORS or layout.remote is not None or len(layout.files) != 1:
+        return None
+    grid = layout.levels[-1].grid
+    counts = grid.byte_counts.ravel()
+    if layout.levels[-1].parts or counts.sum() > MOST_HASHED:
+        return None
+    tags: Mapping[str, Any] = layout.metadata.get("tiff", {})
+    digest = hashlib.sha256()
+    ranges = list(zip(grid.offsets.ravel().tolist(), counts.tolist(), strict=True))
+    for data in slide.read_bytes(ranges):
+        digest.update(data)
+    for name in HASHED_TAGS:
+        digest.update(f"tiff.{name}\0{tags.get(name, '')}\0".encode())
+    return digest.hexdigest()

@@ -1,0 +1,86 @@
+"""Which pixels of regions the file holds, by their plans alone: nothing is read or decoded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from napari_wsigpu.reading.plan import Regions
+from napari_wsigpu.reading.planning import plan_regions
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from napari_wsigpu.layout import LevelLayout
+    from napari_wsigpu.reading.plan import Pastes
+
+    Mask = NDArray[np.bool_]
+
+
+def find_held(
+    number: int,
+    images: Mapping[int, LevelLayout],
+    finer: Mapping[int, int],
+    regions: Regions,
+) -> Mask:
+    """Find what of regions comes from the file; the rest shows the background.
+
+    Parameters
+    ----------
+    number : int
+        Number of the image that the regions are of.
+    images : Mapping of int to LevelLayout
+        All images of the slide.
+    finer : Mapping of int to int
+        Which level the tiles are averaged from that a level lacks.
+    regions : Regions
+        All of one size.
+
+    Returns
+    -------
+    ndarray of bool, shape (regions, height, width)
+        A pixel that is averaged is held if any is that it is the average of.
+    """
+    held = np.zeros((len(regions), *regions.shapes[0]), np.bool_)
+    for plan in plan_regions(number, images, regions):
+        # What a picture on a mosaic lacks hides what lies below.
+        for window in _windows(held, plan.blanks):
+            window[...] = False
+        computed = plan.computed[plan.pastes.tile]
+        for window in _windows(held, plan.pastes[~computed]):
+            window[...] = True
+        pastes = plan.pastes[computed]
+        if not len(pastes):
+            continue
+        image, below = images[plan.image], images[finer[plan.image]]
+        factors = (
+            max(1, round(below.height / image.height)),
+            max(1, round(below.width / image.width)),
+        )
+        grid, places = image.grid, plan.tiles[pastes.tile]
+        tops = (places[:, 0] * grid.tile_height + pastes.top) * factors[0]
+        lefts = (places[:, 1] * grid.tile_width + pastes.left) * factors[1]
+        for index, window in enumerate(_windows(held, pastes)):
+            height, width = window.shape
+            under = Regions.alike(
+                tops[index : index + 1],
+                lefts[index : index + 1],
+                height * factors[0],
+                width * factors[1],
+            )
+            found = find_held(finer[plan.image], images, finer, under)
+            blocks = found.reshape(height, factors[0], width, factors[1])
+            window[...] = blocks.any(axis=(1, 3))
+    return held
+
+
+def _windows(held: Mask, pastes: Pastes) -> list[Mask]:
+    """Return the part of the mask that each paste covers."""
+    columns = (pastes.region, pastes.y, pastes.x, pastes.height, pastes.width)
+    return [
+        held[region, y : y + height, x : x + width]
+        for region, y, x, height, width in zip(*(each.tolist() for each in columns), strict=True)
+    ]

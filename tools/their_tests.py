@@ -1,0 +1,51 @@
+"""Run the tests of a library that `compat` stands in for, from a checkout of it, on ours.
+
+Usage: ``python tools/their_tests.py openslide CHECKOUT/tests [-- pytest's own arguments]``
+
+The library's name is imported as ours, and nothing of the checkout but its tests is used. What is
+meant for a part that there is not (openslide's `lowlevel`, say) gets what its tests ask of it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+# What stands in for each module of a library.
+STAND_INS = {
+    "openslide": {
+        # What is really OpenSlide's own reads some formats for us; not here.
+        "openslide/__init__.py": (
+            "from napari_wsigpu.compat.openslide import *\n"
+            "from napari_wsigpu.storage.library import LIBRARIES\n"
+            "LIBRARIES['OpenSlide'] = LIBRARIES['OpenSlide']._replace(package='not_there')\n"
+        ),
+        "openslide/deepzoom.py": "from napari_wsigpu.compat.openslide.deepzoom import *\n",
+        "openslide/lowlevel.py": (
+            "class _Available:\n"
+            "    available = True\n"
+            "cache_create = read_icc_profile = read_associated_image_icc_profile = _Available()\n"
+        ),
+    },
+}
+
+
+def main(arguments: list[str]) -> int:
+    """Run them, and return pytest's exit status."""
+    name, tests, *rest = arguments
+    with tempfile.TemporaryDirectory() as folder:
+        for path, text in STAND_INS[name].items():
+            target = Path(folder) / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text, "utf-8")
+        code = f"import sys, pytest; sys.path.insert(0, {folder!r}); sys.exit(pytest.main())"
+        options = ["-q", "-p", "no:cacheprovider", "-W", "ignore", "--rootdir", tests, *rest]
+        # Without `-I`, the tests' own folder would hide what is installed.
+        command = [sys.executable, "-c", code, *options, "."]
+        return subprocess.run(command, cwd=tests, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
