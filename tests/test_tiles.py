@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 
 import numpy as np
 import pytest
 
-from napari_wsigpu import open_slide
-from napari_wsigpu.errors import LevelError, NotASlideError, RegionError, TileError
+from napari_wsigpu import open_slide, runtime
+from napari_wsigpu.errors import (
+    LevelError,
+    NotASlideError,
+    RegionError,
+    SlideChangedError,
+    TileError,
+)
 from napari_wsigpu.reading import scaling
 from napari_wsigpu.reading.reader import RegionReader
+from napari_wsigpu.runtime import Runtime
 from tests import slides
 
 HEIGHT, WIDTH, TILE = 700, 900, 64
@@ -64,6 +72,19 @@ def test_a_grid_shows_the_level_and_decodes_each_tile_once(
     assert columns == set(range(0, max(columns) + 1, width - overlap))
     assert max(columns) < WIDTH <= max(columns) + width
     assert max(rows) < HEIGHT <= max(rows) + height
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_tiles_that_bands_share_outlive_those_of_other_rows(path, host_machine, device):
+    with runtime.using(Runtime(host_machine.devices())) as own:
+        rows, columns = -(-HEIGHT // TILE), -(-WIDTH // TILE)
+        room = TILE * TILE * 3 * columns * (rows - 4)
+        own.tiles.budget = own.devices.tiles(host_machine.device).budget = room
+        with open_slide(path, device=device) as slide:
+            for _ in slide.tiles(30, overlap=10, batch_size=4, device=device):
+                assert own.tiles.used <= room
+            assert sum(slide.stats()["decoded"].values()) == rows * columns
+    own.close()
 
 
 def test_a_grid_of_a_coarser_level_says_where_its_regions_are(slide):
@@ -168,6 +189,32 @@ def test_a_failed_batch_names_the_region(path, tmp_path):
         list(slide.read_regions(places, (20, 20), batch_size=3))
     assert caught.value.locations == (places[1],)
     assert f"in the region at {places[1]}" in str(caught.value)
+
+
+@pytest.mark.skipif(not hasattr(os, "pread"), reason="files are read another way here")
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("content", [b"", None], ids=["emptied", "overwritten"])
+@pytest.mark.parametrize("tolerant", [False, True])
+def test_a_file_that_changes_while_it_is_read_is_at_fault(
+    path, tmp_path, host_gpu, monkeypatch, device, content, tolerant
+):
+    """Not one of its tiles, of which the bytes are those of something else."""
+    copy = tmp_path / "slide.svs"
+    shutil.copy(path, copy)
+
+    def spoilt_before(read):
+        def spoil_and_read(*arguments):
+            copy.write_bytes(bytes(path.stat().st_size) if content is None else content)
+            return read(*arguments)
+
+        return spoil_and_read
+
+    with open_slide(copy, device=device) as slide:
+        for name in ("pread", "preadv"):
+            monkeypatch.setattr(os, name, spoilt_before(getattr(os, name)))
+        with pytest.raises(SlideChangedError, match=r"slide\.svs' (has changed|was cut short)"):
+            slide.level_array(0, tolerant=tolerant)[:600, :600]
+        assert slide.stats()["failed"] == 0
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

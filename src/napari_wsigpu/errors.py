@@ -160,6 +160,11 @@ def device_error(device: str, error: Exception) -> DeviceError:
     return DeviceError(f"'{device}' failed ({error}); use device='cpu', or start again.")
 
 
+def changed_error(path: str) -> SlideChangedError:
+    """Say in one sentence that a slide is no longer the one that was opened."""
+    return SlideChangedError(f"'{path}' has changed since it was opened; open the slide again.")
+
+
 def file_error(path: str, error: OSError) -> SlideError:
     """Say in one sentence why the operating system refuses a slide's file."""
     if isinstance(error, FileNotFoundError):

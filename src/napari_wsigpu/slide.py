@@ -24,9 +24,9 @@ from napari_wsigpu.errors import (
     LevelError,
     PlaneError,
     RegionError,
-    SlideChangedError,
     SlideClosedError,
     TileError,
+    changed_error,
 )
 from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.formats.tiff import is_rgb
@@ -43,7 +43,7 @@ from napari_wsigpu.reading.reader import RegionReader
 from napari_wsigpu.reading.scaling import ScaledReader, Target, find_target
 from napari_wsigpu.runtime import PackedSlide
 from napari_wsigpu.runtime import default as default_runtime
-from napari_wsigpu.storage.file import FileSource
+from napari_wsigpu.storage.file import FileSource, check_unchanged
 from napari_wsigpu.storage.files import FilesSource
 from napari_wsigpu.storage.library import LibrarySource
 from napari_wsigpu.storage.memory import MemorySource
@@ -175,7 +175,12 @@ class Slide:
         names = {-1 - i: f"the {item.name} image" for i, item in enumerate(layout.associated)}
         names |= {number: part.name for number, part in parts.items()}
         images = images | {number: part.image for number, part in parts.items()}
-        self._log = TileLog(layout.path, names, partial(truncation.reason, layout, images))
+        self._log = TileLog(
+            layout.path,
+            names,
+            partial(truncation.reason, layout, images),
+            partial(_check_files, layout),
+        )
 
         def reader(source: ByteSource) -> RegionReader:
             return RegionReader(
@@ -379,9 +384,7 @@ class Slide:
             own.path if remote is None else remote.url, dict(zip("zt", which, strict=True))
         )
         if layout.files != own.files or layout.remote != remote:
-            raise SlideChangedError(
-                f"'{self.path}' has changed since it was opened; open the slide again."
-            )
+            raise changed_error(self.path)
         return Slide(
             layout, self.device, self._threads, keeps_whole=self._keeps_whole, runtime=self.runtime
         )
@@ -1053,6 +1056,11 @@ def _source_of(layout: SlideLayout) -> ByteSource:
         images = [*layout.levels, *(item.image for item in layout.associated if not item.data)]
         return LibrarySource(layout.files[0], images)
     return FileSource(layout.files[0]) if len(layout.files) == 1 else FilesSource(layout.files)
+
+
+def _check_files(layout: SlideLayout) -> None:
+    for file in layout.files:
+        check_unchanged(file, layout.path)
 
 
 def _check_plane(path: str, axis: str, number: Any, size: int) -> None:

@@ -173,6 +173,15 @@ class TestPins:
         put(cache, 2)
         assert held(cache) == [2]
 
+    def test_dropped_tiles_make_room(self, device):
+        cache = DeviceTiles(device, 4 * 32)
+        put(cache, 0, 1, 2, 3)
+        cache.drop(1, 0, places_of([1, 3, 9]))
+        cache.drop(2, 0, places_of([0]))
+        assert held(cache) == [0, 2]
+        put(cache, 4, 5)
+        assert held(cache) == [0, 2, 4, 5]
+
     def test_tiles_kept_after_they_were_dropped_are_found(self, device):
         """Another thread clears the cache while a batch is decoded."""
         cache = DeviceTiles(device, 4 * 32)

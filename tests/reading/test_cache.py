@@ -32,6 +32,14 @@ def test_the_least_recently_used_goes_first():
     assert cache.used == 30
 
 
+def test_dropped_tiles_make_room():
+    cache = TileCache(30)
+    for number in range(3):
+        cache.put(key(number), tile(10))
+    cache.drop(0, 0, np.array([[0, 1], [0, 2], [5, 5]]))
+    assert (held(cache), cache.used) == ([0], 10)
+
+
 def test_a_tile_larger_than_the_budget_is_not_kept_and_evicts_none():
     cache = TileCache(30)
     cache.put(key(0), tile(30))

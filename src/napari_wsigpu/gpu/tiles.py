@@ -223,6 +223,14 @@ class DeviceTiles:
         with self._lock:
             reserved.shelf.pins[reserved.places] -= 1
 
+    def drop(self, slide: int, level: int, tiles: NDArray[np.int64]) -> None:
+        """Drop those of many tiles of one level that are here; see `find`."""
+        with self._lock:
+            if (slide, level) in self._levels:
+                shelf, table = self._levels[slide, level]
+                places = table[tiles[:, 0], tiles[:, 1]]
+                self._evict(shelf, places[places != NOBODY].astype(np.int64))
+
     def forget(self, slide: int) -> None:
         """Drop all tiles of one slide."""
         with self._lock:

@@ -135,6 +135,13 @@ class TileCache:
             self._used += size
             self._evict()
 
+    def drop(self, slide: int, level: int, tiles: NDArray[np.int64]) -> None:
+        """Drop those of many tiles of one level that are held; see `get_all`."""
+        if self._tiles:
+            with self._lock:
+                for row, column in tiles.tolist():
+                    self._drop((slide, level, row, column))
+
     def forget(self, slide: int) -> None:
         """Drop all tiles of one slide."""
         with self._lock:

@@ -150,6 +150,10 @@ class DeviceExecutor:
             raise _too_large(pixels.nbytes, self.device.name) from None
         return target
 
+    def drop_tiles(self, level: int, tiles: NDArray[np.int64]) -> None:
+        """Drop some of a level's tiles on the device; see `DeviceTiles.drop`."""
+        self.pipeline.tiles.drop(self.pipeline.slide, level, tiles)
+
     def forget_tiles(self) -> None:
         """Drop the slide's tiles on the device."""
         self.pipeline.tiles.forget(self.pipeline.slide)

@@ -98,8 +98,8 @@ class Grid:
         last : int
             Number of the first region of the band that is not read.
         band : range
-            The regions that are read one after the other; the band before it ends in rows that
-            may share tiles with its first ones, and reaches them later.
+            The regions that are read one after the other. Its first and last rows may share tiles
+            with the bands beside it, of which nobody knows how far they are.
         tiles : ndarray of int64, shape (tiles, 2)
             Row and column of each.
         """
@@ -112,6 +112,8 @@ class Grid:
         wanted: NDArray[np.bool_] = row * len(self.lefts) + column >= last
         if rows.start:
             wanted |= top < self.tops[rows.start - 1] + self.size[0]
+        if rows.stop < len(self.tops):
+            wanted |= bottom > self.tops[rows.stop]
         return wanted
 
 

@@ -32,6 +32,8 @@ class TileLog:
     explain : callable, optional
         Says of the level, row and column of a failed tile why it failed, if it knows better than
         who decoded it.
+    check : callable, optional
+        Raises what is wrong with the file as a whole, before tiles are blamed.
     """
 
     def __init__(
@@ -39,10 +41,12 @@ class TileLog:
         path: str,
         names: Mapping[int, str],
         explain: Callable[[int, int, int], str | None] | None = None,
+        check: Callable[[], None] | None = None,
     ) -> None:
         self._path = path
         self._names = names
         self._explain = explain
+        self._check = check
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._decoded: Counter[str] = Counter()
@@ -80,9 +84,17 @@ class TileLog:
             }
 
     def note(self, failures: Mapping[TileKey, str], *, report: bool) -> None:
-        """Count failed tiles; report each once, when it is first shown, and of many the first."""
+        """Count failed tiles; report each once, when it is first shown, and of many the first.
+
+        Raises
+        ------
+        SlideError
+            If it is the file that is at fault.
+        """
         if not failures:
             return
+        if self._check is not None:
+            self._check()
         failures = self._explained(failures)
         with self._lock:
             self._failed |= failures

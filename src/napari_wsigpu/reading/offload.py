@@ -20,6 +20,7 @@ from napari_wsigpu.reading.throughput import tile_kind
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.cpu import HostSlots
@@ -180,11 +181,14 @@ class Offload:
             way = self._throughput.choose(tile_kind(image))
         return self._share(image, way)
 
+    def drop_tiles(self, level: int, tiles: NDArray[np.int64]) -> None:
+        """Drop some of a level's tiles on devices; see `DeviceTiles.drop`."""
+        for executor in self._started():
+            executor.drop_tiles(level, tiles)
+
     def forget_tiles(self) -> None:
         """Drop the slide's tiles on devices."""
-        with self._lock:
-            executors = list(self._executors.values())
-        for executor in executors:
+        for executor in self._started():
             executor.forget_tiles()
 
     def release(self) -> None:
@@ -193,6 +197,10 @@ class Offload:
             executors, self._executors = self._executors, {}
         for executor in executors.values():
             executor.release()
+
+    def _started(self) -> list[DeviceExecutor]:
+        with self._lock:
+            return list(self._executors.values())
 
     def executor(self, worker: DecodeWorker) -> DeviceExecutor:
         """Return what carries plans out by a worker."""

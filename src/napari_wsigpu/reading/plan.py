@@ -186,7 +186,7 @@ class Wish:
         Show the background for tiles that can't be decoded, instead of raising.
     keep : {"all", "partly", "recurring", "later", "none"}
         Which tiles stay in the cache: all, those that no region takes whole, all if such tiles
-        have been wanted again lately, those of `later`, or none.
+        have been wanted again lately, those of `later` until they are wanted no more, or none.
     table : ColorTable or None
         The colours that pixels get.
     check : callable

@@ -141,14 +141,14 @@ class RegionReader:
         plans = plan_regions(number, self._images, regions)
         pixels = self.offload.read(number, plans, regions, wish)
         shape = len(regions), *regions.shapes[0], *self._samples(number, wish)
-        if pixels is not None:
-            return pixels.reshape(shape)
-        try:
-            pixels = self._memory.empty(shape, self._images[number].dtype)
-        except (MemoryError, ValueError):
-            raise _too_large(regions) from None
-        self._host.read(number, plans, pixels, wish)
-        return pixels
+        if pixels is None:
+            try:
+                pixels = self._memory.empty(shape, self._images[number].dtype)
+            except (MemoryError, ValueError):
+                raise _too_large(regions) from None
+            self._host.read(number, plans, pixels, wish)
+        self._let_go(plans, wish)
+        return pixels.reshape(shape)
 
     def held(self, number: int, regions: Regions) -> NDArray[np.bool_]:
         """Find which pixels of regions the file holds; see `find_held`.
@@ -281,6 +281,7 @@ class RegionReader:
         if pixels is None:
             target = None if out is None else out.reshape(shape)
             return executor.send(self.read(number, regions, wish), target, stream)
+        self._let_go(plans, wish)
         return pixels.reshape(shape)
 
     def send(self, pixels: NDArray[Any], device: str, out: Any = None, stream: Any = None) -> Any:
@@ -338,6 +339,16 @@ class RegionReader:
         """Drop the slide's decoded tiles, on the host and on devices."""
         self._tiles.forget(self._slide)
         self.offload.forget_tiles()
+
+    def _let_go(self, plans: Sequence[ReadPlan], wish: Wish) -> None:
+        """Drop tiles that were kept for regions of which these were the last ones."""
+        if wish.later is None:
+            return
+        slide = self._slide if wish.table is None else ~self._slide
+        for plan in plans:
+            done = plan.tiles[~wish.later(plan.tiles)]
+            self._tiles.drop(slide, plan.image, done)
+            self.offload.drop_tiles(plan.image, done)
 
     def _meant(self, wish: Wish) -> Wish:
         """Return a wish, less tiles to keep that a task alone reads."""

@@ -7,11 +7,12 @@ import threading
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from io import FileIO
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.errors import SlideChangedError, SlideClosedError, file_error
+from napari_wsigpu.errors import SlideChangedError, SlideClosedError, changed_error, file_error
 from napari_wsigpu.storage.source import ByteRange, JoinedBytes
 
 if TYPE_CHECKING:
@@ -140,6 +141,24 @@ def join_ranges(
     starts = np.zeros(len(offsets), np.int64)
     starts[order] = first + np.repeat(places - begin[heads], stops - heads)
     return Joined(int(places[-1] + sizes[-1]) + behind, runs, starts, lengths)
+
+
+def check_unchanged(file: SlideFile, slide: str) -> None:
+    """Make sure that a slide's file is the one that was described.
+
+    Raises
+    ------
+    SlideChangedError
+        If it is not.
+    SlideError
+        If it can't be looked at.
+    """
+    try:
+        status = Path(file.path).stat()
+    except OSError as error:
+        raise file_error(file.path, error) from error
+    if not file.is_still(status):
+        raise changed_error(slide)
 
 
 class FileSource:
@@ -295,9 +314,7 @@ class FileSource:
                     f"'{self._path}' was removed or renamed since it was opened; bring it back and "
                     "open the slide again."
                 )
-            raise SlideChangedError(
-                f"'{self._path}' has changed since it was opened; open the slide again."
-            )
+            raise changed_error(self._path)
 
     def _read_into(self, file: FileIO, view: memoryview, offset: int) -> None:
         while view:

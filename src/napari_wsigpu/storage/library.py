@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable  # noqa: TC003, of a NamedTuple's field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from napari_wsigpu.errors import (
-    SlideChangedError,
-    SlideClosedError,
-    UnsupportedSlideError,
-    file_error,
-)
+from napari_wsigpu.errors import SlideClosedError, UnsupportedSlideError
 from napari_wsigpu.geometry import Rect
-from napari_wsigpu.storage.source import Unreadable, join_views
+from napari_wsigpu.storage.file import check_unchanged
+from napari_wsigpu.storage.source import Unreadable, ViewSource
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.layout import LevelLayout, SlideFile
-    from napari_wsigpu.storage.source import Fill, JoinedBytes, NewBuffer, Spacing
+    from napari_wsigpu.storage.source import Fill
 
 
 class Library(Protocol):
@@ -142,7 +137,7 @@ class _Tile(NamedTuple):
         return Rect(top, left, min(grid.tile_height, height), min(grid.tile_width, width))
 
 
-class LibrarySource:
+class LibrarySource(ViewSource):
     """Levels and associated images that a library decodes; safe to read from any thread.
 
     Parameters
@@ -177,17 +172,6 @@ class LibrarySource:
             views.append(view[first : first + length] if len(view) else view)
         return views
 
-    def read_joined(
-        self,
-        offsets: NDArray[np.int64],
-        lengths: NDArray[np.int64],
-        new_buffer: NewBuffer = bytearray,
-        spacing: Spacing | None = None,
-    ) -> JoinedBytes:
-        """Read many ranges into one buffer; see `ByteSource.read_joined`."""
-        ranges = list(zip(offsets.tolist(), lengths.tolist(), strict=True))
-        return join_views(self.read(ranges), new_buffer)
-
     def fills(self, ranges: Sequence[tuple[int, int]]) -> list[Fill]:
         """Return what decodes each whole tile later; see `FillingSource.fills`."""
         self._check()
@@ -210,14 +194,7 @@ class LibrarySource:
         file = self._file
         if self._closed:
             raise SlideClosedError(f"'{file.path}' was closed; open the slide again.")
-        try:
-            status = Path(file.path).stat()
-        except OSError as error:
-            raise file_error(file.path, error) from error
-        if not file.is_still(status):
-            raise SlideChangedError(
-                f"'{file.path}' has changed since it was opened; open the slide again."
-            )
+        check_unchanged(file, file.path)
 
     def _tile_at(self, offset: int) -> _Tile:
         number = int(np.searchsorted(self._begins, offset, "right")) - 1

@@ -11,21 +11,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cachetools import LRUCache
 
-from napari_wsigpu.errors import NotASlideError, SlideChangedError
+from napari_wsigpu.errors import NotASlideError, changed_error
 from napari_wsigpu.storage.connection import ENTITY_TAG, Connection, closed_error
 from napari_wsigpu.storage.disk_cache import disk_cache
-from napari_wsigpu.storage.source import join_views
+from napari_wsigpu.storage.source import ViewSource
 from napari_wsigpu.storage.url import public_url
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
     from concurrent.futures import Future
 
-    import numpy as np
-    from numpy.typing import NDArray
-
     from napari_wsigpu.storage.connection import Answer
-    from napari_wsigpu.storage.source import JoinedBytes, NewBuffer, Spacing
 
 BLOCK = 64 << 10
 MERGED_GAP = 4  # blocks
@@ -41,7 +37,7 @@ class _Request(NamedTuple):
     answer: Future[Answer]
 
 
-class RemoteSource:
+class RemoteSource(ViewSource):
     """A file on a server, read by position from any thread.
 
     It is read in blocks of 64 KiB, which are kept in memory and on disk: on the way to what is
@@ -116,17 +112,6 @@ class RemoteSource:
         )
         return [_cut(blocks, offset, length) for offset, length in inside]
 
-    def read_joined(
-        self,
-        offsets: NDArray[np.int64],
-        lengths: NDArray[np.int64],
-        new_buffer: NewBuffer = bytearray,
-        spacing: Spacing | None = None,
-    ) -> JoinedBytes:
-        """Read many ranges into one buffer; see `ByteSource.read_joined`."""
-        ranges = list(zip(offsets.tolist(), lengths.tolist(), strict=True))
-        return join_views(self.read(ranges), new_buffer)
-
     def release(self) -> None:
         """Let go of connection and memory until the next read; reads in flight fail."""
         self._connection.release()
@@ -198,15 +183,10 @@ class RemoteSource:
         except CancelledError:
             raise closed_error(self._name) from None
         except NotASlideError:  # it ends before what was asked for
-            raise self._changed() from None
+            raise changed_error(self._name) from None
         if (size, version) != (self.size, self.version):
-            raise self._changed()
+            raise changed_error(self._name)
         return self._keep(request.blocks.start, data)
-
-    def _changed(self) -> SlideChangedError:
-        return SlideChangedError(
-            f"'{self._name}' has changed since it was opened; open the slide again."
-        )
 
     def _forget(self, requests: Sequence[_Request]) -> None:
         """Ask again for what these asked for, if it is wanted again."""

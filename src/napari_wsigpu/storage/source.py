@@ -180,6 +180,25 @@ class FillingSource(ByteSource, Protocol):
         """
 
 
+class ViewSource:
+    """What reads ranges one by one, and copies them where they are wanted in one buffer."""
+
+    def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """Return the bytes of each (offset, length); see `ByteSource.read`."""
+        raise NotImplementedError
+
+    def read_joined(
+        self,
+        offsets: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        new_buffer: NewBuffer = bytearray,
+        spacing: Spacing | None = None,
+    ) -> JoinedBytes:
+        """Read many ranges into one buffer; see `ByteSource.read_joined`."""
+        ranges = list(zip(offsets.tolist(), lengths.tolist(), strict=True))
+        return join_views(self.read(ranges), new_buffer)
+
+
 def join_views(views: Sequence[memoryview], new_buffer: NewBuffer) -> JoinedBytes:
     """Copy ranges that were read one by one into one buffer, as `ByteSource.read_joined` does."""
     lengths = np.array([len(view) for view in views], np.int64)

@@ -7,21 +7,16 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import imagecodecs
 import numpy as np
 
-from napari_wsigpu.errors import (
-    SlideChangedError,
-    SlideClosedError,
-    UnsupportedArrayError,
-    file_error,
-)
+from napari_wsigpu.errors import SlideClosedError, UnsupportedArrayError, file_error
 from napari_wsigpu.layout import SHOWN
 from napari_wsigpu.memory import TileMemory
-from napari_wsigpu.storage.source import Unreadable, join_views
+from napari_wsigpu.storage.file import check_unchanged
+from napari_wsigpu.storage.source import Unreadable, ViewSource
 from napari_wsigpu.storage.zarr_array import brief, open_array
 from napari_wsigpu.storage.zarr_chunks import Axis, ChunkFile, encoded, find_chunks
 
@@ -31,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.layout import LevelLayout, SlideFile
-    from napari_wsigpu.storage.source import Fill, JoinedBytes, NewBuffer, Spacing
+    from napari_wsigpu.storage.source import Fill
     from napari_wsigpu.storage.zarr_chunks import Chunk, Encoded
 
 DECODERS: dict[str, Callable[..., Sized]] = {
@@ -84,7 +79,7 @@ class _Tile(NamedTuple):
         )
 
 
-class ZarrSource:
+class ZarrSource(ViewSource):
     """Levels and associated images that are Zarr arrays; safe to read from any thread.
 
     Chunks that do not exist have the array's fill value; a tile whose chunks are damaged is
@@ -124,17 +119,6 @@ class ZarrSource:
             views.append(found[tile][first : first + length] if tile else memoryview(b""))
         return views
 
-    def read_joined(
-        self,
-        offsets: NDArray[np.int64],
-        lengths: NDArray[np.int64],
-        new_buffer: NewBuffer = bytearray,
-        spacing: Spacing | None = None,
-    ) -> JoinedBytes:
-        """Read many ranges into one buffer; see `ByteSource.read_joined`."""
-        ranges = list(zip(offsets.tolist(), lengths.tolist(), strict=True))
-        return join_views(self.read(ranges), new_buffer)
-
     def fills(self, ranges: Sequence[tuple[int, int]]) -> list[Fill]:
         """Return what reads each whole tile later; see `FillingSource.fills`."""
         self._check()
@@ -158,14 +142,7 @@ class ZarrSource:
     def _check(self) -> None:
         self._check_open()
         for file in self._files:
-            try:
-                status = Path(file.path).stat()
-            except OSError as error:
-                raise file_error(file.path, error) from error
-            if not file.is_still(status):
-                raise SlideChangedError(
-                    f"'{self._path}' has changed since it was opened; open the slide again."
-                )
+            check_unchanged(file, self._path)
 
     def _check_open(self) -> None:
         if self._closed:
