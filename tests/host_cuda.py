@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from napari_wsigpu.gpu import cuda, driver
-from napari_wsigpu.gpu.cuda import KERNELS, CudaDevice
+from napari_wsigpu.gpu.cuda import CudaDevice
+from napari_wsigpu.gpu.launching import KERNELS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

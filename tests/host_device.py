@@ -68,6 +68,28 @@ class HostEvent:
             stream.synchronize()
 
 
+class HostBuffer:
+    """An OpenGL buffer that is written as `SharedBuffer` writes one, from host memory."""
+
+    def __init__(self, buffer, size):
+        self.buffer, self.size = buffer, size
+        self.written = 0
+        self.closed = False
+
+    def write(self, address, size):
+        from OpenGL import GL
+
+        assert not self.closed
+        GL.glBindBuffer(GL.GL_PIXEL_UNPACK_BUFFER, self.buffer)
+        pixels = at(address, (size,), "uint8")
+        GL.glBufferSubData(GL.GL_PIXEL_UNPACK_BUFFER, 0, size, pixels)
+        GL.glBindBuffer(GL.GL_PIXEL_UNPACK_BUFFER, 0)
+        self.written += 1
+
+    def close(self):
+        self.closed = True
+
+
 class HostDevice:
     """Does what `CudaDevice` does with nvImageCodec's CPU backend.
 
@@ -84,6 +106,8 @@ class HostDevice:
         self.live = 0
         self.synchronised = 0
         self.engine = engine
+        self.shares: Any = HostBuffer
+        self.shared_buffers: list[Any] = []
         self.wrap_decoder = lambda decoder: decoder
         self.behind: dict[int, list[Any]] = {}
         self.interleaved: dict[int, Any] = {}
@@ -168,6 +192,39 @@ class HostDevice:
                     row = row[:, channel]
                 place = int(paste["target"]) + y // step[0] * int(paste["pitch"])
                 flat[place : place + len(row)] = row
+
+    def paste_scaled(self, parts, tile, pixels, stream, *, channel=None, colors=None):
+        flat = pixels.reshape(-1, *pixels.shape[2:])
+        for part in parts:
+            rows, columns = int(part["rows"]), int(part["columns"])
+            shape = (rows, tile.width, tile.channels)
+            source = at(int(part["source"]), shape, tile.dtype)[:, :columns]
+            y, x = (
+                np.clip((part[start] + (np.arange(part[count]) + 0.5) * part[by]), 0, most - 1)
+                for start, count, by, most in (
+                    ("top", "height", "down", rows),
+                    ("left", "width", "across", columns),
+                )
+            )
+            drawn = source[y.astype(int)[:, None], x.astype(int)]
+            if channel is not None:
+                drawn = drawn[..., channel]
+            else:
+                if colors is not None:
+                    drawn = np.stack([in_colors(row, colors) for row in drawn])
+                opaque = np.full((*drawn.shape[:2], 1), 255, np.uint8)
+                drawn = np.concatenate([drawn, opaque], axis=2)[..., :4]
+            for number, row in enumerate(drawn):
+                place = int(part["target"]) + number * int(part["pitch"])
+                flat[place : place + len(row)] = row
+
+    def copy(self, address, pixels, stream):
+        self.upload(address, np.ascontiguousarray(pixels), stream)
+
+    def share_buffer(self, buffer, size):
+        shared = self.shares(buffer, size)
+        self.shared_buffers.append(shared)
+        return shared
 
     def lay_out(self, segments, level, background, stream):
         grid, samples = level.grid, level.encoding.samples

@@ -170,7 +170,7 @@ def machine(monkeypatch, tmp_path):
         monkeypatch.setattr(doctor, "load_library", load_library)
         wheels.update(has or {})
         # An empty folder hides what is really installed.
-        for name in ("cupy", "nvidia", "kvikio"):
+        for name in ("cupy", "nvidia", "kvikio", "qtpy"):
             (folder / name).mkdir(parents=True)
             absent = f"raise ModuleNotFoundError({f'No module named {name!r}'!r})"
             text = "" if "nvimgcodec" in modules and name == "nvidia" else absent
@@ -205,7 +205,7 @@ def nvimgcodec(*works, raises=()):
 
 def test_a_machine_without_a_driver(machine, say, monkeypatch):
     machine(has={"nvidia-nvimgcodec-cu12": "0.9.0.20"})
-    monkeypatch.setattr(doctor, "run_probe", lambda name: pytest.fail(f"{name} was run"))
+    monkeypatch.setattr(doctor, "run_probe", lambda *name: pytest.fail(f"{name} was run"))
     lines = say()
     assert lines[0].startswith("napari-wsigpu  0.")
     assert any(line.startswith("imagecodecs") and "OpenJPEG" in line for line in lines)
@@ -218,6 +218,7 @@ def test_a_machine_without_a_driver(machine, say, monkeypatch):
         'kvikio         not found (for NVIDIA GPUs: pip install "napari-wsigpu[gds]"; '
         "GPUDirect Storage: off, no NVIDIA driver was found)"
     ) in lines
+    assert "OpenGL         not asked (slides are drawn on the host)" in lines
     assert lines[-4:] == [
         "What decodes what",
         "  JPEG (RGB, YCbCr, gray; 8 bit): CPU (no NVIDIA driver was found)",
@@ -335,6 +336,8 @@ def test_a_machine_that_has_everything(machine, say, monkeypatch):
         "nvCOMP         5.3",
         "kvikio         26.10.0 (GPUDirect Storage: on)",
         "CUDA_DEVICE_MAX_CONNECTIONS 32",
+        "OpenGL         not found",
+        "  slides are drawn on the host: No module named 'qtpy'; that takes longer.",
         "",
         "What decodes what",
         "  JPEG (RGB, YCbCr, gray; 8 bit): NVIDIA hardware engine",
@@ -479,6 +482,13 @@ def test_kvikio_that_can_not_read(machine):
     found = doctor.find_kvikio(GPU)
     assert "kvikio can't be used (" in found.reason
     assert found.note == f"GPUDirect Storage: off, {found.reason}"
+
+
+def test_a_display_that_the_gpu_draws(machine, monkeypatch):
+    machine(Cuda())
+    monkeypatch.setattr(doctor, "run_probe", lambda *of: {"reason": "", "version": "NVIDIA Test"})
+    note = "shows what the GPU decodes without a copy to the host"
+    assert doctor.find_display(GPU) == Finding("OpenGL", "NVIDIA Test", note)
 
 
 @pytest.mark.parametrize(

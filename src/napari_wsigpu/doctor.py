@@ -138,7 +138,8 @@ def diagnose() -> Report:
     """Find what this machine has, and what decodes what on it."""
     driver = find_driver()
     cupy, codec = find_cupy(driver), find_nvimagecodec(driver)
-    cuda = (cupy, codec, *find_wheels(driver, codec), find_kvikio(driver), find_connections())
+    others = find_kvikio(driver), find_connections(), find_display(driver)
+    cuda = (cupy, codec, *find_wheels(driver, codec), *others)
     return Report(find_software(), driver, cuda, find_routes(driver, cupy, codec))
 
 
@@ -214,6 +215,20 @@ def find_connections() -> Finding:
         return Finding(CONNECTIONS, value or "not set")
     reason = f"JPEG 2000 on the GPU is fastest with {CONNECTIONS}=32"
     return Finding(CONNECTIONS, value, reason=reason, advice="set it so, or unset it")
+
+
+def find_display(driver: Driver) -> Finding:
+    """Find whether pictures that the GPU decodes are shown without visiting the host."""
+    if not driver.devices:
+        return Finding("OpenGL", "not asked", "slides are drawn on the host")
+    found = run_probe("probe", "napari_wsigpu.viewer.texture")
+    reason, version = found["reason"], found.get("version")
+    if not reason:
+        return Finding("OpenGL", version, "shows what the GPU decodes without a copy to the host")
+    advice = "that takes longer"
+    return Finding(
+        "OpenGL", version, reason=f"slides are drawn on the host: {reason}", advice=advice
+    )
 
 
 def find_routes(driver: Driver, cupy: Finding, codec: Finding) -> tuple[Route, Route, Route]:
@@ -328,9 +343,9 @@ def _find(name: str, wheel: str, probe: str, driver: Driver, install: str) -> Fi
     return Finding(name, version, found.get("note", ""), works, reason, install if reason else "")
 
 
-def run_probe(name: str) -> dict[str, Any]:
-    """Run one of the probes below in a process of its own and return what it found."""
-    code = f"from napari_wsigpu import doctor; doctor.answer(doctor.{name})"
+def run_probe(name: str, module: str = __name__) -> dict[str, Any]:
+    """Run one of the probes below, or of another module, in a process of its own."""
+    code = f"from napari_wsigpu import doctor; import {module}; doctor.answer({module}.{name})"
     command = [sys.executable, "-P", "-c", code]
     environment = {**os.environ, "PYNVIMGCODEC_VERBOSITY": "0"}
     try:

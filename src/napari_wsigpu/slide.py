@@ -19,6 +19,7 @@ from napari_wsigpu import truncation
 from napari_wsigpu.associated import AssociatedImage
 from napari_wsigpu.codecs.choose import choose_decoder
 from napari_wsigpu.codecs.color import EmbeddedProfile, wants_srgb
+from napari_wsigpu.display.device_source import DeviceSource
 from napari_wsigpu.display.source import DisplaySource
 from napari_wsigpu.errors import (
     LevelError,
@@ -214,6 +215,7 @@ class Slide:
             lambda *which: self._guarded(partial(self._reader.read_tiles, *which)),
             self._log,
         )
+        self._device_source: DeviceSource | None = None
         self.levels = tuple(self.level_array(index) for index in range(self.level_count))
         self.associated_images: Mapping[str, AssociatedImage] = {
             item.name: AssociatedImage(
@@ -861,6 +863,24 @@ class Slide:
     def decoder(self) -> tuple[str, str]:
         """What decodes level 0 now, and why, for example ("CPU", "chosen")."""
         return self._reader.offload.decoder
+
+    def displayed_on_device(self) -> DeviceSource | None:
+        """Return what displays read of it that draw on the GPU; None while the CPU decodes."""
+        tiles = self._reader.offload.tiles_on_device(self._reader.read_tiles)
+        if tiles is None:
+            return None
+        if self._device_source is None or self._device_source.tiles is not tiles:
+            share = self._reader.offload.share_on
+
+            def read(number: int, places: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
+                part = share(self._images[number].stored[0])
+                found: set[tuple[int, int]] = self._guarded(
+                    lambda: tiles.read(number, places, part)
+                )
+                return found
+
+            self._device_source = DeviceSource(self.displayed, tiles, read, self._profile.table)
+        return self._device_source
 
     def on_failed_tile(self, report: Callable[[str, str], None]) -> None:
         """Have `report` called with name and reason of each tile that is shown as background.

@@ -7,13 +7,14 @@ import struct
 import imagecodecs
 import numpy as np
 import pytest
+from PIL import Image
 
 from napari_wsigpu import runtime
 from napari_wsigpu.codecs.color import ColorProfile
 from napari_wsigpu.codecs.jpeg import Stacking, header_length, read_header
 from napari_wsigpu.errors import DeviceError
 from napari_wsigpu.gpu.device import AVERAGED_TYPES, TileFormat
-from napari_wsigpu.gpu.tables import JPEG_TILE, PASTE, SEGMENT
+from napari_wsigpu.gpu.tables import JPEG_TILE, PASTE, SCALED, SEGMENT
 from napari_wsigpu.reading.average import resample_area, source_span
 from tests.host_cuda import host_cuda_device
 from tests.host_device import HostDevice, level_of
@@ -240,6 +241,95 @@ def test_a_table_is_copied_once_and_not_kept(device):
     del table
     gc.collect()
     assert len(device._colors) == kept - 1
+
+
+# Paste at another scale
+
+
+def scaled(memory, tile, parts):
+    """A table of parts: (target, pitch, height, width, top, left, down, across)."""
+    rows = np.zeros(len(parts), SCALED)
+    for row, part in zip(rows, parts, strict=True):
+        row["source"], row["rows"], row["columns"] = memory.addresses[0], *tile.shape[:2]
+        for name, value in zip(
+            ("target", "pitch", "height", "width", "top", "left", "down", "across"),
+            part,
+            strict=True,
+        ):
+            row[name] = value
+    return rows
+
+
+@pytest.mark.parametrize("ratios", [(1, 1), (2, 0.5), (0.3, 3.7), (1.01, 0.26)])
+@pytest.mark.parametrize(
+    ("channels", "dtype", "channel"),
+    [(3, "uint8", None), (4, "uint8", None), (1, "uint8", 0), (3, "uint16", 2), (1, "float32", 0)],
+)
+def test_parts_are_drawn_at_another_scale(device, stream, ratios, channels, dtype, channel):
+    rng = np.random.default_rng(channels)
+    tile = samples_of(rng, (37, 300, channels), dtype)
+    memory = Memory(device, stream, [tile])
+    height, width, start = 45, 310, (1.5, -0.25)
+    part = 2 * width + 7, width, height - 4, width - 9, *start, *ratios
+    shape = (height, width, 4) if channel is None else (height, width)
+    pixels = blank_pixels(device, stream, shape, dtype)
+    kind = TileFormat(*tile.shape, dtype)
+    device.paste_scaled(scaled(memory, tile, [part]), kind, pixels, stream, channel=channel)
+    y, x = (
+        np.clip(np.floor(begin + (np.arange(count) + 0.5) * ratio), 0, most - 1).astype(int)
+        for begin, count, ratio, most in zip(start, part[2:4], ratios, tile.shape, strict=False)
+    )
+    drawn = tile[y[:, None], x]
+    expected = np.full(shape, UNTOUCHED, dtype)
+    if channel is None:
+        opaque = np.full((*drawn.shape[:2], 1), 255, np.uint8)
+        drawn = np.concatenate([drawn, opaque], axis=2)[..., :4]
+        expected[2:-2, 7:-2] = drawn
+    else:
+        expected[2:-2, 7:-2] = drawn[..., channel]
+    np.testing.assert_array_equal(on_host(device, stream, pixels), expected)
+
+
+@pytest.mark.parametrize("channel", [None, 0])
+def test_pixels_of_8_bits_are_smoothed_where_blocks_would_be_seen(device, stream, channel):
+    channels = 1 if channel is not None else 3
+    tile = samples_of(np.random.default_rng(2), (9, 13, channels), "uint8")
+    memory = Memory(device, stream, [tile])
+    height, width = 9 * 8, 13 * 8
+    shape = (height, width, 4) if channel is None else (height, width)
+    pixels = blank_pixels(device, stream, shape, "uint8")
+    part = scaled(memory, tile, [(0, width, height, width, 0, 0, 1 / 8, 1 / 8)])
+    device.paste_scaled(part, TileFormat(*tile.shape, "uint8"), pixels, stream, channel=channel)
+    picture = Image.fromarray(tile if channel is None else tile[..., 0])
+    expected = np.asarray(picture.resize((width, height), Image.Resampling.BILINEAR))
+    found = on_host(device, stream, pixels).astype(int)
+    assert np.abs((found[..., :3] if channel is None else found) - expected).max() <= 1
+
+
+def test_scaled_parts_come_in_other_colours(device, stream, table):
+    tile = samples_of(np.random.default_rng(3), (20, 30, 3), "uint8")
+    memory = Memory(device, stream, [tile])
+    pixels = blank_pixels(device, stream, (20, 30, 4), "uint8")
+    part = scaled(memory, tile, [(0, 30, 20, 30, 0, 0, 1, 1)])
+    kind = TileFormat(*tile.shape, "uint8")
+    device.paste_scaled(part, kind, pixels, stream, colors=device.colors(table))
+    expected = table.recolored(tile[None])[0]
+    np.testing.assert_array_equal(on_host(device, stream, pixels)[..., :3], expected)
+
+
+def test_no_scaled_parts_are_nothing(device, stream):
+    pixels = blank_pixels(device, stream, (4, 5, 4), "uint8")
+    device.paste_scaled(np.zeros(0, SCALED), TileFormat(6, 10, 3, "uint8"), pixels, stream)
+    assert (on_host(device, stream, pixels) == UNTOUCHED).all()
+
+
+def test_device_memory_is_copied_within_the_device(device, stream):
+    tile = samples_of(np.random.default_rng(4), (6, 7, 3), "uint8")
+    memory = Memory(device, stream, [np.zeros_like(tile)])
+    pixels = device.empty(tile.shape, "uint8")
+    device.send(tile, pixels, stream)
+    device.copy(int(memory.addresses[0]), pixels, stream)
+    np.testing.assert_array_equal(memory.get(0, tile.shape, "uint8"), tile)
 
 
 # Raw segments

@@ -187,6 +187,8 @@ class TestDevice:
         click(buttons["cpu"])
         assert slide.device == "cpu"
         assert monitor.decoder.text() == "CPU: chosen."
+        layer.refresh()
+        display.waitUntil(lambda: value(monitor, "Drawn") == "on the host: the CPU decodes")
         assert not monitor.device.isVisible()
         slide.clear_cache()
         before = slide.stats()["decoded"]
@@ -196,6 +198,8 @@ class TestDevice:
         settled()
         assert slide.device == "cuda"
         assert monitor.decoder.text().startswith("GPU 0 (host memory): ")
+        layer.refresh()
+        display.waitUntil(lambda: value(monitor, "Drawn") == "on the GPU")
         slide.clear_cache()
         found = slide.levels[2][...]
         assert slide.stats()["decoded"]["nvimagecodec"] >= 25

@@ -15,8 +15,6 @@ from napari_wsigpu.errors import SlideError
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
     from napari_wsigpu.reading.cache import TileKey
 
 BATCH_SECONDS = 0.05
@@ -40,7 +38,7 @@ class TileSource(Protocol):
     def parts_of(self, level: int) -> int:
         """Return how many stored tiles are decoded for one tile of a level."""
 
-    def read_tiles(self, keys: Sequence[TileKey]) -> dict[TileKey, NDArray[Any]]:
+    def read_tiles(self, keys: Sequence[TileKey]) -> Mapping[TileKey, Any]:
         """Decode whole tiles of one level."""
 
 
@@ -51,7 +49,7 @@ class Display(Protocol):
     def source(self) -> TileSource:
         """What has the slide's tiles; the same for all displays of it."""
 
-    def land(self, tiles: Mapping[TileKey, NDArray[Any]]) -> None:
+    def land(self, tiles: Mapping[TileKey, Any]) -> None:
         """Take tiles of one level, wanted or not."""
 
     def fail(self, error: Exception) -> None:
@@ -86,6 +84,7 @@ class TileFetcher:
         self._wanted: dict[Display, _Wanted] = {}
         self._thread: threading.Thread | None = None
         self._in_flight: frozenset[TileKey] = frozenset()
+        self._flies_for: TileSource | None = None
         self._flies_ahead = False
         self._lands_at: float | None = None
         # Of each level: tiles and seconds of the last batch of about so many (as a power of 2).
@@ -103,7 +102,7 @@ class TileFetcher:
             waiting = self._wanted.pop(display, None)
             if not on_screen and not next_likely:
                 return
-            flying = self._in_flight
+            flying = self._in_flight if display.source is self._flies_for else frozenset()
             wanted = _Wanted(
                 display.source,
                 [key for key in on_screen if key not in flying],
@@ -224,9 +223,12 @@ class TileFetcher:
         most = max(most, source.least_batch)
         taken = [key for key in keys if key[:2] == first[:2]][:most]
         self._in_flight, self._flies_ahead = frozenset(taken), ahead
+        self._flies_for = source
         seconds = self._seconds_of(first, len(taken))
         self._lands_at = None if seconds is None else time.perf_counter() + seconds
         for wanted in self._wanted.values():
+            if wanted.source is not source:
+                continue
             for waiting in (wanted.on_screen, wanted.next_likely):
                 waiting[:] = [key for key in waiting if key not in self._in_flight]
         self._last_batch[_number(first)] = len(taken)
@@ -264,7 +266,7 @@ class TileFetcher:
             batches.clear()
         batches[tiles.bit_length()] = tiles, seconds
 
-    def _land(self, batch: _Batch, tiles: Mapping[TileKey, NDArray[Any]], seconds: float) -> None:
+    def _land(self, batch: _Batch, tiles: Mapping[TileKey, Any], seconds: float) -> None:
         first = batch.keys[0]
         with self._changed:
             self._learn(first, len(batch.keys), seconds)

@@ -11,11 +11,13 @@ from napari_wsigpu.geometry import Rect
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from napari_wsigpu.display.device_picture import DevicePicture
     from napari_wsigpu.display.drawing import View
     from napari_wsigpu.display.picture import Picture
     from napari_wsigpu.layout import LevelLayout
     from napari_wsigpu.reading.cache import TileKey
 
+    AnyPicture = Picture | DevicePicture
     Place = tuple[int, int, int]
 
 # A coarser level this much smaller has at most an eighth of the tiles: worth to be seen first,
@@ -24,7 +26,7 @@ PREVIEW_STEP = 2.8
 PREVIEW_SHARE = 1 / 4
 
 
-def own_tiles(picture: Picture) -> list[TileKey]:
+def own_tiles(picture: AnyPicture) -> list[TileKey]:
     """Return the tiles of its view that a picture lacks, from the centre on."""
     view = picture.view
     if view is None:
@@ -33,7 +35,7 @@ def own_tiles(picture: Picture) -> list[TileKey]:
     return [picture.tiles.key_of(*place) for place in _from_centre(own, picture, view)]
 
 
-def on_screen(picture: Picture) -> list[TileKey]:
+def on_screen(picture: AnyPicture) -> list[TileKey]:
     """Return a coarse preview of what a picture lacks, then the tiles themselves.
 
     Returns
@@ -66,7 +68,7 @@ def on_screen(picture: Picture) -> list[TileKey]:
 
 
 def next_likely(
-    picture: Picture, motion: tuple[float, float], most_bytes: int, *, at_rest: bool
+    picture: AnyPicture, motion: tuple[float, float], most_bytes: int, *, at_rest: bool
 ) -> list[TileKey]:
     """Return the tiles that the next view may need, the likeliest first.
 
@@ -115,7 +117,7 @@ def _preview_level(levels: Sequence[LevelLayout], level: int) -> int | None:
     return None
 
 
-def _ring(picture: Picture, view: View, motion: tuple[float, float]) -> Iterator[Place]:
+def _ring(picture: AnyPicture, view: View, motion: tuple[float, float]) -> Iterator[Place]:
     """Return the tiles just outside of a view on the sides it moves to, a screen's eighth wide."""
     image = picture.levels[view.level]
     block = touched(image, view.rect)
@@ -133,7 +135,7 @@ def _ring(picture: Picture, view: View, motion: tuple[float, float]) -> Iterator
     yield from _from_centre(outside, picture, view)
 
 
-def _under_centre(picture: Picture, view: View, level: int) -> Iterator[Place]:
+def _under_centre(picture: AnyPicture, view: View, level: int) -> Iterator[Place]:
     """Return the tiles of another level that a view of as many pixels would show there."""
     own, other = picture.levels[view.level], picture.levels[level]
     down, across = other.height / own.height, other.width / own.width
@@ -146,7 +148,7 @@ def _under_centre(picture: Picture, view: View, level: int) -> Iterator[Place]:
     yield from _from_centre([(level, *tile) for tile in tiles], picture, view)
 
 
-def _affordable(picture: Picture, places: Iterable[Place], most_bytes: int) -> Iterator[Place]:
+def _affordable(picture: AnyPicture, places: Iterable[Place], most_bytes: int) -> Iterator[Place]:
     for place in places:
         if picture.tiles.get(*place) is None:
             most_bytes -= picture.levels[place[0]].tile_bytes
@@ -161,7 +163,7 @@ def _in_grid(tiles: Iterable[tuple[int, int]], image: LevelLayout) -> list[tuple
     return [(row, column) for row, column in tiles if 0 <= row < rows and 0 <= column < columns]
 
 
-def _from_centre(places: list[Place], picture: Picture, view: View) -> list[Place]:
+def _from_centre(places: list[Place], picture: AnyPicture, view: View) -> list[Place]:
     """Sort tiles of one level by how far they are from the centre of a view."""
     if not places:
         return places

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
-import weakref
 from contextlib import suppress
 from functools import cached_property
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from napari_wsigpu.codecs.raw import is_swapped
 from napari_wsigpu.errors import DeviceError
-from napari_wsigpu.gpu.device import AVERAGED_TYPES
 from napari_wsigpu.gpu.driver import import_cuda
+from napari_wsigpu.gpu.interop import SharedBuffer
 from napari_wsigpu.gpu.jpeg_engine import (
     ALL_ON_GPU,
     JPEG_ENGINE,
@@ -26,36 +22,18 @@ from napari_wsigpu.gpu.jpeg_engine import (
     STACKS,
     decodes,
 )
+from napari_wsigpu.gpu.launching import Kernels
 from napari_wsigpu.gpu.library import GPU_ONLY, Library
 from napari_wsigpu.gpu.pinned import PinnedMemory
-from napari_wsigpu.gpu.tables import declarations
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from numpy.typing import DTypeLike, NDArray
 
-    from napari_wsigpu.codecs.color import ColorTable
     from napari_wsigpu.gpu.device import Event, Stream, TileFormat
     from napari_wsigpu.gpu.library import LibraryDecoder, LibraryImages, LibraryStreams
-    from napari_wsigpu.layout import LevelLayout
 
 
-THREADS = 256
-MOST_UPLOADED = 64 << 10
-# Bytes that a thread copies at once, and how often: fewer blocks take less time to start.
-CHUNK, CHUNKS_A_THREAD = 16, 4
-# How many rows of a tile one block of threads copies: fewer blocks take less time to start.
-ROWS_A_BLOCK, MOST_BLOCKS = 8, 0xFFFF
-KERNELS = (
-    "paste",
-    "paste_colors",
-    "lay_out",
-    "ycbcr_to_rgb",
-    "merge_planes",
-    *(f"average_area_{dtype}" for dtype in AVERAGED_TYPES),
-)
-TO_DEVICE, TO_HOST = 1, 2
+TO_HOST = 2
 
 
 class _ForeignStream:
@@ -68,7 +46,7 @@ class _ForeignStream:
         return 0, self._handle
 
 
-class CudaDevice:
+class CudaDevice(Kernels):
     """One CUDA device.
 
     Parameters
@@ -85,10 +63,8 @@ class CudaDevice:
     def __init__(self, index: int) -> None:
         self.name = f"cuda:{index}"
         self.jpegs_at_once, self.jpegs_filled = JPEG_ENGINES["hardware"].at_once, False
-        self._index = index
-        self._cupy = import_cuda("cupy", self.name)
+        super().__init__(import_cuda("cupy", self.name), index)
         self._library = Library()
-        self._runtime = self._cupy.cuda.runtime
         try:
             count = self._runtime.getDeviceCount()
         except self._runtime.CUDARuntimeError as error:
@@ -101,13 +77,6 @@ class CudaDevice:
             raise DeviceError(f"There is no device '{self.name}' here; use one of {others}.")
         self.pinned = PinnedMemory(self._cupy)
         self._local = threading.local()
-        self._colors: weakref.WeakKeyDictionary[ColorTable, Any] = weakref.WeakKeyDictionary()
-        self._colors_lock = threading.Lock()
-
-    def active(self) -> AbstractContextManager[Any]:
-        """Make the device the calling thread's current one."""
-        device: AbstractContextManager[Any] = self._cupy.cuda.Device(self._index)
-        return device
 
     @cached_property
     def model(self) -> str:
@@ -121,12 +90,6 @@ class CudaDevice:
         with self.active():
             free, total = self._runtime.memGetInfo()
         return free, total
-
-    def new_stream(self) -> Stream:
-        """Make a stream that does not wait for others."""
-        with self.active():
-            stream: Stream = self._cupy.cuda.Stream(non_blocking=True)
-        return stream
 
     def as_stream(self, stream: Any) -> Stream:
         """Wrap a caller's stream: an integer handle or an object with ``ptr``."""
@@ -208,10 +171,6 @@ class CudaDevice:
 
     # Work on a stream
 
-    def upload(self, address: int, pixels: NDArray[Any], stream: Stream) -> None:
-        """Copy host pixels to device memory; keep them until the stream is synchronised."""
-        self._runtime.memcpyAsync(address, pixels.ctypes.data, pixels.nbytes, TO_DEVICE, stream.ptr)
-
     def send(self, pixels: NDArray[Any], target: Any, stream: Stream) -> None:
         """Copy host pixels to a CuPy array; keep them until the stream is synchronised."""
         self.upload(int(target.data.ptr), np.ascontiguousarray(pixels), stream)
@@ -258,139 +217,16 @@ class CudaDevice:
         with stream:
             pixels.fill(value)
 
-    def table(self, table: NDArray[Any], stream: Stream) -> Any:
-        """Copy a table to the device, as bytes."""
-        with stream:
-            copied = self._cupy.empty(table.nbytes, np.uint8)
-        data, address = np.ascontiguousarray(table).view(np.uint8), int(copied.data.ptr)
-        # For more at once, CUDA would wait until the stream has done all before.
-        for first in range(0, len(data), MOST_UPLOADED):
-            self.upload(address + first, data[first : first + MOST_UPLOADED], stream)
-        return copied
-
-    def paste(
-        self,
-        pastes: NDArray[np.void],
-        tile: TileFormat,
-        pixels: Any,
-        stream: Stream,
-        *,
-        channel: int | None = None,
-        step: tuple[int, int] = (1, 1),
-    ) -> None:
-        """Copy parts of tiles to their places in `pixels`."""
-        if not len(pastes):
-            return
-        sample = np.dtype(tile.dtype).itemsize
-        pixel = sample if channel is not None else sample * tile.channels
-        sizes = tile.width, sample * tile.channels, sample * (channel or 0), pixel, *step
-        chunks = tile.height * (tile.width * pixel // CHUNK + 2)
-        grid = len(pastes), min(-(-chunks // (THREADS * CHUNKS_A_THREAD)), MOST_BLOCKS)
-        table = self.table(pastes, stream)
-        self._launch("paste", grid, (table, *map(np.int32, sizes), pixels), stream)
-
-    def colors(self, table: ColorTable) -> Any:
-        """Return a table's colours in device memory, copied once while the table lives."""
-        with self._colors_lock:
-            colors = self._colors.get(table)
-            if colors is None:
-                with self.active(), self.new_stream() as stream:
-                    colors = self._cupy.asarray(table.colors)
-                    stream.synchronize()
-                self._colors[table] = colors
-        return colors
-
-    def paste_colors(
-        self,
-        pastes: NDArray[np.void],
-        tile: TileFormat,
-        pixels: Any,
-        colors: Any,
-        stream: Stream,
-        *,
-        step: tuple[int, int] = (1, 1),
-    ) -> None:
-        """Do as `paste` with all channels of 8-bit RGB or RGBA, and look each colour up."""
-        if not len(pastes):
-            return
-        grid = len(pastes), _row_blocks(tile.height), -(-tile.width // THREADS)
-        numbers = map(np.int32, (tile.width, tile.channels, *step))
-        table = self.table(pastes, stream)
-        self._launch("paste_colors", grid, (table, *numbers, colors, pixels), stream)
-
-    def lay_out(
-        self, segments: NDArray[np.void], level: LevelLayout, background: float, stream: Stream
-    ) -> None:
-        """Put the samples of raw segments to their places in tiles."""
-        if not len(segments):
-            return
-        grid, samples = level.grid, level.encoding.samples
-        sizes = grid.tile_width, samples, level.channels, level.dtype.itemsize, is_swapped(level)
-        blank = int.from_bytes(np.array(background, level.dtype).tobytes(), sys.byteorder)
-        across = -(-grid.tile_width * samples // THREADS)
-        blocks = len(segments), _row_blocks(grid.tile_height), across
-        arguments = (self.table(segments, stream), *map(np.int32, sizes), np.uint64(blank))
-        self._launch("lay_out", blocks, arguments, stream)
-
-    def average_area(
-        self,
-        finer: Any,
-        pixels: Any,
-        scale: tuple[float, float],
-        first: tuple[int, int],
-        stream: Stream,
-    ) -> None:
-        """Average finer pictures to smaller ones; see `reading.average.resample_area`."""
-        _, height, width, channels = pixels.shape
-        pitch = pixels.strides[1] // pixels.itemsize
-        sizes = finer.shape[1:3], (pitch, height, width, channels)
-        before, after = (tuple(map(np.int32, size)) for size in sizes)
-        place = *map(np.float64, scale), *map(np.int64, first)
-        arguments = (finer, *before, pixels, *after, *place, np.int64(pixels.size))
-        kernel = f"average_area_{pixels.dtype.name}"
-        self._launch(kernel, (-(-pixels.size // THREADS),), arguments, stream)
-
-    def ycbcr_to_rgb(self, addresses: NDArray[np.int64], tile: TileFormat, stream: Stream) -> None:
-        """Convert full-range YCbCr tiles to RGB in place, rounded as libjpeg does."""
-        pixels = tile.height * tile.width
-        grid = (-(-pixels // THREADS), len(addresses))
-        arguments = self.table(addresses, stream), np.int32(pixels)
-        self._launch("ycbcr_to_rgb", grid, arguments, stream)
-
-    def merge_planes(
-        self,
-        tiles: NDArray[np.void],
-        tile: TileFormat,
-        sampling: tuple[int, int],
-        doubts: NDArray[np.int32],
-        stream: Stream,
-        *,
-        to_rgb: bool,
-    ) -> None:
-        """Put the planes of JPEG tiles together to pixels, as libjpeg does."""
-        size = (tile.height, tile.width, tile.channels, *sampling, int(to_rgb))
-        table = self.table(tiles, stream)
-        arguments = (table, *map(np.int32, size), np.uint64(doubts.ctypes.data))
-        grid = (-(-tile.height * tile.width // THREADS), len(tiles))
-        self._launch("merge_planes", grid, arguments, stream)
-
     def shared(self, count: int, dtype: DTypeLike) -> NDArray[Any]:
         """Return page-locked memory, which kernels can use."""
         return self.pinned.take((count,), np.dtype(dtype), surely=True)
 
-    @cached_property
-    def _kernels(self) -> dict[str, Any]:
-        code = resources.files("napari_wsigpu.gpu").joinpath("kernels.cu").read_text("utf-8")
-        module = self._cupy.RawModule(code=declarations() + code)
-        return {name: module.get_function(name) for name in KERNELS}
+    def share_buffer(self, buffer: int, size: int) -> SharedBuffer:
+        """Let the device write into a buffer of the thread's current OpenGL context.
 
-    def _launch(
-        self, kernel: str, grid: tuple[int, ...], arguments: tuple[Any, ...], stream: Stream
-    ) -> None:
-        if 0 not in grid:
-            with stream:
-                self._kernels[kernel](grid, (THREADS,), arguments)
-
-
-def _row_blocks(height: int) -> int:
-    return min(-(-height // ROWS_A_BLOCK), MOST_BLOCKS)
+        Raises
+        ------
+        DeviceError
+            If OpenGL draws on another GPU, or its buffers can't be shared.
+        """
+        return SharedBuffer(self.name, self._index, self.active, buffer, size)

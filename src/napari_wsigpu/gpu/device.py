@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
     from napari_wsigpu.codecs.color import ColorTable
+    from napari_wsigpu.gpu.interop import SharedBuffer
     from napari_wsigpu.gpu.library import LibraryDecoder, LibraryImages, LibraryStreams
     from napari_wsigpu.layout import LevelLayout
 
@@ -194,6 +195,46 @@ class Device(Protocol):
     ) -> None:
         """Do as `paste` with all channels of 8-bit RGB or RGBA, and look each colour up."""
 
+    def paste_scaled(
+        self,
+        parts: NDArray[np.void],
+        tile: TileFormat,
+        pixels: Any,
+        stream: Stream,
+        *,
+        channel: int | None = None,
+        colors: Any = None,
+    ) -> None:
+        """Draw parts of tiles, larger or smaller than they are, in `pixels`.
+
+        Pixels of 8 bits that become more than four times as large are interpolated within their
+        tile, others are the nearest ones.
+
+        Parameters
+        ----------
+        parts : ndarray of `gpu.tables.SCALED`
+            The parts.
+        tile : TileFormat
+            What the tiles are.
+        pixels : device array
+            Of the channel; RGBA of 8 bits for all channels, which are RGB or RGBA then.
+        stream : Stream
+            Which does it.
+        channel : int, optional
+            One channel instead of all.
+        colors : device array, optional
+            By `colors`: what RGB becomes.
+        """
+
+    def share_buffer(self, buffer: int, size: int) -> SharedBuffer:
+        """Let the device write into a buffer of the thread's current OpenGL context.
+
+        Raises
+        ------
+        DeviceError
+            If OpenGL draws on another GPU, or its buffers can't be shared.
+        """
+
     def lay_out(
         self, segments: NDArray[np.void], level: LevelLayout, background: float, stream: Stream
     ) -> None:
@@ -273,6 +314,9 @@ class Device(Protocol):
         MemoryError
             If there is not enough.
         """
+
+    def copy(self, address: int, pixels: Any, stream: Stream) -> None:
+        """Copy a device array to other device memory."""
 
     def upload(self, address: int, pixels: NDArray[Any], stream: Stream) -> None:
         """Copy host pixels to device memory; keep them until the stream is synchronised."""

@@ -1,4 +1,4 @@
-// The structures Paste, Segment and JpegTile are put before this text; see gpu/tables.py.
+// The structures Paste, Scaled, Segment and JpegTile are put before this text; see gpu/tables.py.
 
 // 16 bytes from anywhere, read as words: those around them that no word would do without, too.
 __device__ uint4 load_16(const unsigned char *from) {
@@ -62,6 +62,58 @@ extern "C" __global__ void paste_colors(const Paste *pastes, int tile_width, int
         to[1] = color >> 8;
         to[2] = color >> 16;
         if (channels == 4) to[3] = from[3];
+    }
+}
+
+// From here on pixels are drawn so much larger that they are interpolated.
+#define LARGER 4
+
+// A sample of 8 bits between four pixels of a tile. y, x: the place of a pixel's centre, less half.
+__device__ int between(const unsigned char *tile, int pitch, int pixel, int rows, int columns,
+                       double y, double x) {
+    const int top = (int)floor(y), left = (int)floor(x);
+    const float down = y - top, across = x - left;
+    const int above = min(max(top, 0), rows - 1), below = min(max(top + 1, 0), rows - 1);
+    const int near = min(max(left, 0), columns - 1), far = min(max(left + 1, 0), columns - 1);
+    const unsigned char *first = tile + (size_t)above * pitch, *second = tile + (size_t)below * pitch;
+    const float upper = first[near * pixel] + across * (first[far * pixel] - first[near * pixel]);
+    const float lower = second[near * pixel] + across * (second[far * pixel] - second[near * pixel]);
+    return (int)(upper + down * (lower - upper) + 0.5f);
+}
+
+// Parts of tiles at another scale: all channels of RGB or RGBA pixels as RGBA, in the colours of
+// `colors` if that is not null, or one channel. A column of blocks is one part, a thread of it one
+// pixel of each row. size: bytes of a sample.
+extern "C" __global__ void paste_scaled(const Scaled *parts, int tile_width, int channels, int size,
+                                        int channel, const unsigned int *colors,
+                                        unsigned char *out) {
+    const Scaled part = parts[blockIdx.x];
+    const int x = blockIdx.z * blockDim.x + threadIdx.x;
+    if (x >= part.width) return;
+    const bool smooth = size == 1 && max(part.down, part.across) < 1.0 / LARGER;
+    const unsigned char *tile = (const unsigned char *)part.source;
+    const int pixel = channels * size, pitch = tile_width * pixel;
+    const double across = part.left + (x + 0.5) * part.across;
+    const int column = min(max((int)floor(across), 0), part.columns - 1);
+    for (int y = blockIdx.y; y < part.height; y += gridDim.y) {
+        const double down = part.top + (y + 0.5) * part.down;
+        const int row = min(max((int)floor(down), 0), part.rows - 1);
+        const unsigned char *from = tile + (size_t)row * pitch + column * pixel;
+        const long long place = part.target + y * part.pitch + x;
+        const int first = channel < 0 ? 0 : channel, count = channel < 0 ? channels : 1;
+        unsigned char found[8] = {0, 0, 0, 255};
+        for (int k = 0; k < count * size; ++k)
+            found[k] = smooth ? between(tile + first + k, pitch, pixel, part.rows, part.columns,
+                                        down - 0.5, across - 0.5)
+                              : from[first * size + k];
+        if (channel < 0 && colors) {
+            const unsigned int color = colors[found[0] | found[1] << 8 | found[2] << 16];
+            found[0] = color;
+            found[1] = color >> 8;
+            found[2] = color >> 16;
+        }
+        unsigned char *to = out + place * (channel < 0 ? 4 : size);
+        for (int k = 0; k < (channel < 0 ? 4 : size); ++k) to[k] = found[k];
     }
 }
 

@@ -39,8 +39,27 @@ JPEG_TILE = np.dtype(
     ]
 )
 
-TABLES = {"Paste": PASTE, "Segment": SEGMENT, "JpegTile": JPEG_TILE}
-C_TYPES = {"<u8": "unsigned long long", "<i8": "long long", "<i4": "int"}
+# A part of a tile, and the pixels that show it at another scale. source: address of the tile; rows
+# and columns: what of it holds pixels; target, pitch, height, width: as in PASTE; top, left: where
+# in the tile they begin; down, across: how many of its pixels one of them spans.
+SCALED = np.dtype(
+    [
+        ("source", "<u8"),
+        ("target", "<i8"),
+        ("pitch", "<i8"),
+        ("height", "<i4"),
+        ("width", "<i4"),
+        ("rows", "<i4"),
+        ("columns", "<i4"),
+        ("top", "<f8"),
+        ("left", "<f8"),
+        ("down", "<f8"),
+        ("across", "<f8"),
+    ]
+)
+
+TABLES = {"Paste": PASTE, "Scaled": SCALED, "Segment": SEGMENT, "JpegTile": JPEG_TILE}
+C_TYPES = {"<u8": "unsigned long long", "<i8": "long long", "<i4": "int", "<f8": "double"}
 
 
 def declarations() -> str:

@@ -54,8 +54,10 @@ class Halving:
         self._halvings = halvings
         self._step = 1 << halvings
 
-    def read(self, regions: Regions, wish: Wish, share: float) -> NDArray[Any] | None:
-        """Read regions of the averaged level to the host.
+    def read(
+        self, regions: Regions, wish: Wish, share: float, *, to_host: bool = True
+    ) -> Any | None:
+        """Read regions of the averaged level.
 
         Parameters
         ----------
@@ -65,10 +67,12 @@ class Halving:
             How.
         share : float
             Part of the tiles that the device decodes.
+        to_host : bool
+            Return an ndarray instead of a device array, which has no colours.
 
         Returns
         -------
-        ndarray, shape (pixels, channels), or (pixels,) for one channel
+        array, shape (pixels, channels), or (pixels,) for one channel
             Region after region. None as in `DeviceExecutor.read`, and if there are none.
         """
         if regions.step != (1, 1) or not regions.offsets[-1]:
@@ -79,7 +83,7 @@ class Halving:
         device = self._executor.device
         shape = int(regions.offsets[-1]), samples
 
-        def average(stream: Stream) -> NDArray[Any] | None:
+        def average(stream: Stream) -> Any | None:
             with stream:
                 pixels = device.empty(shape, image.dtype)
             for group in self._groups(regions, samples * image.dtype.itemsize):
@@ -94,15 +98,17 @@ class Halving:
                     self._put(found.reshape(-1, samples), finer, group, pixels)
                 # Other streams may be given the memory of the finer pixels once these are let go.
                 stream.synchronize()
+            if not to_host:
+                return pixels
             host = device.download(pixels, stream)
             stream.synchronize()
             return host
 
         try:
-            pixels: NDArray[Any] | None = self._executor.work(average)
+            pixels = self._executor.work(average)
         except MemoryError:
             return None
-        if pixels is None or wish.table is None:
+        if pixels is None or wish.table is None or not to_host:
             return pixels if pixels is None or wish.channel is None else pixels[..., 0]
         coloured: NDArray[Any] = wish.table.recolored(pixels[None])[0]
         return coloured

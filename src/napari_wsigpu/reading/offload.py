@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from napari_wsigpu.errors import DeviceError
@@ -14,7 +15,8 @@ from napari_wsigpu.gpu.verify import Verifier
 from napari_wsigpu.reading.device import DeviceExecutor
 from napari_wsigpu.reading.device_pipeline import DevicePipeline
 from napari_wsigpu.reading.halving import Halving
-from napari_wsigpu.reading.in_use import decoder_in_use
+from napari_wsigpu.reading.in_use import CPU, decoder_in_use
+from napari_wsigpu.reading.on_device import TilesOnDevice
 from napari_wsigpu.reading.throughput import tile_kind
 
 if TYPE_CHECKING:
@@ -29,9 +31,13 @@ if TYPE_CHECKING:
     from napari_wsigpu.gpu.worker import DecodeWorker
     from napari_wsigpu.layout import LevelLayout, PyramidLevel, SlideLayout
     from napari_wsigpu.reading.log import TileLog
+    from napari_wsigpu.reading.on_device import ReadTiles
     from napari_wsigpu.reading.plan import ReadPlan, Regions, Wish
     from napari_wsigpu.reading.throughput import Throughput
     from napari_wsigpu.storage.source import ByteSource
+
+# Displays draw on devices whose tiles are sure to hold a view, and what is around it.
+LEAST_BUDGET = 256 << 20
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +81,7 @@ class Offload:
         self._choice = device, device_index(device)
         self._lock = threading.Lock()
         self._executors: dict[int, DeviceExecutor] = {}
+        self._on_device: TilesOnDevice | None = None
         self._verifier = Verifier(layout.path)
         self._gpu_failure: str | None = None
         if self._choice[1] is not None:
@@ -139,9 +146,7 @@ class Offload:
         SlideError
             If the file can't be read.
         """
-        halvings, finer = 0, number
-        while finer in self._halved:
-            finer, halvings = self._halved[finer], halvings + 1
+        finer, halvings = self._stored(number)
         level = self._images[finer]
         image = level.stored[0]
         device, index = self._choice
@@ -173,6 +178,27 @@ class Offload:
                 logger.warning("'%s' is decoded on the CPU from now on: %s", self._path, error)
             return None
 
+    def tiles_on_device(self, read: ReadTiles) -> TilesOnDevice | None:
+        """Return the slide's tiles on the device that decodes them now; None if the CPU does.
+
+        Parameters
+        ----------
+        read : callable
+            As `RegionReader.read_tiles`.
+        """
+        how, (_, index) = recipe(self._images[0].stored[0]), self._choice
+        worker = None
+        if not isinstance(how, str) and self.decoder[0] != CPU:
+            worker = self._devices.started(index or 0)
+        if worker is None or self._devices.tiles(worker.device).budget < LEAST_BUDGET:
+            return None
+        executor, found = self.executor(worker), self._on_device
+        if found is None or found.executor is not executor:
+            average = partial(self._average, executor)
+            found = TilesOnDevice(executor, self._images, self._log, read, average)
+            self._on_device = found
+        return found
+
     def share_on(self, image: LevelLayout) -> float:
         """Return the part of an image's tiles that a device decodes for itself."""
         wanted, own = self._choice
@@ -186,6 +212,29 @@ class Offload:
         for executor in self._started():
             executor.drop_tiles(level, tiles)
 
+    def _average(
+        self, executor: DeviceExecutor, number: int, regions: Regions, wish: Wish, share: float
+    ) -> Any | None:
+        """Average regions of a level on a device, where they stay.
+
+        Returns
+        -------
+        device array, shape (pixels, channels), or None
+            None if the level is not one of those that are averaged there, or memory is short.
+        """
+        finer, halvings = self._stored(number)
+        if not halvings or self._images[finer].computed:
+            return None
+        halving = Halving(executor, self._images, finer, halvings)
+        return halving.read(regions, wish, share, to_host=False)
+
+    def _stored(self, number: int) -> tuple[int, int]:
+        """Return the level that another is averaged from, and how often it is halved."""
+        halvings = 0
+        while number in self._halved:
+            number, halvings = self._halved[number], halvings + 1
+        return number, halvings
+
     def forget_tiles(self) -> None:
         """Drop the slide's tiles on devices."""
         for executor in self._started():
@@ -195,6 +244,7 @@ class Offload:
         """Let go of streams, tiles and memory on devices."""
         with self._lock:
             executors, self._executors = self._executors, {}
+            self._on_device = None
         for executor in executors.values():
             executor.release()
 

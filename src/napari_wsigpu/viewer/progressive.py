@@ -1,7 +1,7 @@
 """Layers of slides that never wait: napari's slices are composed of what is at hand.
 
-This is the only module that touches what napari keeps to itself: a layer's slicing state, and the
-canvas that draws. `fits` says whether a layer has what is needed; one that has not shows exact
+It touches what napari keeps to itself: a layer's slicing state, and the canvas that draws; what
+fills textures is in `texture`. `fits` says whether a layer has what is needed; one that has not shows exact
 levels, as any other layer does.
 """
 
@@ -24,6 +24,9 @@ from qtpy.QtCore import QObject, QTimer, Signal
 
 from napari_wsigpu.display import resample
 from napari_wsigpu.display.at_hand import TilesAtHand
+from napari_wsigpu.display.device_picture import DevicePicture, DeviceTilesAtHand, draws
+from napari_wsigpu.display.device_pixels import DevicePixels
+from napari_wsigpu.display.device_source import DeviceSource
 from napari_wsigpu.display.drawing import View
 from napari_wsigpu.display.picture import Picture
 from napari_wsigpu.display.wanted import next_likely, on_screen, own_tiles
@@ -38,6 +41,7 @@ from napari_wsigpu.memory import PictureMemory
 from napari_wsigpu.reading.level import VIEWER_CHUNK
 from napari_wsigpu.viewer.frames import Frames
 from napari_wsigpu.viewer.layers import slide_of
+from napari_wsigpu.viewer.texture import ON, LayerTexture
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,6 +55,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.reading.cache import TileKey
     from napari_wsigpu.reading.level import LevelArray
     from napari_wsigpu.runtime import Runtime
+    from napari_wsigpu.slide import Slide
 
 # Tiles that land refresh the layer once frames have rested so many times as long as one takes.
 REST = 2.0
@@ -131,7 +136,7 @@ def _start_display(viewer: Viewer, layer: Layer) -> None:
     if not fits(layer):
         logger.warning("This version of napari draws slides only once all tiles are decoded")
         return
-    _displays[layer] = ProgressiveDisplay(layer, slide.runtime)
+    _displays[layer] = ProgressiveDisplay(viewer, layer, slide.runtime)
     # The level that napari picks has up to twice the canvas' pixels along each axis.
     height, width = (2 * side + 2 * VIEWER_CHUNK for side in viewer.canvas.size)
     base = layer.data[0]
@@ -228,6 +233,8 @@ class ProgressiveDisplay:
 
     Parameters
     ----------
+    viewer : Viewer
+        Where the layer is.
     layer : Image
         A layer that shows a slide.
     runtime : Runtime
@@ -239,15 +246,17 @@ class ProgressiveDisplay:
         Whether slices are read exactly for the time being.
     """
 
-    def __init__(self, layer: Image, runtime: Runtime) -> None:
+    def __init__(self, viewer: Viewer, layer: Image, runtime: Runtime) -> None:
         self._layer = ref(layer)
-        self._source: DisplaySource
+        self._on_host = "nothing was drawn yet"
+        self._source: DisplaySource | DeviceSource
         self._runtime = runtime
         self._levels: list[LevelArray] = []
         self._looks: tuple[str, int] = ("", 0)
         self.waits = False
         self._warned = False
-        self._picture: Picture | None = None
+        self._picture: Picture | DevicePicture | None = None
+        self._drawn: tuple[int, DevicePixels] | None = None
         self._motion = (0.0, 0.0)
         self._exact = True
         self._asked = False
@@ -258,6 +267,7 @@ class ProgressiveDisplay:
         self._landings = _Landings()
         self._landings.landed.connect(self._on_landed)
         self._landings.failed.connect(self._on_failed)
+        self._texture = LayerTexture(viewer, layer, self._landings.failed.emit)
         self._timer = QTimer()
         self._timer.setSingleShot(True)
         self._timer.timeout.connect(self._refresh)
@@ -277,11 +287,11 @@ class ProgressiveDisplay:
     # What the fetcher sees
 
     @property
-    def source(self) -> DisplaySource:
+    def source(self) -> DisplaySource | DeviceSource:
         """What has the tiles of the slide that the layer shows."""
         return self._source
 
-    def land(self, tiles: Mapping[TileKey, NDArray[Any]]) -> None:
+    def land(self, tiles: Mapping[TileKey, Any]) -> None:
         """Take tiles of one level and have the layer refreshed if it shows them."""
         picture = self._picture
         if picture is not None and picture.land(tiles) and not self._news.is_set():
@@ -291,6 +301,9 @@ class ProgressiveDisplay:
 
     def fail(self, error: Exception) -> None:
         """Say why tiles can't be had; `wait` raises it. What may pass is tried again."""
+        if isinstance(self._picture, DevicePicture) and _is_of_device(error):
+            self._texture.refuse(error)
+            return
         self._error = error
         passing = isinstance(error, SlideError) and not isinstance(error, LASTING)
         if passing:
@@ -321,6 +334,14 @@ class ProgressiveDisplay:
             self._settle()
         else:
             level, corners, pixels = self._compose(self._picture, level, corners)
+        self._drawn = None
+        if isinstance(pixels, _Composed) and isinstance(pixels.pixels, DevicePixels):
+            displayed = list(request.slice_input.displayed)
+            if displayed == sorted(displayed):
+                self._drawn = request.id, pixels.pixels
+                pixels = _Composed(np.broadcast_to(np.zeros((), pixels.dtype), pixels.shape))
+            else:
+                pixels = _Composed(pixels.pixels.host)
         return replace(request, data_level=level, corner_pixels=corners, data_at_data_level=pixels)
 
     def _make(self, dims: Any) -> Any:
@@ -337,6 +358,8 @@ class ProgressiveDisplay:
         """Take a slice unless a newer one is shown already."""
         if response.request_id > self._newest:
             self._newest = response.request_id
+            if self._drawn is not None and self._drawn[0] == response.request_id:
+                response = replace(response, image=response.image.from_view(self._drawn[1]))
             self._response = response
             self._by_napari("_update_slice_response", response)
 
@@ -348,7 +371,7 @@ class ProgressiveDisplay:
         return getattr(type(state), name)(state, *arguments, **named)
 
     def _compose(
-        self, picture: Picture, level: int, corners: NDArray[Any]
+        self, picture: Picture | DevicePicture, level: int, corners: NDArray[Any]
     ) -> tuple[int, NDArray[Any], _Composed]:
         """Return the pixels of a region as they are at hand, and have the others fetched.
 
@@ -366,7 +389,15 @@ class ProgressiveDisplay:
             self._forget_failure()
             self._motion = _motion(picture.view, view)
             self._asked = False
-        shown, pixels = picture.compose(view, lambda: self._fetch(picture))
+        try:
+            shown, pixels = picture.compose(view, lambda: self._fetch(picture))
+        except Exception as error:
+            if not isinstance(picture, DevicePicture):
+                raise
+            self._texture.refuse(error)
+            self._follow(self._layer())
+            assert isinstance(self._picture, Picture)
+            return self._compose(self._picture, level, corners)
         self._exact = not picture.missing
         if not self._asked:
             self._asked = True
@@ -392,8 +423,14 @@ class ProgressiveDisplay:
         """Why the rest of the slice can't be had; None unless that is so."""
         return self._error
 
+    @property
+    def interop(self) -> str:
+        """Whether the layer's texture is filled on the GPU: "on", or why not."""
+        return self._texture.refusal or self._on_host or ON
+
     def close(self) -> None:
         """Give the layer its own slicing back, and want no tiles any more."""
+        self._texture.close()
         self._runtime.fetcher.forget(self)
         with suppress(RuntimeError):  # the application ends, and Qt's part is gone already
             self._timer.stop()
@@ -413,11 +450,12 @@ class ProgressiveDisplay:
         if layer is None or slide is None:
             self._picture = None
             return
-        levels, source = list(layer.data), slide.displayed
+        levels = list(layer.data)
+        source = self._source_of(slide, levels)
         looks = slide.display_color, source.clearings
         before = self._picture
         same = before is not None and _same(levels, self._levels)
-        if same and looks == self._looks:
+        if same and looks == self._looks and source is self._source:
             return
         if before is not None and same and looks[0] == self._looks[0]:
             overview = before.tiles.overview  # a cache that was cleared is no reason to wait for it
@@ -428,17 +466,28 @@ class ProgressiveDisplay:
             overview = materialize(len(levels) - 1)
         self._source, self._levels, self._looks = source, levels, looks
         self._runtime = slide.runtime
-        tiles = TilesAtHand(
-            source.number(slide.display_color),
-            {level.number: level.layout for level in levels},
-            overview,
-            source.background(slide.display_color),
-            levels[0].channel,
-            self._runtime.tiles,
-        )
-        self._picture = Picture(tiles, _memory)
+        color, shown = slide.display_color, {level.number: level.layout for level in levels}
+        common = source.number(color), shown, overview, source.background(color), levels[0].channel
+        if isinstance(source, DeviceSource):
+            on_device = DeviceTilesAtHand(source.tiles, *common)
+            self._picture = DevicePicture(on_device, source.table(color))
+        else:
+            self._picture = Picture(TilesAtHand(*common, self._runtime.tiles), _memory)
 
-    def _fetch(self, picture: Picture) -> float:
+    def _source_of(self, slide: Slide, levels: list[LevelArray]) -> DisplaySource | DeviceSource:
+        """Return what has the tiles where they are drawn, on a device if that can be."""
+        found = slide.displayed_on_device()
+        first = levels[0]
+        if found is None:
+            self._on_host = "the CPU decodes"
+        elif not draws(first.layout, first.channel):
+            self._on_host = "such pixels are drawn on the host"
+        elif self._texture.follow(found.tiles.device):
+            self._on_host = ""
+            return found
+        return slide.displayed
+
+    def _fetch(self, picture: Picture | DevicePicture) -> float:
         """Have what a view lacks fetched; return until when that is worth waiting for."""
         if self._error is not None:
             return 0.0
@@ -456,7 +505,7 @@ class ProgressiveDisplay:
         if self._picture is not None and self._exact:
             self._runtime.fetcher.want(self, (), self._likely(self._picture, at_rest=True))
 
-    def _likely(self, picture: Picture, *, at_rest: bool) -> list[TileKey]:
+    def _likely(self, picture: Picture | DevicePicture, *, at_rest: bool) -> list[TileKey]:
         budget = int(self._runtime.tiles.budget * PREFETCH_SHARE)
         return next_likely(picture, self._motion, budget, at_rest=at_rest)
 
@@ -475,7 +524,10 @@ class ProgressiveDisplay:
 
     def _on_failed(self) -> None:
         """Try again after a pause, which is longer each time that nothing lands meanwhile."""
-        if self._picture is not None and self._error is not None and not self._exact:
+        if isinstance(self._picture, DevicePicture) and self._texture.refusal is not None:
+            self._exact = False  # what is shown may be lost
+            self._timer.start(0)
+        elif self._picture is not None and self._error is not None and not self._exact:
             self._again.start(self._pause_ms)
             self._pause_ms = min(2 * self._pause_ms, LONGEST_PAUSE_MS)
 
@@ -517,13 +569,17 @@ class ProgressiveDisplay:
 class _Composed:
     """What a slice reads instead of a level: pixels that were composed for it."""
 
-    pixels: NDArray[Any]
+    pixels: Any
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.pixels.shape
+        return tuple(self.pixels.shape)
 
-    def __getitem__(self, key: tuple[slice, ...]) -> NDArray[Any]:
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.pixels.dtype  # type: ignore[no-any-return]
+
+    def __getitem__(self, key: tuple[slice, ...]) -> Any:
         return self.pixels
 
 
@@ -554,6 +610,11 @@ def _within(level: int, corners: NDArray[Any], image: LevelLayout) -> View:
     top, left = min(top, image.height - 1), min(left, image.width - 1)
     bottom, right = min(last_row + 1, image.height), min(last_column + 1, image.width)
     return View(level, Rect.between(top, max(bottom, top + 1), left, max(right, left + 1)))
+
+
+def _is_of_device(error: Exception) -> bool:
+    """Whether it is no fault of the slide."""
+    return isinstance(error, DeviceError) or not isinstance(error, SlideError)
 
 
 def _same(levels: Sequence[Any], others: Sequence[Any]) -> bool:

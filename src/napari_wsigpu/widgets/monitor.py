@@ -20,6 +20,9 @@ from superqt import QElidingLabel
 from napari_wsigpu.gpu.devices import device_index
 from napari_wsigpu.runtime import default
 from napari_wsigpu.units import byte_size
+from napari_wsigpu.viewer.layers import slide_of
+from napari_wsigpu.viewer.progressive import display_of
+from napari_wsigpu.viewer.texture import ON
 from napari_wsigpu.widgets.budgets import Budget, machine_memory
 from napari_wsigpu.widgets.column import Column
 from napari_wsigpu.widgets.device_choice import AUTO, CPU, DeviceChoice
@@ -45,7 +48,7 @@ NO_SLIDE = "Open a slide, or select its layer, to see how it is decoded."
 STARTING = "Starting the GPU…"
 TILES, DECODED, READ = "Tiles", "Decoded", "Read"
 WAITING, BATCH, HITS = "Waiting", "Batch", "Cache hits"
-PREFETCH, ALL_READ = "Prefetch hits", "Read in all"
+PREFETCH, ALL_READ, DRAWN = "Prefetch hits", "Read in all", "Drawn"
 READINGS = {
     TILES: "Tiles of this slide that are decoded now",
     DECODED: "Pixels that are decoded now",
@@ -55,6 +58,7 @@ READINGS = {
     HITS: "Part of the tiles of the last minute that were in memory already",
     PREFETCH: "Part of the tiles decoded ahead that were shown later",
     ALL_READ: "Encoded bytes read since the slide was opened",
+    DRAWN: "Where the pictures on screen are put together",
 }
 
 
@@ -195,6 +199,9 @@ class DecodeMonitor(SlideDock):
         values[WAITING] = f"{display['queue']:,} tiles"
         values[BATCH] = f"{display['batch']:,} tiles"
         values[PREFETCH] = _part(display["prefetch_hits"], display["prefetched"])
+        shown = (display_of(layer) for layer in self.viewer.layers if slide_of(layer) is self.slide)
+        ways = dict.fromkeys(_way(display.interop) for display in shown if display is not None)
+        values[DRAWN] = "; ".join(ways)
         return values
 
     def _show_decoder(self, slide: Slide) -> None:
@@ -262,6 +269,10 @@ class DecodeMonitor(SlideDock):
     def _set_device_budget(self, budget: int) -> None:
         if self._device_tiles is not None:
             self._device_tiles.budget = budget
+
+
+def _way(interop: str) -> str:
+    return "on the GPU" if interop == ON else f"on the host: {interop}"
 
 
 def _part(count: int, whole: int) -> str:

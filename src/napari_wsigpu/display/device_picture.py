@@ -1,0 +1,356 @@
+"""`DevicePicture`: what a display shows of a slide, drawn where its tiles are decoded."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from napari_wsigpu.display.at_hand import TilesAtHand
+from napari_wsigpu.display.blocks import blocks, covered, touched
+from napari_wsigpu.display.device_pixels import DevicePixels
+from napari_wsigpu.display.drawing import View
+from napari_wsigpu.display.picture import STAND_IN_LEVELS, WORTH_DRAWING, Composed
+from napari_wsigpu.display.resample import Axis
+from napari_wsigpu.geometry import Rect
+from napari_wsigpu.gpu.tables import SCALED
+from napari_wsigpu.reading.on_device import Drawn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    from napari_wsigpu.codecs.color import ColorTable
+    from napari_wsigpu.layout import LevelLayout
+    from napari_wsigpu.reading.cache import TileKey
+    from napari_wsigpu.reading.on_device import TilesOnDevice
+
+    Tile = tuple[int, int]
+
+TYPES = ("uint8", "uint16", "float32")
+HERE = np.zeros(0, np.uint8)
+
+
+def draws(image: LevelLayout, channel: int | None) -> bool:
+    """Whether a device can draw a level's pixels as a display shows them."""
+    if channel is None and image.channels > 1:
+        return image.channels in (3, 4) and image.dtype == np.uint8
+    return image.dtype.name in TYPES
+
+
+class DeviceTilesAtHand(TilesAtHand):
+    """The tiles of a slide that a device has; `get` says only whether one is there.
+
+    Parameters
+    ----------
+    on_device : TilesOnDevice
+        Where they are; kept as an attribute.
+    slide, levels, overview, blank, channel
+        As for `TilesAtHand`.
+    """
+
+    def __init__(
+        self,
+        on_device: TilesOnDevice,
+        slide: int,
+        levels: Mapping[int, LevelLayout],
+        overview: NDArray[Any],
+        blank: Any,
+        channel: int | None,
+    ) -> None:
+        super().__init__(slide, levels, overview, blank, channel, {})  # type: ignore[arg-type]
+        self.on_device = on_device
+        self.failed: set[tuple[int, int, int]] = set()
+
+    @property
+    def blank(self) -> Any:
+        """Value of pixels that the file does not hold."""
+        return self._blank
+
+    @property
+    def channel(self) -> int | None:
+        """The channel that is shown; None for all."""
+        return self._channel
+
+    def get(self, level: int, row: int, column: int) -> NDArray[Any] | None:
+        """Return something if a tile is known now."""
+        tile = np.array([[row, column]], np.int64)
+        here = self.on_device.here(self.numbers[level], tile)[0]
+        return HERE if here or self.is_blank(level, row, column) else None
+
+    def is_blank(self, level: int, row: int, column: int) -> bool:
+        """Whether a tile shows the background."""
+        return (level, row, column) in self.failed or self._is_blank(level, row, column)
+
+    def absent(self, level: int, cells: Rect) -> tuple[set[Tile], set[Tile]]:
+        """Return those of a block of tiles that are not known, and those that are background."""
+        tiles = np.array(list(cells.cells()), np.int64).reshape(-1, 2)
+        here = self.on_device.here(self.numbers[level], tiles)
+        others = {(row, column) for row, column in tiles[~here].tolist()}
+        blank = {tile for tile in others if self.is_blank(level, *tile)}
+        return others - blank, blank
+
+
+class DevicePicture:
+    """One display's picture of a slide's levels, drawn on a device of the tiles that it has.
+
+    As `display.picture.Picture`, whose methods it has. Since a device draws a view faster than it
+    would be copied, each is drawn anew.
+
+    Parameters
+    ----------
+    tiles : DeviceTilesAtHand
+        Which pixels of the slide are at hand; kept as an attribute.
+    table : ColorTable or None
+        The colours that pixels get.
+
+    Attributes
+    ----------
+    view : View or None
+        The region that was composed last.
+    found, lacked : list of TileKey
+        The tiles of the view that were at hand when it was composed first, and the others.
+    """
+
+    def __init__(self, tiles: DeviceTilesAtHand, table: ColorTable | None) -> None:
+        self.tiles = tiles
+        self.view: View | None = None
+        self.found: list[TileKey] = []
+        self.lacked: list[TileKey] = []
+        self._table = table
+        self._missing: set[Tile] = set()
+        self._served: set[TileKey] = set()
+        self._count = 0
+        self._landed = threading.Condition()
+        self._overview: Any = None
+
+    @property
+    def levels(self) -> list[LevelLayout]:
+        """The levels, finest first."""
+        return self.tiles.levels
+
+    @property
+    def missing(self) -> Collection[Tile]:
+        """Row and column of each tile of the view that is not decoded yet."""
+        return list(self._missing)
+
+    def was_served(self, level: int, row: int, column: int) -> bool:
+        """Whether a tile has landed for this view, though it may be at hand no more."""
+        return self.tiles.key_of(level, row, column) in self._served
+
+    def compose(self, view: View, fetch: Callable[[], float] = lambda: 0.0) -> Composed:
+        """Return the best pixels of a region, as `DevicePixels`; see `Picture.compose`."""
+        with self._landed:
+            cells = touched(self.levels[view.level], view.rect)
+            self._missing, blank = self.tiles.absent(view.level, cells)
+            if view != self.view:
+                self.view = view
+                self._served.clear()
+                keys = [self.tiles.key_of(view.level, *tile) for tile in cells.cells()]
+                self.found = [key for key in keys if (key.row, key.column) not in self._missing]
+                self.lacked = [key for key in keys if (key.row, key.column) in self._missing]
+                self._count = len(keys)
+            until = fetch()
+            while self._missing and (left := until - time.perf_counter()) > 0:
+                self._landed.wait(left)
+            if len(self._missing) > WORTH_DRAWING * self._count:
+                return self._stand_in(view)
+            return Composed(view, self._draw(view, self._missing, blank))
+
+    def land(self, landed: Mapping[TileKey, Any]) -> bool:
+        """Take tiles that a device has now; return whether the view is better by them."""
+        with self._landed:
+            view, tiles = self.view, self.tiles
+            if view is None or not self._missing:
+                return False
+            useful = tiles.numbers[max(0, view.level - 1) :]
+            own = tiles.numbers[view.level]
+            taken = [
+                key
+                for key in landed
+                if key.slide == tiles.slide
+                and key.level in useful
+                and (key.level != own or (key.row, key.column) in self._missing)
+            ]
+            for key in taken:
+                if not landed[key]:
+                    tiles.failed.add((tiles.numbers.index(key.level), key.row, key.column))
+                if key.level == own:
+                    self._missing.discard((key.row, key.column))
+            self._served.update(taken)
+            self._landed.notify_all()
+            return bool(taken)
+
+    # Drawing
+
+    def _draw(self, view: View, missing: Collection[Tile], blank: Collection[Tile]) -> Any:
+        """Draw a view: own tiles, and where they are missing the best others."""
+        drawn: list[Drawn] = []
+        overview: Drawn | None = None
+        for level, block in self._approximations(view, missing):
+            tiles, parts = self._scaled(view, level, block)
+            if level == len(self.levels) - 1:
+                overview = _joined(overview, tiles, parts)
+            else:
+                drawn.append(Drawn(self.tiles.numbers[level], tiles, parts))
+        cells = touched(self.levels[view.level], view.rect)
+        left_out = {*missing, *blank}
+        own = np.array([tile for tile in cells.cells() if tile not in left_out], np.int64)
+        if len(own):
+            parts = _own_parts(self.levels[view.level], view.rect, own)
+            drawn.append(Drawn(self.tiles.numbers[view.level], own, parts))
+        on_device, overview_pixels = self.tiles.on_device, self.tiles.overview
+        if overview is not None and self._overview is None:
+            self._overview = on_device.send(overview_pixels)
+        flat = overview_pixels.ndim == 2
+        failed = bool(blank) or bool(self.tiles.failed)
+        pixels = on_device.draw(
+            drawn,
+            (view.rect.height, view.rect.width),
+            (self.tiles.channel or 0) if flat else None,
+            self._table,
+            overview,
+            self._overview,
+            self.tiles.blank if failed else None,
+        )
+        channels = 1 if flat else overview_pixels.shape[2]
+        return DevicePixels(pixels, channels, on_device.fetch, on_device.device.address(pixels))
+
+    def _approximations(self, view: View, missing: Collection[Tile]) -> Iterator[tuple[int, Rect]]:
+        """Yield levels and the blocks of missing tiles that they stand in for, the worst first."""
+        top = len(self.levels) - 1
+        left = set(missing)
+        found: list[tuple[int, list[Tile]]] = []
+        for level in (view.level - 1, *range(view.level + 1, top)):
+            if level < 0 or not left:
+                continue
+            under = touched(self.levels[level], self._under(view, view.rect, level))
+            absent, blank = self.tiles.absent(level, under)
+            absent |= blank
+            if len(absent) == under.height * under.width:
+                continue
+            good = [tile for tile in left if self._has(view, tile, level, absent)]
+            found.append((level, good))
+            left.difference_update(good)
+        found.append((top, list(left)))
+        for level, tiles in reversed(found):
+            for block in blocks(tiles):
+                yield level, block
+
+    def _has(self, view: View, tile: Tile, level: int, absent: Collection[Tile]) -> bool:
+        """Whether a level has all pixels under a tile."""
+        part = view.rect.intersection(covered(self.levels[view.level], Rect(*tile, 1, 1)))
+        assert part is not None
+        under = touched(self.levels[level], self._under(view, part, level))
+        return all(place not in absent for place in under.cells())
+
+    def _under(self, view: View, part: Rect, level: int) -> Rect:
+        """Return the region of another level that lies under a part of the view."""
+        own, other = self.levels[view.level], self.levels[level]
+        down, across = other.height / own.height, other.width / own.width
+        top, bottom = (int((y + 0.5) * down) for y in (part.top, part.bottom - 1))
+        left, right = (int((x + 0.5) * across) for x in (part.left, part.right - 1))
+        return Rect.between(
+            min(top, other.height - 1),
+            min(bottom, other.height - 1) + 1,
+            min(left, other.width - 1),
+            min(right, other.width - 1) + 1,
+        )
+
+    def _scaled(
+        self, view: View, level: int, block: Rect
+    ) -> tuple[NDArray[np.int64], NDArray[np.void]]:
+        """Return how another level's tiles show a block of the view's."""
+        own, other = self.levels[view.level], self.levels[level]
+        part = covered(own, block).intersection(view.rect)
+        assert part is not None
+        by_rows, by_columns = other.height / own.height, other.width / own.width
+        down, across = Axis(part.top * by_rows, by_rows), Axis(part.left * by_columns, by_columns)
+        whole = level == len(self.levels) - 1
+        grid = other.grid
+        high = other.height if whole else grid.tile_height
+        wide = other.width if whole else grid.tile_width
+        tiles, parts = [], []
+        rows = _runs(down.under(part.height, other.height) // high)
+        columns = _runs(across.under(part.width, other.width) // wide)
+        for row, y, height in rows:
+            for column, x, width in columns:
+                tiles.append((row, column))
+                parts.append(
+                    (
+                        0,
+                        (part.top - view.rect.top + y) * view.rect.width
+                        + part.left
+                        - view.rect.left
+                        + x,
+                        view.rect.width,
+                        height,
+                        width,
+                        min(high, other.height - row * high),
+                        min(wide, other.width - column * wide),
+                        down.start + y * by_rows - row * high,
+                        across.start + x * by_columns - column * wide,
+                        by_rows,
+                        by_columns,
+                    )
+                )
+        return np.array(tiles, np.int64), np.array(parts, SCALED)
+
+    def _stand_in(self, view: View) -> Composed:
+        """Return a view of a coarser level that shows as much."""
+        top = len(self.levels) - 1
+        last = min(view.level + STAND_IN_LEVELS, top)
+        own = self.levels[view.level]
+        for level in range(view.level + 1, last + 1):
+            image = self.levels[level]
+            down, across = image.height / own.height, image.width / own.width
+            rect = Rect.between(
+                int(view.rect.top * down),
+                min(math.ceil(view.rect.bottom * down), image.height),
+                int(view.rect.left * across),
+                min(math.ceil(view.rect.right * across), image.width),
+            )
+            coarse = View(level, rect)
+            if level == top:
+                part = Rect(0, 0, image.height, image.width).slices(rect)
+                return Composed(coarse, self.tiles.overview[part])
+            cells = touched(image, rect)
+            absent, blank = self.tiles.absent(level, cells)
+            if level == last or len(absent) <= WORTH_DRAWING * cells.height * cells.width:
+                return Composed(coarse, self._draw(coarse, absent, blank))
+        raise AssertionError("the overview stands in for all levels")
+
+
+def _runs(tiles: NDArray[np.intp]) -> list[tuple[int, int, int]]:
+    """Return each tile of a row of pixels, where it begins, and how many pixels it has."""
+    begins = np.flatnonzero(np.diff(tiles, prepend=-1))
+    lengths = np.diff(begins, append=len(tiles))
+    return list(zip(tiles[begins].tolist(), begins.tolist(), lengths.tolist(), strict=True))
+
+
+def _own_parts(image: LevelLayout, rect: Rect, tiles: NDArray[np.int64]) -> NDArray[np.void]:
+    """Return how tiles show a region of their own level."""
+    size = np.array([image.grid.tile_height, image.grid.tile_width])
+    corner, beyond = np.array([rect.top, rect.left]), np.array([rect.bottom, rect.right])
+    first = tiles * size
+    begin = np.maximum(first, corner)
+    end = np.minimum(np.minimum(first + size, beyond), [image.height, image.width])
+    parts = np.zeros(len(tiles), SCALED)
+    at = begin - corner
+    parts["target"] = at[:, 0] * rect.width + at[:, 1]
+    parts["pitch"] = rect.width
+    parts["height"], parts["width"] = (end - begin).T
+    parts["rows"], parts["columns"] = (end - first).T
+    parts["top"], parts["left"] = (begin - first).T
+    parts["down"] = parts["across"] = 1
+    return parts
+
+
+def _joined(drawn: Drawn | None, tiles: NDArray[np.int64], parts: NDArray[np.void]) -> Drawn:
+    if drawn is None:
+        return Drawn(0, tiles, parts)
+    return Drawn(0, np.concatenate([drawn.tiles, tiles]), np.concatenate([drawn.parts, parts]))

@@ -1,0 +1,283 @@
+"""`TilesOnDevice`: whole tiles of one slide in device memory, for displays that draw there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from napari_wsigpu.gpu.device import TileFormat
+from napari_wsigpu.reading.cache import TileKey
+from napari_wsigpu.reading.device_pipeline import tile_format
+from napari_wsigpu.reading.plan import Regions, Wish, tile_rect
+from napari_wsigpu.reading.planning import plan_regions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from napari_wsigpu.codecs.color import ColorTable
+    from napari_wsigpu.gpu.device import Device, Stream
+    from napari_wsigpu.gpu.tiles import Reserved
+    from napari_wsigpu.layout import LevelLayout
+    from napari_wsigpu.reading.device import DeviceExecutor
+    from napari_wsigpu.reading.log import TileLog
+
+    Tile = tuple[int, int]
+    ReadTiles = Callable[[int, Collection[Tile]], dict[Tile, NDArray[Any]]]
+    Put = Callable[[int, Any, Stream], None]
+    Average = Callable[[int, Regions, Wish, float], Any | None]
+
+WHOLE = Wish(tolerant=True)
+
+
+class Drawn(NamedTuple):
+    """What to draw of one level.
+
+    Attributes
+    ----------
+    number : int
+        Number of the level.
+    tiles : ndarray of int64, shape (parts, 2)
+        Row and column of each part's tile.
+    parts : ndarray of `gpu.tables.SCALED`
+        The parts; `source` is filled in.
+    """
+
+    number: int
+    tiles: NDArray[np.int64]
+    parts: NDArray[np.void]
+
+
+class TilesOnDevice:
+    """One slide's tiles on the device that decodes them, in stored colours.
+
+    Parameters
+    ----------
+    executor : DeviceExecutor
+        What decodes, and works on the device; kept as an attribute.
+    images : Mapping of int to LevelLayout
+        The slide's images by number; kept as an attribute.
+    log : TileLog
+        What knows the tiles that failed.
+    read : callable
+        As `RegionReader.read_tiles`: what the device can't decode for itself.
+    average : callable
+        Averages regions of a level that the file lacks, where they stay; None if it can't.
+    """
+
+    def __init__(
+        self,
+        executor: DeviceExecutor,
+        images: Mapping[int, LevelLayout],
+        log: TileLog,
+        read: ReadTiles,
+        average: Average,
+    ) -> None:
+        self.executor = executor
+        self.images = images
+        self._slide = executor.pipeline.slide
+        self._tiles = executor.pipeline.tiles
+        self._log = log
+        self._read_to_host = read
+        self._average = average
+
+    @property
+    def device(self) -> Device:
+        """Where they are."""
+        return self.executor.device
+
+    def here(self, number: int, tiles: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return which of some tiles of a level, by row and column, are decoded now."""
+        reserved, here = self._tiles.find(self._slide, number, tiles)
+        if reserved is not None:
+            self._tiles.unpin(reserved)
+        return here
+
+    def read(self, number: int, places: Sequence[Tile], share: float) -> set[Tile]:
+        """Decode tiles of one level to the device.
+
+        Parameters
+        ----------
+        number : int
+            Number of the level.
+        places : sequence of (int, int)
+            Row and column of each.
+        share : float
+            Part of the tiles that the device decodes.
+
+        Returns
+        -------
+        set of (int, int)
+            Those that failed, and show the background.
+
+        Raises
+        ------
+        DeviceError
+            If the device fails.
+        SlideError
+            If the file or its server doesn't give their bytes.
+        """
+        image = self.images[number]
+        if image.computed:
+            self._halve(number, self._absent(number, places), share)
+        elif not image.parts:
+            regions = Regions.of(tile_rect(image, *place) for place in places)
+            plans = plan_regions(number, self.images, regions)
+            self.executor.read(number, plans, regions.offsets, WHOLE, to_host=False, share=share)
+        absent = self._absent(number, places)
+        absent -= self._failed(number, absent)
+        if absent:
+            self._send(number, self._read_to_host(number, sorted(absent)))
+        return self._failed(number, self._absent(number, places))
+
+    def draw(
+        self,
+        drawn: Sequence[Drawn],
+        shape: tuple[int, int],
+        channel: int | None,
+        table: ColorTable | None,
+        overview: Drawn | None,
+        source: Any,
+        blank: Any,
+    ) -> Any:
+        """Draw tiles that are here in a new device array.
+
+        Parameters
+        ----------
+        drawn : sequence of Drawn
+            What; tiles that are not here any more show the background.
+        shape : tuple of int
+            Height and width.
+        channel : int or None
+            The channel; None for RGBA.
+        table : ColorTable or None
+            The colours that pixels get.
+        overview : Drawn or None
+            Parts of the coarsest level.
+        source : device array
+            That level.
+        blank : number or ndarray
+            The background in these colours; None if it is drawn nowhere.
+
+        Returns
+        -------
+        device array, shape (height, width, 4), or (height, width) for a channel
+        """
+        image, found = self.images[0], []
+        work: list[tuple[NDArray[np.void], TileFormat, Any]] = []
+        device = self.device
+        try:
+            with device.active():
+                colors = None if table is None else device.colors(table)
+                size = (*shape, 4) if channel is None else shape
+                pixels = self.executor.empty(size, image.dtype)
+            for number, tiles, parts in drawn:
+                unique, which = np.unique(tiles, axis=0, return_inverse=True)
+                reserved, here = self._tiles.find(self._slide, number, unique)
+                if reserved is None:
+                    continue
+                found.append(reserved)
+                addresses = np.zeros(len(unique), np.int64)
+                addresses[here] = reserved.slots.addresses
+                parts["source"] = addresses[which.reshape(-1)]
+                seen = parts[parts["source"] > 0]
+                work.append((seen, tile_format(self.images[number]), colors))
+            if overview is not None:
+                height, width = source.shape[:2]
+                channels = 1 if source.ndim == 2 else source.shape[2]
+                tile = TileFormat(height, width, channels, image.dtype.name)
+                overview.parts["source"] = device.address(source)
+                work.insert(0, (overview.parts, tile, None))
+
+            def task(stream: Stream) -> None:
+                if blank is not None:
+                    self._fill(pixels, blank, stream)
+                for parts, tile, used in work:
+                    of_tile = channel if tile.channels > 1 or channel is None else 0
+                    device.paste_scaled(parts, tile, pixels, stream, channel=of_tile, colors=used)
+
+            self.executor.work(task)
+        finally:
+            for reserved in found:
+                self._tiles.unpin(reserved)
+        return pixels
+
+    def send(self, pixels: NDArray[Any]) -> Any:
+        """Copy host pixels to a new device array."""
+        return self.executor.send(np.ascontiguousarray(pixels))
+
+    def fetch(self, pixels: Any) -> NDArray[Any]:
+        """Copy a device array to the host."""
+        host: NDArray[Any] = self.executor.work(lambda stream: self.device.download(pixels, stream))
+        return host
+
+    def _fill(self, pixels: Any, blank: Any, stream: Stream) -> None:
+        if pixels.ndim == 2:
+            self.device.fill(pixels, blank, stream)
+            return
+        values = [*np.broadcast_to(blank, (3,)).tolist(), 255]
+        for channel, value in enumerate(values):
+            self.device.fill(pixels[..., channel], value, stream)
+
+    def _absent(self, number: int, places: Collection[Tile]) -> set[Tile]:
+        tiles = np.array(list(places), np.int64).reshape(-1, 2)
+        here = self.here(number, tiles)
+        return {(row, column) for row, column in tiles[~here].tolist()}
+
+    def _failed(self, number: int, places: Collection[Tile]) -> set[Tile]:
+        if not self._log.has_failed():
+            return set()
+        computed = self.images[number].computed
+        keys = {place: TileKey(self._slide, number, *place) for place in places}
+        return {
+            place for place, key in keys.items() if self._log.has_failed(None if computed else key)
+        }
+
+    def _halve(self, number: int, places: Collection[Tile], share: float) -> None:
+        """Average tiles where they stay; those at the image's edges are left to the host."""
+        image = self.images[number]
+        height, width = size = image.grid.tile_height, image.grid.tile_width
+        whole = [place for place in sorted(places) if tile_rect(image, *place)[2:] == size]
+        if not whole:
+            return
+        regions = Regions.of(tile_rect(image, *place) for place in whole)
+        found = self._average(number, regions, WHOLE, share)
+        if found is not None:
+            tiles = found.reshape(len(whole), height, width, -1)
+            self._keep(number, whole, tiles, self.device.copy)
+
+    def _send(self, number: int, found: Mapping[Tile, NDArray[Any]]) -> None:
+        """Put tiles to the device that the host has read."""
+        image = self.images[number]
+        tile = tile_format(image)
+        whole = np.zeros((len(found), tile.height, tile.width, tile.channels), image.dtype)
+        for pixels, part in zip(whole, found.values(), strict=True):
+            pixels[: part.shape[0], : part.shape[1]] = part.reshape(*part.shape[:2], -1)
+        self._keep(number, list(found), whole, self.device.upload)
+
+    def _keep(self, number: int, places: Sequence[Tile], whole: Any, put: Put) -> None:
+        """Copy whole tiles to slots, and make them findable."""
+        image = self.images[number]
+        grid, tile = image.grid, tile_format(image)
+        size = -(-image.height // grid.tile_height), -(-image.width // grid.tile_width)
+        begin = 0
+        while begin < len(whole):
+            reserved: Reserved = self._tiles.reserve(tile, image.tile_bytes, len(whole) - begin)
+            end = begin + len(reserved.places)
+            try:
+                addresses = reserved.slots.addresses.tolist()
+
+                def task(
+                    stream: Stream, addresses: list[int] = addresses, parts: Any = whole[begin:end]
+                ) -> None:
+                    for address, pixels in zip(addresses, parts, strict=True):
+                        put(address, pixels, stream)
+
+                self.executor.work(task)
+                tiles = np.array(places[begin:end], np.int64)
+                self._tiles.keep(reserved, self._slide, number, size, tiles)
+            finally:
+                self._tiles.unpin(reserved)
+            begin = end

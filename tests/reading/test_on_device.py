@@ -1,0 +1,138 @@
+"""Tiles that stay in device memory for displays; the device is host memory."""
+
+import numpy as np
+import pytest
+import tifffile
+
+from napari_wsigpu import open_slide
+from napari_wsigpu.display.device_picture import DevicePicture, DeviceTilesAtHand
+from napari_wsigpu.display.drawing import View
+from napari_wsigpu.geometry import Rect
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    """A pyramid whose levels differ by eight, so that others lie between them."""
+    rng = np.random.default_rng(5)
+    small = rng.integers(0, 255, (170, 90, 3), np.uint8)
+    pixels = small.repeat(30, axis=0).repeat(30, axis=1)
+    path = tmp_path_factory.mktemp("on_device") / "slide.tif"
+    options = {"tile": (256, 256), "photometric": "rgb", "compression": "jpeg"}
+    with tifffile.TiffWriter(path) as file:
+        file.write(pixels, subifds=1, **options)
+        file.write(pixels[::8, ::8], subfiletype=1, **options)
+    return path
+
+
+@pytest.fixture
+def source(path, host_gpu):
+    with open_slide(path, device="cuda") as slide:
+        yield slide, slide.displayed_on_device()
+
+
+def arrays(slide):
+    return [slide.level_array(level.number) for level in slide.pyramid]
+
+
+def picture_of(slide, source):
+    levels = arrays(slide)
+    layouts = {level.number: level.layout for level in levels}
+    overview = np.asarray(levels[-1])
+    blank = source.background("stored")
+    at_hand = DeviceTilesAtHand(
+        source.tiles, source.number("stored"), layouts, overview, blank, None
+    )
+    return DevicePicture(at_hand, None)
+
+
+def all_of(image):
+    return Rect.between(0, image.height, 0, image.width)
+
+
+def keys_of(picture):
+    return [picture.tiles.key_of(picture.view.level, *tile) for tile in sorted(picture.missing)]
+
+
+def test_levels_are_drawn_as_the_cpu_reads_them(source, path):
+    slide, found = source
+    assert any(level.layout.computed for level in arrays(slide)[:-1])
+    picture = picture_of(slide, found)
+    with open_slide(path, device="cpu") as other:
+        for index, level in enumerate(arrays(other)[:-1]):
+            view = View(index, all_of(level.layout))
+            picture.compose(view)
+            landed = found.read_tiles(keys_of(picture))
+            assert all(landed.values())
+            assert picture.land(landed)
+            assert not picture.missing
+            drawn = picture.compose(view)
+            assert drawn.view == view
+            np.testing.assert_array_equal(np.asarray(drawn.pixels), np.asarray(level))
+
+
+def test_averaged_tiles_stay_on_the_device(source, host_gpu, monkeypatch):
+    slide, found = source
+    picture = picture_of(slide, found)
+    index, *_ = [i for i, level in enumerate(arrays(slide)[:-1]) if level.layout.computed]
+    picture.compose(View(index, Rect.between(0, 512, 0, 512)))
+    monkeypatch.delattr(type(host_gpu), "download")
+    assert all(found.read_tiles(keys_of(picture)).values())
+
+
+def test_tiles_that_are_missing_are_shown_by_the_best_others(source):
+    slide, found = source
+    picture = picture_of(slide, found)
+    fine = picture.levels[0]
+    whole = View(0, all_of(fine))
+    picture.compose(whole)
+    keys = keys_of(picture)
+    half = found.read_tiles(keys[: 3 * len(keys) // 4])
+    picture.land(half)
+    drawn = np.asarray(picture.compose(whole).pixels)
+    exact = np.asarray(slide.level_array(0))
+    assert set(picture.missing) == {(key.row, key.column) for key in keys[3 * len(keys) // 4 :]}
+    for key in keys:
+        place = np.s_[
+            key.row * 256 : (key.row + 1) * 256, key.column * 256 : (key.column + 1) * 256
+        ]
+        if key in half:
+            np.testing.assert_array_equal(drawn[place], exact[place])
+        else:  # blurred, but of the same place
+            assert np.abs(drawn[place].mean((0, 1)) - exact[place].mean((0, 1))).max() < 40
+
+
+def test_tiles_that_fail_show_the_background(path, host_gpu, tmp_path):
+    spoilt = tmp_path / "spoilt.tif"
+    data = bytearray(path.read_bytes())
+    with tifffile.TiffFile(path) as file:
+        offset, size = (v[0] for v in (file.pages[0].dataoffsets, file.pages[0].databytecounts))
+    data[offset : offset + size] = bytes(size)
+    spoilt.write_bytes(data)
+    with open_slide(spoilt, device="cuda") as slide:
+        found = slide.displayed_on_device()
+        picture = picture_of(slide, found)
+        view = View(0, Rect.between(0, 512, 0, 512))
+        picture.compose(view)
+        landed = found.read_tiles(keys_of(picture))
+        assert sorted(landed.values()) == [False, True, True, True]
+        picture.land(landed)
+        drawn = np.asarray(picture.compose(view).pixels)
+        assert not picture.missing
+        assert (drawn[:256, :256] == found.background("stored")).all()
+        assert not (drawn[256:] == found.background("stored")).all()
+
+
+def test_slides_that_go_give_their_tiles_back(path, host_gpu):
+    for _ in range(3):
+        with open_slide(path, device="cuda") as slide:
+            found = slide.displayed_on_device()
+            picture = picture_of(slide, found)
+            picture.compose(View(0, all_of(picture.levels[0])))
+            found.read_tiles(keys_of(picture))
+            assert host_gpu.live > 0
+        assert host_gpu.live == 0
+
+
+def test_the_cpu_has_no_tiles_on_a_device(path, host_gpu):
+    with open_slide(path, device="cpu") as slide:
+        assert slide.displayed_on_device() is None

@@ -1,0 +1,215 @@
+"""Pictures that a GPU draws, in a real napari window: the GPU is host memory, OpenGL is Mesa's."""
+
+import gc
+
+import numpy as np
+import pytest
+from qtpy.QtWidgets import QApplication
+
+import napari_wsigpu
+from napari_wsigpu.display.device_pixels import DevicePixels
+from napari_wsigpu.errors import DeviceError
+from napari_wsigpu.viewer import progressive, texture
+from napari_wsigpu.viewer.sample import sample_path
+from tests.viewer.conftest import has_display
+from tests.viewer.test_progressive import MAGENTA, PLUGIN, canvas_of, look_at, settle
+
+PLACE = 2600, 3300, 1
+
+
+@pytest.fixture
+def make_viewer(request):
+    if not has_display():
+        pytest.skip("there is no X display (install Xvfb)")
+    make_napari_viewer = request.getfixturevalue("make_napari_viewer")
+
+    def make():
+        viewer = make_napari_viewer(show=True, strict_qt=True)
+        viewer.canvas.background_color_override = "magenta"
+        return viewer
+
+    return make
+
+
+def opened(viewer, device):
+    [layer] = viewer.open(sample_path(), plugin=PLUGIN)
+    layer.data[0].slide.device = device
+    look_at(viewer, layer, *PLACE)
+    napari_wsigpu.wait(layer, 30)
+    return layer
+
+
+def interop(layer):
+    return progressive.display_of(layer).interop
+
+
+def exact(layer):
+    (top, left), (bottom, right) = layer.corner_pixels
+    return layer.data[layer.data_level][top : bottom + 1, left : right + 1]
+
+
+def test_a_view_is_the_same_with_interop_and_without(make_viewer, host_gpu):
+    viewer = make_viewer()
+    layer = opened(viewer, "cuda")
+    drawn = {}
+    for device in ("cuda", "cpu"):
+        layer.data[0].slide.device = device
+        for number, (zoom, look) in enumerate(
+            [(1, {}), (0.4, {}), (1, {"gamma": 0.5}), (1, {"opacity": 0.5, "gamma": 1})]
+        ):
+            for name, value in look.items():
+                setattr(layer, name, value)
+            look_at(viewer, layer, *PLACE[:2], zoom)
+            layer.refresh()
+            napari_wsigpu.wait(layer, 30)
+            drawn[device, number] = canvas_of(viewer)
+            assert (interop(layer) == "on") == (device == "cuda")
+            np.testing.assert_array_equal(np.asarray(layer._slice.image.raw), exact(layer))
+        layer.opacity = 1
+    [shared] = host_gpu.shared_buffers
+    assert shared.written >= 4
+    for number in range(4):
+        np.testing.assert_array_equal(drawn["cuda", number], drawn["cpu", number])
+        assert not (drawn["cuda", number] == MAGENTA).all(axis=-1).any()
+
+
+def test_pixels_are_copied_to_the_host_only_for_who_asks(make_viewer, host_gpu, monkeypatch):
+    viewer = make_viewer()
+    layer = opened(viewer, "cuda")
+    pixels = layer._slice.image.raw
+    assert isinstance(pixels, DevicePixels)
+    copied = []
+    download = host_gpu.download
+    monkeypatch.setattr(
+        host_gpu, "download", lambda array, stream: copied.append(1) or download(array, stream)
+    )
+    for step in range(1, 5):  # over tiles that are there
+        look_at(viewer, layer, PLACE[0] + step, PLACE[1] + step, 1)
+        QApplication.processEvents()
+    assert copied == []
+    assert layer.get_value((0, 2600 * 0.499, 3300 * 0.499)[-2:], world=True) is not None
+    np.testing.assert_array_equal(np.asarray(layer._slice.image.raw), exact(layer))
+    assert copied
+
+
+def test_where_sharing_fails_the_host_draws(make_viewer, host_gpu):
+    asked = []
+
+    def refuse(buffer, size):
+        asked.append(buffer)
+        raise DeviceError("OpenGL does not draw on 'cuda:0'.")
+
+    host_gpu.shares = refuse
+    viewer = make_viewer()
+    for _ in range(2):
+        layer = opened(viewer, "cuda")
+        settle()
+        assert interop(layer) == "OpenGL does not draw on 'cuda:0'"
+        assert not (canvas_of(viewer) == MAGENTA).all(axis=-1).any()
+        look_at(viewer, layer, 2000, 3000, 1)
+        napari_wsigpu.wait(layer, 30)
+        canvas_of(viewer)
+        np.testing.assert_array_equal(np.asarray(layer._slice.image.raw), exact(layer))
+        viewer.layers.remove(layer)
+    assert len(asked) == 1  # each time costs device memory
+
+
+def test_a_buffer_that_fails_later_is_given_up(make_viewer, host_gpu):
+    viewer = make_viewer()
+    layer = opened(viewer, "cuda")
+    before = canvas_of(viewer)
+    [shared] = host_gpu.shared_buffers
+
+    def write(address, size):
+        raise DeviceError("The context is lost.")
+
+    shared.write = write
+    layer.refresh()
+    settle()
+    np.testing.assert_array_equal(canvas_of(viewer), before)
+    assert interop(layer) == "The context is lost"
+
+
+def broken(*arguments, **named):
+    raise DeviceError("The GPU is gone.")
+
+
+@pytest.mark.parametrize("what", ["paste_scaled", "download", "share"])
+def test_whatever_fails_the_layer_is_never_black(make_viewer, host_gpu, monkeypatch, what):
+    """What draws on the device, what copies from it where textures can't be filled, or both."""
+    viewer = make_viewer()
+    layer = opened(viewer, "cuda")
+    expected = canvas_of(viewer)
+    if what != "paste_scaled":
+        monkeypatch.setattr(host_gpu.shared_buffers[0], "write", broken)
+    if what == "download":
+        monkeypatch.setattr(DevicePixels, "host", property(broken))
+    if what == "paste_scaled":
+        monkeypatch.setattr(host_gpu, "paste_scaled", broken)
+    layer.refresh()
+    canvas_of(viewer)
+    settle()
+    assert interop(layer) == "The GPU is gone"
+    np.testing.assert_array_equal(canvas_of(viewer), expected)
+    assert isinstance(layer._slice.image.raw, np.ndarray)
+
+
+def test_where_tiles_can_not_be_read_to_the_device_the_host_draws(
+    make_viewer, host_gpu, monkeypatch
+):
+    viewer = make_viewer()
+    layer = opened(viewer, "cuda")
+    assert interop(layer) == "on"
+    monkeypatch.setattr("napari_wsigpu.reading.on_device.TilesOnDevice.read", broken)
+    layer.data[0].slide.clear_cache()
+    look_at(viewer, layer, 2000, 3000, 1)
+    settle()
+    napari_wsigpu.wait(layer, 30)
+    canvas_of(viewer)
+    assert interop(layer) == "The GPU is gone"
+    np.testing.assert_array_equal(np.asarray(layer._slice.image.raw), exact(layer))
+
+
+def test_the_doctor_asks_what_draws_windows(make_viewer, host_gpu, monkeypatch):
+    make_viewer()
+    monkeypatch.setattr("napari_wsigpu.gpu.cuda.CudaDevice", lambda index: host_gpu)
+    found = texture.probe()
+    assert found["version"]
+    assert "reason" not in found
+    assert host_gpu.shared_buffers[-1].closed
+    host_gpu.shares = broken
+    assert texture.probe() == {"version": found["version"], "reason": "The GPU is gone"}
+
+
+def test_slides_that_come_and_go_leave_no_device_memory(make_viewer, host_gpu):
+    viewer = make_viewer()
+    for _ in range(4):
+        layer = opened(viewer, "cuda")
+        canvas_of(viewer)
+        viewer.layers.remove(layer)
+        del layer
+        settle()
+        gc.collect()
+        assert sum(type(found) is DevicePixels for found in gc.get_objects()) <= 1
+        assert host_gpu.live == 0
+    [shared] = host_gpu.shared_buffers
+    assert not shared.closed
+    viewer.close()
+    settle()
+    QApplication.sendPostedEvents(None, 52)  # a deferred deletion, as an event loop does it
+    settle()
+    assert shared.closed
+
+
+def test_two_viewers_have_a_buffer_each(make_viewer, host_gpu):
+    first, second = make_viewer(), make_viewer()
+    one, other = opened(first, "cuda"), opened(second, "cuda")
+    canvas_of(first), canvas_of(second)
+    assert interop(one) == interop(other) == "on"
+    assert len(host_gpu.shared_buffers) == 2
+    second.close()
+    settle()
+    look_at(first, one, 2400, 3000, 1)
+    napari_wsigpu.wait(one, 30)
+    assert interop(one) == "on"
+    np.testing.assert_array_equal(np.asarray(one._slice.image.raw), exact(one))
