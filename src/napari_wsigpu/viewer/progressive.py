@@ -1,8 +1,8 @@
 """Layers of slides that never wait: napari's slices are composed of what is at hand.
 
 It touches what napari keeps to itself: a layer's slicing state, and the canvas that draws; what
-fills textures is in `texture`. `fits` says whether a layer has what is needed; one that has not shows exact
-levels, as any other layer does.
+fills textures is in `texture`. `fits` says whether a layer has what is needed; one that has not
+shows exact levels, as any other layer does.
 """
 
 from __future__ import annotations
@@ -169,16 +169,26 @@ def _slice_before_drawing(viewer: Viewer) -> None:
         logger.warning("This version of napari draws each new view of a slide one frame late")
         return
     weak = ref(viewer)
+    before: Any = None
 
     def before_drawing(event: Any) -> None:
-        shown = weak()
+        nonlocal before
+        shown, before = weak(), None
         if shown is not None and any(layer in _displays for layer in shown.layers):
             _frames.begin()
             with _without_collection():
                 on_draw(event)
+            before = _laid_out(canvas)
 
+    def after_drawing(event: Any) -> None:
+        # Once a frame is enough, but for boxes of a grid, whose sizes are found by drawing them.
+        if before is None or before != _laid_out(canvas):
+            on_draw(event)
+        _frames.end(event)
+
+    draw.disconnect(on_draw)
     draw.connect(before_drawing, position="first")
-    draw.connect(_frames.end, position="last")
+    draw.connect(after_drawing, position="last")
     scene = ref(canvas._scene_canvas)
 
     def before_removal(event: Any) -> None:
@@ -207,6 +217,13 @@ def _slice_before_drawing(viewer: Viewer) -> None:
 
     window = ref(qt_viewer)
     qt_viewer.resize_canvas = resized_exactly
+
+
+def _laid_out(canvas: Any) -> tuple[int, ...] | None:
+    """Return the size of a canvas' boxes; None if unknown, or something is to be laid out."""
+    if getattr(canvas, "_needs_overlay_position_update", True):
+        return None
+    return tuple(getattr(canvas, "_current_viewbox_size", ())) or None
 
 
 @contextmanager
