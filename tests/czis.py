@@ -28,6 +28,7 @@ class Block(NamedTuple):
     m: int = 0
     c: int = 0
     z: int = 0
+    t: int = 0
     compression: int = 0
     data: bytes | None = None
 
@@ -73,6 +74,7 @@ def _entry(block: Block, pixels: NDArray[np.generic], position: int) -> bytes:
         (b"Y", block.y, height * block.scale, height),
         (b"C", block.c, 1, 1),
         (b"Z", block.z, 1, 1),
+        (b"T", block.t, 1, 1),
         (b"S", block.scene, 1, 1),
     ]
     if block.scale == 1:

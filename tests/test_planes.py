@@ -10,76 +10,13 @@ import zarr
 from napari_wsigpu import open_slide
 from napari_wsigpu.errors import CorruptSlideError, PlaneError, SlideChangedError, SlideClosedError
 from napari_wsigpu.formats.describe import describe
-
-SIZES = {"t": 2, "z": 5}
-CHANNELS, HEIGHT, WIDTH = 2, 96, 160
-
-
-def stack(seed=0):
-    """Return pixels of which each plane differs: shape (t, z, c, y, x)."""
-    shape = (SIZES["t"], SIZES["z"], CHANNELS, HEIGHT, WIDTH)
-    return np.random.default_rng(seed).integers(0, 60_000, shape, np.uint16)
-
-
-def write_ome(path, pixels, order="TZCYX"):
-    """Save a pyramid of two levels; `order` is that of the pages."""
-    axes = [order.index(axis) for axis in "TZCYX"]
-    moved = np.transpose(pixels, np.argsort(axes))
-    metadata = {
-        "axes": order, "PhysicalSizeX": 0.5, "PhysicalSizeY": 0.5, "PhysicalSizeZ": 1500,
-        "PhysicalSizeZUnit": "nm", "TimeIncrement": 250, "TimeIncrementUnit": "ms",
-    }  # fmt: skip
-    options = {"tile": (32, 32), "photometric": "minisblack", "compression": "zlib"}
-    with tifffile.TiffWriter(path, ome=True) as file:
-        file.write(moved, subifds=1, metadata=metadata, **options)
-        file.write(moved[..., ::2, ::2], subfiletype=1, **options)
-
-
-def save(folder, kind, pixels):
-    if kind == "zarr":
-        path = folder / "a.zarr"
-        levels = [np.moveaxis(each, 2, 1) for each in (pixels, pixels[..., ::2, ::2])]
-        write_stack(path, levels)
-        return path
-    path = folder / "a.ome.tif"
-    write_ome(path, pixels, kind)
-    return path
-
-
-def write_stack(path, levels):
-    group = zarr.create_group(path, zarr_format=2)
-    for number, level in enumerate(levels):
-        chunks = (1, 1, 1, 32, 32)
-        group.create_array(str(number), shape=level.shape, dtype=level.dtype, chunks=chunks)[
-            ...
-        ] = level
-    units = {"t": "millisecond", "z": "nanometer", "y": "micrometer", "x": "micrometer"}
-    kinds = {"t": "time", "c": "channel"}
-    axes = [
-        {"name": name, "type": kinds.get(name, "space")}
-        | ({"unit": units[name]} if name in units else {})
-        for name in "tczyx"
-    ]
-    datasets = [
-        {
-            "path": str(number),
-            "coordinateTransformations": [
-                {"type": "scale", "scale": [250, 1, 1500, 0.5 * 2**number, 0.5 * 2**number]}
-            ],
-        }
-        for number in range(len(levels))
-    ]
-    group.attrs["multiscales"] = [{"version": "0.4", "axes": axes, "datasets": datasets}]
+from tests.stacks import SIZES, of_plane, save, stack, write_ome, write_stack
 
 
 @pytest.fixture(params=["TZCYX", "ZTCYX", "TCZYX", "zarr"])
 def saved(request, tmp_path):
     pixels = stack()
     return save(tmp_path, request.param, pixels), pixels
-
-
-def of_plane(pixels, z, t):
-    return np.moveaxis(pixels[t, z], 0, -1)
 
 
 def test_sizes_and_steps(saved):

@@ -40,7 +40,7 @@ def test_options_are_passed_on(tmp_path, source, monkeypatch, capsys):
     monkeypatch.setattr(command, "convert", convert)
     words = (
         "--compression zstd --tile-size 128 --levels 3 --region 1,2,30,40 --level 1 --workers 2 "
-        "--quality 80 --private --overwrite --shard 4 --color srgb"
+        "--quality 80 --private --overwrite --shard 4 --color srgb --z 3 --t 1"
     )
     assert main(["convert", str(source), str(tmp_path / "out.tif"), *words.split()]) == 130
     assert "goes on where this one ended" in capsys.readouterr().err
@@ -48,7 +48,7 @@ def test_options_are_passed_on(tmp_path, source, monkeypatch, capsys):
     assert given == {
         "compression": "zstd", "tile_size": 128, "levels": 3, "region": (1, 2, 30, 40), "level": 1,
         "workers": 2, "quality": 80, "private": True, "overwrite": True, "shard": 4,
-        "color": "srgb",
+        "color": "srgb", "z": 3, "t": 1,
     }  # fmt: skip
 
 

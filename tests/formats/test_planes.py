@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from napari_wsigpu import open_slide
-from napari_wsigpu.errors import CorruptSlideError
+from napari_wsigpu.errors import PlaneError
 from tests import czis, dicomslides, ndpi, slides, vsis
 
 wsidicom, pydicom = pytest.importorskip("wsidicom"), pytest.importorskip("pydicom")
@@ -211,7 +211,7 @@ def test_a_plane_that_a_czi_lacks(tmp_path):
     with open_slide(path, "cpu") as slide:
         assert (slide.planes.z, slide.planes.t, slide.levels[0][0, 0, 0]) == (0, 0, 1)
         assert slide.plane(1, 1).levels[0][0, 0, 0] == 2
-        with pytest.raises(CorruptSlideError, match="no picture of the plane z = 1, t = 0"):
+        with pytest.raises(PlaneError, match="no picture of the plane z = 1, t = 0"):
             slide.plane(1, 0)
 
 
@@ -270,3 +270,23 @@ def test_vsi(tmp_path_factory, order, sizes):
             np.testing.assert_array_equal(found, expected)
             block = scene.read_block(slices=(z, z + 1), frames=(t, t + 1))
             np.testing.assert_array_equal(found, np.asarray(block).reshape(found.shape))
+
+
+def test_a_plane_that_a_vsi_lacks(tmp_path):
+    path = tmp_path / "a.vsi"
+    tiles = [
+        vsis.Tile((0, 0, t, z, 0), np.full((32, 32), 10 * t + z, np.uint8).tobytes())
+        for t, z in ((0, 0), (0, 1), (1, 0))
+    ]
+    options = {"compression": vsis.RAW, "samples": 1, "kind": 2, "color": 1}
+    vsis.ets(tmp_path / "_a_" / "stack1" / "frame_t.ets", tiles, (32, 32), **options)
+    vsis.vsi(path, vsis.image((30, 20), (2, 1)))
+    with open_slide(path, "cpu") as slide:
+        assert slide.planes.sizes == {"t": 2, "z": 2}
+        assert [slide.plane(z, t).levels[0][0, 0] for z, t in ((0, 0), (1, 0), (0, 1))] == [
+            0,
+            1,
+            10,
+        ]
+        with pytest.raises(PlaneError, match="no tile of the plane z = 1, t = 1"):
+            slide.plane(1, 1)

@@ -61,6 +61,13 @@ def add_command(commands: Any) -> None:
         help="the level that becomes level 0, as `wsigpu info` counts them; numbers above its last "
         "one are of averaged levels between and below these",
     )
+    for axis in "zt":
+        parser.add_argument(
+            f"--{axis}",
+            type=int,
+            metavar="N",
+            help=f"one plane along {axis}, counted from 0; else OME-TIFF and OME-Zarr get all",
+        )
     parser.add_argument("--workers", type=int, metavar="N", help="threads that encode")
     parser.add_argument(
         "--quality", type=int, metavar="Q", help="of --compression jpeg, 1 to 100 (90)"
@@ -99,7 +106,7 @@ def _run(options: argparse.Namespace) -> int:
     given = vars(options)
     names = (
         "compression", "tile_size", "levels", "region", "level", "workers", "quality", "shard",
-        "private", "overwrite", "color",
+        "private", "overwrite", "color", "z", "t",
     )  # fmt: skip
     try:
         with noticed_interrupt() as interrupted:

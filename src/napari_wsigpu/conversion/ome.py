@@ -27,18 +27,23 @@ def image_metadata(plan: Plan, record: Mapping[str, Any]) -> dict[str, Any]:
     """Return what tifffile shall say of the slide."""
     channels = record["channels"]
     several = "CYX" if plan.channels > 1 else "YX"
+    stack = "".join(plan.along).upper()
     metadata: dict[str, Any] = {
-        "axes": "YXS" if plan.rgb else several,
+        "axes": stack + ("YXS" if plan.rgb else several),
         "Name": "slide",
         "CommentAnnotation": {"Namespace": RECORD_NAMESPACE, "Value": json.dumps(record)},
     }
     if plan.mpp is not None:
         for axis, size in zip("XY", plan.mpp, strict=True):
             metadata |= {f"PhysicalSize{axis}": size, f"PhysicalSize{axis}Unit": "µm"}
+    if plan.z_spacing is not None:
+        metadata |= {"PhysicalSizeZ": plan.z_spacing, "PhysicalSizeZUnit": "µm"}
+    if plan.time_step is not None:
+        metadata |= {"TimeIncrement": plan.time_step, "TimeIncrementUnit": "s"}
     if "region" in record:
         whole = plan.levels[0].width, plan.levels[0].height
         _, first = first_pixel(record["region"], whole, plan.mpp)
-        planes = 1 if plan.rgb else plan.channels
+        planes = len(plan.planes) * (1 if plan.rgb else plan.channels)
         unit = "pixel" if plan.mpp is None else "µm"
         metadata["Plane"] = {}
         for axis, position in zip("XY", first, strict=True):

@@ -36,6 +36,8 @@ BOUNDS = {
     "level": (0, 1 << 16),
     "tile_size": (TILE_UNIT, LARGEST_TILE),
     "shard": (1, 64),
+    "z": (0, 1 << 31),
+    "t": (0, 1 << 31),
 }
 
 
@@ -54,6 +56,8 @@ class Options:
     shard: int | None = None
     color: Color = "stored"
     outline: Outline | None = None
+    z: int | None = None
+    t: int | None = None
 
     def __post_init__(self) -> None:
         allowed = COMPRESSIONS[self.kind]

@@ -185,6 +185,8 @@ def check_space(folder: Path, plan: Plan, options: Options, written: int) -> Non
     default = "zstd" if options.kind == "ome-zarr" else "deflate"
     needed = 0
     for level in plan.levels:
+        if level.missing:
+            continue
         raw = level.width * level.height * plan.channels * plan.dtype.itemsize
         if level.copied:
             tiles = [(row, column) for row in range(level.rows) for column in range(level.columns)]

@@ -85,7 +85,8 @@ def copied_segments(
         If the source ends before a tile does.
     """
     tiles = np.argwhere(~done)
-    coding = plan.levels[level].coding
+    coding, plane = plan.levels[level].coding, plan.levels[level].plane
+    slide = slide.plane(plane.z, plane.t)
 
     def read(place: tuple[int, int]) -> list[Segment]:
         batch = [(row, column) for row, column in tiles[place[0] : place[1]].tolist()]
@@ -149,6 +150,7 @@ class _Walk:
         self._group = group
         first = plan.levels[group.start]
         self._window = first.window
+        slide = slide.plane(first.plane.z, first.plane.t)
         self._array = slide.level_array(first.source.number, color=plan.color)
         self._mask = mask_of(slide, first.source, plan.outline)
         rows, columns = first.block

@@ -9,14 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.conversion.coding import Coding, check_ome, copied_coding, new_coding
-from napari_wsigpu.conversion.options import LARGEST_TILE, TILE_UNIT
-from napari_wsigpu.errors import ConversionError, LevelError
-from napari_wsigpu.formats.tiff import is_rgb
+from napari_wsigpu.errors import ConversionError
 from napari_wsigpu.geometry import Rect
-from napari_wsigpu.layout import COMPUTED_TILE
 from napari_wsigpu.reading.mosaic import touches
-from napari_wsigpu.slide import LARGEST_OVERVIEW
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -24,13 +19,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.color import Color
-    from napari_wsigpu.conversion.options import Options, Outline, Region
+    from napari_wsigpu.conversion.coding import Coding
+    from napari_wsigpu.conversion.options import Outline, Region
     from napari_wsigpu.layout import PyramidLevel
     from napari_wsigpu.slide import Slide
 
-SMALLEST_TILE = 64
 BLOCK_SIDE = 2048
-RAW_UNIT = 4096
 
 
 class Window(NamedTuple):
@@ -40,6 +34,16 @@ class Window(NamedTuple):
     top: int
     width: int
     height: int
+
+
+class PlaneNumber(NamedTuple):
+    """Where a plane is along t and z."""
+
+    t: int = 0
+    z: int = 0
+
+
+FIRST = PlaneNumber()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,6 +66,10 @@ class PlannedLevel:
         How a TIFF stores it; None for OME-Zarr.
     shard : int
         How many tiles, across and down, share a file of OME-Zarr.
+    plane : PlaneNumber
+        Which plane of the slide it shows.
+    missing : bool
+        Whether the slide lacks that plane: nothing is written of it.
     """
 
     source: PyramidLevel
@@ -72,6 +80,8 @@ class PlannedLevel:
     tile_width: int
     coding: Coding | None
     shard: int = 1
+    plane: PlaneNumber = FIRST
+    missing: bool = False
 
     @property
     def width(self) -> int:
@@ -125,7 +135,11 @@ class Plan:
     Attributes
     ----------
     levels : tuple of PlannedLevel
-        Levels of the result, finest first.
+        Levels of the result: of each plane as many, finest first.
+    planes : tuple of PlaneNumber
+        The slide's planes that are written, by t, then by z: all of some of each.
+    shown : PlaneNumber
+        The one that the slide shows.
     channels : int
         Samples a pixel.
     dtype : numpy.dtype
@@ -140,9 +154,13 @@ class Plan:
         What pixels become.
     outline : tuple of tuple of (float, float), optional
         Rings in pixels of the slide's level 0; what lies outside of them becomes background.
+    z_spacing, time_step : float, optional
+        Micrometres and seconds from one plane to the next.
     """
 
     levels: tuple[PlannedLevel, ...]
+    planes: tuple[PlaneNumber, ...]
+    shown: PlaneNumber
     channels: int
     dtype: np.dtype[Any]
     rgb: bool
@@ -150,6 +168,36 @@ class Plan:
     mpp: tuple[float, float] | None
     color: Color = "stored"
     outline: Outline | None = None
+    z_spacing: float | None = None
+    time_step: float | None = None
+
+    @property
+    def depth(self) -> int:
+        """How many levels each plane has."""
+        return len(self.levels) // len(self.planes)
+
+    @property
+    def pyramid(self) -> tuple[PlannedLevel, ...]:
+        """The levels of the first plane."""
+        return self.levels[: self.depth]
+
+    @property
+    def along(self) -> dict[str, list[int]]:
+        """The numbers of the slide's planes along "t" and "z", where there are several."""
+        found = {
+            "t": sorted({plane.t for plane in self.planes}),
+            "z": sorted({plane.z for plane in self.planes}),
+        }
+        return {axis: numbers for axis, numbers in found.items() if len(numbers) > 1}
+
+    @property
+    def missing(self) -> int:
+        """How many of the planes the slide lacks."""
+        return sum(level.missing for level in self.levels) // self.depth
+
+    def of_planes(self, level: int) -> list[int]:
+        """Return the indices, in `levels`, of a level of the pyramid in each plane."""
+        return list(range(level, len(self.levels), self.depth))
 
     @property
     def groups(self) -> Iterator[range]:
@@ -182,8 +230,8 @@ class Plan:
     def blank_tiles(self, index: int) -> NDArray[np.bool_]:
         """Return which tiles of a level the source does not hold, by row and column."""
         level = self.levels[index]
-        blank = np.zeros((level.rows, level.columns), np.bool_)
-        if self._holds_all(index):
+        blank = np.full((level.rows, level.columns), level.missing)
+        if level.missing or self._holds_all(index):
             return blank
         for row, column in product(range(level.rows), range(level.columns)):
             top, left = row * level.tile_height, column * level.tile_width
@@ -214,92 +262,6 @@ class Plan:
         return missing and layout.missing == "background" and not layout.computed
 
 
-def make_plan(slide: Slide, options: Options) -> Plan:
-    """Decide what to write.
-
-    Raises
-    ------
-    ConversionError
-        If the region is not within the slide, or the samples can't be encoded so.
-    LevelError
-        If there is no such level.
-    """
-    chosen = _levels(slide, options)[: options.levels]
-    base = slide.layout.levels[0]
-    if options.kind == "ome-tiff":
-        check_ome(slide)
-    raw_tiff = options.compression == "raw" and options.kind != "ome-zarr"
-    planned: list[PlannedLevel] = []
-    for source, window, halved in chosen:
-        first = planned[0] if planned else None
-        own = source.layout.grid.tile_height, source.layout.grid.tile_width
-        # libtiff reads raw tiles of one size only, whatever their level, as RGB.
-        alike = planned[-1] if halved else first if raw_tiff else None
-        tile = _tile_size(source, options, alike)
-        coding = None
-        if not halved and (tile == own or not (raw_tiff or options.tile_size)):
-            coding = _copied(slide, options, source, window)
-        if coding is not None:
-            tile = own
-        elif options.kind != "ome-zarr":
-            coding = new_coding(slide.layout, options)
-        downsample = 1.0
-        if first is not None:
-            downsample = source.layout.downsample(base) / first.source.layout.downsample(base)
-            if options.region is not None:
-                ratios = first.width / window.width, first.height / window.height
-                downsample = sum(ratios) / 2
-        planned.append(
-            PlannedLevel(source, window, halved, downsample, *tile, coding, options.shard or 1)
-        )
-    scale = planned[0].source.layout.downsample(base)
-    return Plan(
-        tuple(planned),
-        base.channels,
-        base.dtype,
-        slide.layout.rgb,
-        slide.layout.background,
-        None if slide.mpp is None else (slide.mpp[0] * scale, slide.mpp[1] * scale),
-        options.color,
-        options.outline,
-    )
-
-
-class _Chosen(NamedTuple):
-    source: PyramidLevel
-    window: Window
-    halved: bool
-
-
-def _levels(slide: Slide, options: Options) -> list[_Chosen]:
-    """Choose levels from the slide's pyramid; those a region does not fit on are averaged."""
-    pyramid = slide.pyramid
-    numbers = [level.number for level in pyramid]
-    if options.level not in numbers:
-        raise LevelError(
-            f"'{slide.path}' has no level {options.level}; its levels are 0 to {max(numbers)}."
-        )
-    start = numbers.index(options.level)
-    first = _Chosen(pyramid[start], window_of(slide, pyramid[start], options.region), False)
-    chosen = [first]
-    for level in pyramid[start + 1 :]:
-        last = chosen[-1].window
-        computed = level.number >= slide.level_count
-        window: Window | None = Window(0, 0, level.layout.width, level.layout.height)
-        if options.region is not None:
-            if max(last.width, last.height) <= LARGEST_OVERVIEW:
-                break
-            window = None if computed else _smaller(first, level)
-            if window is not None and window.width >= last.width:
-                continue
-        if computed or window is None:
-            window = Window(0, 0, -(-last.width // 2), -(-last.height // 2))
-            chosen.append(_Chosen(level, window, True))
-        else:
-            chosen.append(_Chosen(level, window, False))
-    return chosen
-
-
 def window_of(slide: Slide, level: PyramidLevel, region: Region | None) -> Window:
     """Return what a region, in pixels of level 0, is on a level.
 
@@ -328,59 +290,6 @@ def window_of(slide: Slide, level: PyramidLevel, region: Region | None) -> Windo
         min(max(1, _rounded(width / scale)), layout.width - left),
         min(max(1, _rounded(height / scale)), layout.height - top),
     )
-
-
-def _smaller(first: _Chosen, level: PyramidLevel) -> Window | None:
-    """Return the same window on a coarser level; None if its edges lie within pixels there."""
-    found = []
-    for start, length, fine, coarse in (
-        (first.window.left, first.window.width, first.source.layout.width, level.layout.width),
-        (first.window.top, first.window.height, first.source.layout.height, level.layout.height),
-    ):
-        step = round(fine / coarse)
-        at_end = start + length == fine
-        exact = abs(coarse * step - fine) < step
-        if not exact or start % step or (length % step and not at_end):
-            return None
-        end = coarse if at_end else (start + length) // step
-        found.append((start // step, end - start // step, step))
-    (left, width, across), (top, height, down) = found
-    return Window(left, top, width, height) if across == down and min(width, height) > 0 else None
-
-
-def _tile_size(
-    source: PyramidLevel, options: Options, alike: PlannedLevel | None
-) -> tuple[int, int]:
-    if alike is not None:
-        return alike.tile_height, alike.tile_width
-    if options.tile_size is not None:
-        return options.tile_size, options.tile_size
-    grid = source.layout.grid
-    sides = grid.tile_height, grid.tile_width
-    fits = all(SMALLEST_TILE <= side <= LARGEST_TILE and not side % TILE_UNIT for side in sides)
-    if options.compression == "raw" and options.kind != "ome-zarr":
-        # libtiff reads no others as RGB (1024), GPUDirect Storage best these.
-        layout = source.layout
-        pixel = (layout.channels if is_rgb(layout) else 1) * layout.dtype.itemsize
-        fits = fits and sides[0] * sides[1] * pixel % RAW_UNIT == 0
-    return sides if fits and not source.layout.parts else (COMPUTED_TILE, COMPUTED_TILE)
-
-
-def _copied(slide: Slide, options: Options, source: PyramidLevel, window: Window) -> Coding | None:
-    """Return how a level's tiles are encoded if they can be copied."""
-    grid = source.layout.grid
-    sides = grid.tile_height, grid.tile_width
-    if options.kind == "ome-zarr" or source.number >= slide.level_count:
-        return None
-    if options.color != "stored" or options.outline is not None:
-        return None
-    for start, length, extent, side in (
-        (window.left, window.width, source.layout.width, sides[1]),
-        (window.top, window.height, source.layout.height, sides[0]),
-    ):
-        if start % side or (length % side and start + length != extent):
-            return None
-    return copied_coding(slide, source.layout, options)
 
 
 def _rounded(value: float) -> int:

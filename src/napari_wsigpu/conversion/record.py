@@ -11,10 +11,12 @@ from napari_wsigpu.formats.wsigpu import VERSION, region_of
 from napari_wsigpu.privacy import MASK, PRIVATE_IMAGES, masked
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from napari_wsigpu.conversion.options import Region
-    from napari_wsigpu.conversion.plan import Plan
+    from napari_wsigpu.conversion.plan import Plan, PlaneNumber
     from napari_wsigpu.slide import Slide
 
 # What all vendors have is told by fields of the record, and these are of the file that was read.
@@ -65,7 +67,7 @@ def make_record(slide: Slide, plan: Plan, *, private: bool) -> dict[str, Any]:
         **({"region": list(region)} if region else {}),
         "background": slide.layout.background,
         "channels": channels,
-        "downsamples": [level.downsample for level in plan.levels],
+        "downsamples": [level.downsample for level in plan.pyramid],
         "metadata": sections,
     }
 
@@ -93,14 +95,26 @@ def pictures(slide: Slide, plan: Plan, *, private: bool) -> tuple[list[Picture],
     return found, problems
 
 
-def notes_on(slide: Slide) -> list[str]:
-    """Return a sentence for what never travels, and for all that is wrong with the slide."""
+def notes_on(slide: Slide, planes: Sequence[PlaneNumber], missing: int = 0) -> list[str]:
+    """Return a sentence for what does not travel, and for all that is wrong with the slide.
+
+    `planes` are those that are written, of which the slide lacks so many.
+    """
     notes = []
     if slide.labels:
         names = ", ".join(f"'{name}'" for name in slide.labels)
         notes.append(f"Label images are not converted; {names} stayed behind.")
-    if slide.layout.hidden_planes:
-        notes.append(f"One plane is converted of {slide.layout.hidden_planes + 1}.")
+    total = slide.planes.size_z * slide.planes.size_t
+    if len(planes) < total:
+        along = {axis: {plane._asdict()[axis] for plane in planes} for axis in slide.planes.names}
+        which = ", ".join(f"{axis} = {min(at)}" for axis, at in along.items() if len(at) == 1)
+        many = "One plane is" if len(planes) == 1 else f"{len(planes)} planes are"
+        notes.append(f"{many} converted of {total}: {which}.")
+    if missing:
+        notes.append(f"{missing} of {len(planes)} planes are background, as the slide lacks them.")
+    others = slide.layout.hidden_planes + 1 - (total - missing)
+    if others > 0:
+        notes.append(f"{others} plane(s) along other axes than z and t are not converted.")
     return notes + list(slide.layout.problems)
 
 

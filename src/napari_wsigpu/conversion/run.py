@@ -19,7 +19,8 @@ from napari_wsigpu.conversion.checksum import checksum
 from napari_wsigpu.conversion.options import Options, checked_number, kind_of
 from napari_wsigpu.conversion.paths import check_space, check_target, refused, remove
 from napari_wsigpu.conversion.pixels import copied_segments, read_blocks
-from napari_wsigpu.conversion.plan import make_plan
+from napari_wsigpu.conversion.plan import PlaneNumber
+from napari_wsigpu.conversion.planning import make_plan
 from napari_wsigpu.conversion.png import write_png
 from napari_wsigpu.conversion.record import make_record, notes_on, pictures
 from napari_wsigpu.conversion.tiff import TiffTarget
@@ -95,6 +96,8 @@ def convert(
     shard: int | None = None,
     color: Color = "stored",
     outline: Sequence[ArrayLike] | None = None,
+    z: int | None = None,
+    t: int | None = None,
     overwrite: bool = False,
     keep: bool = True,
     progress: Callable[[int, int], None] | None = None,
@@ -147,6 +150,10 @@ def convert(
     outline : sequence of array-like, shape (vertices, 2), optional
         Rings, (x, y) in pixels of the slide's level 0, as `Annotation.rings`. Pixels become
         background whose centre lies within an even number of them.
+    z, t : int, optional
+        Which of the slide's `planes` to write, counted from 0. By default OME-TIFF and OME-Zarr get
+        all of them, whichever an open slide shows; TIFF and PNG, which hold one, that one. If not
+        all are written, a note says which.
     overwrite : bool
         Replace the target if it exists, once the result is whole; but never a folder that holds
         anything else than an OME-Zarr as this function writes it.
@@ -174,6 +181,8 @@ def convert(
         If the target can't be written, or there is no room for it.
     ConversionCancelledError
         If `cancelled` was set.
+    PlaneError
+        If there is no such plane.
     RegionError, UnsupportedSlideError
         If PNG can't hold it, or sRGB is asked for without a profile that can be applied.
     SlideError
@@ -204,6 +213,8 @@ def convert(
         shard,
         color,
         outline,  # type: ignore[arg-type]  # checked, and made tuples, there
+        z,
+        t,
     )
     threads = checked_number("workers", workers, 1, MOST_WORKERS) or os.cpu_count() or 1
     with ExitStack() as stack:
@@ -213,10 +224,12 @@ def convert(
         check_target(slide, path, overwrite=overwrite)
         if options.kind == "png":
             with refused(path):
-                write_png(slide, path, options, progress, cancelled, overwrite=overwrite)
+                plane = slide.plane(options.z, options.t)
+                write_png(plane, path, options, progress, cancelled, overwrite=overwrite)
                 digest = checksum(path)
             seconds = time.perf_counter() - begin
-            return Conversion(str(path), digest, 0, 0, 0, seconds, tuple(notes_on(slide)))
+            notes = notes_on(slide, [PlaneNumber(plane.planes.t, plane.planes.z)])
+            return Conversion(str(path), digest, 0, 0, 0, seconds, tuple(notes))
         slide.level_array(options.level, color=color)  # refuses sRGB without a profile
         plan = make_plan(slide, options)
         with working_on(
@@ -252,7 +265,7 @@ class _Conversion:
         self._work = work
         record = make_record(slide, plan, private=options.private)
         images, problems = pictures(slide, plan, private=options.private)
-        self.notes = notes_on(slide) + problems
+        self.notes = notes_on(slide, plan.planes, plan.missing) + problems
         icc = slide.icc_profile if plan.color == "stored" else srgb_profile()
         self._target: Target
         if options.kind == "ome-zarr":
@@ -294,7 +307,7 @@ class _Conversion:
         checked(0)
         try:
             for index, level in enumerate(self._plan.levels):
-                if level.copied:
+                if level.copied and not level.missing:
                     self._copy(index, done[index], advance)
             self._encode(done, threads, advance)
         finally:
@@ -343,6 +356,8 @@ class _Conversion:
         with ThreadPoolExecutor(threads, "wsigpu-encode") as pool:
             try:
                 for group in self._plan.groups:
+                    if self._plan.levels[group.start].missing:
+                        continue
                     blocks = read_blocks(self._slide, self._plan, group, done)
                     with closing(blocks):
                         for block in blocks:

@@ -41,7 +41,7 @@ class TiffTarget:
     """A tiled BigTIFF pyramid, or an OME-TIFF.
 
     Levels of a TIFF are pages of the main chain; those of an OME-TIFF are SubIFDs, and channels
-    that are not RGB are pages. Associated images are further pages, in strips.
+    that are not RGB, and planes, are pages. Associated images are further pages, in strips.
 
     Parameters
     ----------
@@ -80,14 +80,15 @@ class TiffTarget:
         self._uuid = uuid
         self._ome = uuid is not None
         self._encoders = [
-            None if level.copied else encoder(_coding(level), plan.dtype) for level in plan.levels
+            None if level.copied else encoder(_coding(level), plan.dtype) for level in plan.pyramid
         ]
         self._handle = -1
         self._end = 0
+        self._pages_a_level = len(plan.planes) * plan.levels[0].planes
 
     def begin(self, checked: Callable[[int], None]) -> None:
         """Write all but tiles, and go on after the last one before the first damaged one."""
-        levels = self._plan.levels
+        levels = self._plan.pyramid
         head = BytesIO()
         with tifffile.TiffWriter(head, bigtiff=True, byteorder="<", ome=self._ome) as file:
             for index, level in enumerate(levels):
@@ -140,9 +141,12 @@ class TiffTarget:
         """Write where tiles lie."""
         os.ftruncate(self._handle, self._end)
         with tifffile.TiffFile(self._path, mode="r+") as file:
-            for index, pages in enumerate(self._pages(file)):
-                offsets, counts = self._journal.offsets[index], self._journal.counts[index]
-                parts = len(pages)
+            for level, pages in enumerate(self._pages(file)):
+                indices, parts = self._plan.of_planes(level), len(pages)
+                offsets, counts = (
+                    np.concatenate([values[index] for index in indices])
+                    for values in (self._journal.offsets, self._journal.counts)
+                )
                 for page, starts, lengths in zip(
                     pages, np.split(offsets, parts), np.split(counts, parts), strict=True
                 ):
@@ -162,7 +166,7 @@ class TiffTarget:
         missing = level.tile_height - pixels.shape[0], level.tile_width - pixels.shape[1]
         if any(missing):
             pixels = np.pad(pixels, ((0, missing[0]), (0, missing[1]), (0, 0)), mode="edge")
-        encode = self._encoders[index]
+        encode = self._encoders[index % self._plan.depth]
         assert encode is not None
         planes = np.split(pixels, level.planes, axis=2) if level.planes > 1 else [pixels]
         found = (encode(np.ascontiguousarray(part)) for part in planes)
@@ -205,12 +209,12 @@ class TiffTarget:
         return journal.end
 
     def _pages(self, file: tifffile.TiffFile) -> Iterator[list[tifffile.TiffPage]]:
-        """Yield the pages of each level: one, or one a channel."""
-        levels = self._plan.levels
+        """Yield the pages of each level: one a plane, or one a channel of each."""
+        levels = self._plan.pyramid
         if not self._ome:
             yield from ([file.pages[index].aspage()] for index in range(len(levels)))
             return
-        mains = [file.pages[index].aspage() for index in range(levels[0].planes)]
+        mains = [file.pages[index].aspage() for index in range(self._pages_a_level)]
         yield mains
         for index in range(len(levels) - 1):
             found = []
@@ -229,19 +233,21 @@ class TiffTarget:
     def _write_level(self, file: tifffile.TiffWriter, index: int, level: PlannedLevel) -> None:
         coding = _coding(level)
         channels, size = self._plan.channels, (level.height, level.width)
+        stack = tuple(map(len, self._plan.along.values()))
         planar, raw = coding.planes > 1, coding.compression == COMPRESSION.NONE
         options: dict[str, Any] = {}
         if planar:
-            shape: tuple[int, ...] = (channels, *size)
+            shape: tuple[int, ...] = (*stack, channels, *size)
         else:
-            shape = (*size, channels) if channels > 1 else size
+            shape = (*stack, *size, channels) if channels > 1 else (*stack, *size)
         if channels > 1 and not (planar and self._ome):
             options["planarconfig"] = "separate" if planar else "contig"
         if coding.compression == COMPRESSION.JPEG:
             options["jpegtables"] = coding.jpeg_tables
             options["subsampling"] = coding.subsampling
             options["compressionargs"] = {"outcolorspace": coding.photometric}
-        if self._plan.background and self._plan.blank_tiles(index).any():
+        blank = (self._plan.blank_tiles(each).any() for each in self._plan.of_planes(index))
+        if self._plan.background and any(blank):
             text = f"{self._plan.background:.17g}"
             options["extratags"] = [(Tag.NO_DATA, DATATYPE.ASCII, 0, text, False)]
         first = index == 0
@@ -251,14 +257,14 @@ class TiffTarget:
             )
             options["resolutionunit"] = "centimeter"
         if self._ome:
-            options["subifds"] = len(self._plan.levels) - 1 if first else 0
+            options["subifds"] = self._plan.depth - 1 if first else 0
             metadata = image_metadata(self._plan, self._record) | {"UUID": str(self._uuid)}
             options["metadata"] = metadata if first else None
         else:
             options["metadata"] = None
             options["description"] = json.dumps(self._record) if first else None
         file.write(
-            iter([(b"", 0)] * (level.tiles * level.planes)),
+            iter([(b"", 0)] * (level.tiles * level.planes * len(self._plan.planes))),
             shape=shape,
             dtype=self._plan.dtype,
             tile=(level.tile_height, level.tile_width),

@@ -12,6 +12,7 @@ import numpy as np
 
 from napari_wsigpu.appearance import WHITE, channel_colors, shown_limits
 from napari_wsigpu.conversion.checksum import crc32
+from napari_wsigpu.conversion.ngff import image_attributes
 from napari_wsigpu.conversion.paths import HEAD, remove
 from napari_wsigpu.conversion.pixels import Segment
 from napari_wsigpu.errors import MissingPackageError
@@ -32,16 +33,18 @@ if TYPE_CHECKING:
     from napari_wsigpu.conversion.record import Picture
     from napari_wsigpu.conversion.target import Job
 
-AXES = ("c", "y", "x")
+AXES = "cyx"
 RGB_CHANNELS = (("red", "FF0000"), ("green", "00FF00"), ("blue", "0000FF"), ("alpha", "FFFFFF"))
 PICTURE_CHUNK = 1024
+SAMPLED = 4
 
 
 class ZarrTarget:
     """An OME-Zarr image.
 
-    Levels are the arrays ``0``, ``1``, ... with the axes c, y, x; chunks that hold nothing but the
-    background are not written. Beside them lie the arrays of associated images
+    Levels are the arrays ``0``, ``1``, ... with the axes c, y, x, and t and z of stacks; chunks
+    that hold nothing but the background are not written. Beside them lie the arrays of associated
+    images
     (``associated/NAME/0``, OME-Zarr images too), the ICC profile's bytes as the array
     ``icc_profile``, and the record of the slide as the group's attribute ``wsigpu``, whose
     fields are those of `formats.wsigpu`.
@@ -94,7 +97,13 @@ class ZarrTarget:
         self._icc = icc
         self._compression = options.compression or "zstd"
         self._encode = _encoder(self._compression)
-        self._arrays: list[Any] = []
+        self._arrays: list[Any] = []  # one a level of the pyramid
+        along = plan.along
+        self._axes = "".join(axis for axis in "tczyx" if axis in along or axis in AXES)
+        shown = plan.shown._asdict()
+        self._shown = {
+            f"default{axis.upper()}": numbers.index(shown[axis]) for axis, numbers in along.items()
+        }
 
     def begin(self, checked: Callable[[int], None]) -> None:
         """Write all but chunks of levels, and remove and forget chunks that are not whole."""
@@ -108,7 +117,7 @@ class ZarrTarget:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that LZ4 is no part of Zarr itself
             group = self._zarr.open_group(self._path, mode="r+")
-            self._arrays = [group[str(index)] for index in range(len(self._plan.levels))]
+            self._arrays = [group[str(index)] for index in range(self._plan.depth)]
         for index in range(len(self._plan.levels)):
             self._forget_damaged(index, checked)
 
@@ -116,17 +125,20 @@ class ZarrTarget:
         plan = self._plan
         group = self._zarr.create_group(path, zarr_format=3, overwrite=True)
         together = plan.channels if plan.rgb else 1
-        for index, level in enumerate(plan.levels):
-            side = level.tile_height, level.tile_width
+        stack = {axis: len(numbers) for axis, numbers in plan.along.items()}
+        for index, level in enumerate(plan.pyramid):
+            sides = {"c": together, "y": level.tile_height, "x": level.tile_width}
             shards = None
             if level.shard > 1:
-                shards = (together, *(level.shard * length for length in side))
+                file = {axis: sides[axis] * (1 if axis == "c" else level.shard) for axis in sides}
+                shards = self._lengths(file)
             self._create_array(
                 group,
                 str(index),
-                (plan.channels, level.height, level.width),
-                (together, *side),
+                self._lengths({"c": plan.channels, "y": level.height, "x": level.width} | stack),
+                self._lengths(sides),
                 plan.dtype,
+                axes=self._axes,
                 shards=shards,
                 fill_value=plan.dtype.type(plan.background),
             )
@@ -163,10 +175,13 @@ class ZarrTarget:
         if "region" in self._record:
             whole = plan.levels[0].width, plan.levels[0].height
             size, first = first_pixel(self._record["region"], whole, plan.mpp)
-        scales = [[level.downsample * side for side in size[::-1]] for level in plan.levels]
+        scales = [[level.downsample * side for side in size[::-1]] for level in plan.pyramid]
+        steps = {"t": plan.time_step, "z": plan.z_spacing}
+        known = {axis for axis, step in steps.items() if step is not None}
+        known |= set() if plan.mpp is None else {"y", "x"}
+        image = image_attributes("slide", self._axes, scales, first[::-1], known, steps)
         attributes = {
-            "ome": _image("slide", scales, first[::-1], physical=plan.mpp is not None)
-            | {"omero": self._omero()},
+            "ome": image | {"omero": self._omero()},
             "wsigpu": dict(self._record),
         }
         self._zarr.open_group(self._path, mode="r+").update_attributes(attributes)
@@ -194,13 +209,27 @@ class ZarrTarget:
 
     def _files(self, index: int, row: int, column: int) -> list[Path]:
         """Return the files that hold a tile: one, or one a channel."""
-        array, shard = self._arrays[index], self._plan.levels[index].shard
-        return [
-            self._path
-            / str(index)
-            / array.metadata.encode_chunk_key((plane, row // shard, column // shard))
-            for plane in range(self._plan.channels // array.chunks[0])
-        ]
+        array, shard = self._array(index), self._plan.levels[index].shard
+        together = array.chunks[self._axes.index("c")]
+        place = self._stack_place(index) | {"y": row // shard, "x": column // shard}
+        keys = (
+            array.metadata.encode_chunk_key(self._lengths(place | {"c": channel}))
+            for channel in range(self._plan.channels // together)
+        )
+        return [self._path / str(index % self._plan.depth) / key for key in keys]
+
+    def _array(self, index: int) -> Any:
+        """Return the array of a planned level."""
+        return self._arrays[index % self._plan.depth]
+
+    def _lengths(self, of: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Return what is said of each axis in their order; 1 of those of which nothing is."""
+        return tuple(of.get(axis, 1) for axis in self._axes)
+
+    def _stack_place(self, index: int) -> dict[str, int]:
+        """Return the position along "t" and "z" of the plane that a planned level is of."""
+        plane = self._plan.levels[index].plane._asdict()
+        return {axis: at.index(plane[axis]) for axis, at in self._plan.along.items()}
 
     def _check(self, index: int, row: int, column: int) -> int:
         """Return the CRC-32 of the files that hold a tile."""
@@ -225,7 +254,9 @@ class ZarrTarget:
         top, left = block.row * level.tile_height, block.column * level.tile_width
         height, width, _ = block.pixels.shape
         pixels = np.moveaxis(block.pixels, -1, 0)
-        self._arrays[block.level][:, top : top + height, left : left + width] = pixels
+        place: dict[str, Any] = {"y": slice(top, top + height), "x": slice(left, left + width)}
+        place |= {"c": slice(None)} | self._stack_place(block.level)
+        self._array(block.level)[self._lengths(place)] = pixels
         check = cache(partial(self._check, block.level))
         for row, column in tiles:
             places = block.row + row, block.column + column
@@ -233,9 +264,11 @@ class ZarrTarget:
 
     def _write_chunks(self, block: Block, tiles: list[list[int]]) -> Iterator[int]:
         """Write tiles of a block without zarr, which takes twice as long; yield their checks."""
-        array = self._arrays[block.level]
-        together, height, width = array.chunks
-        chunk = np.full(array.chunks, array.fill_value, array.dtype.newbyteorder("<"))
+        array = self._array(block.level)
+        sizes = dict(zip(self._axes, array.chunks, strict=True))
+        together, height, width = (sizes[axis] for axis in AXES)
+        shape = together, height, width
+        chunk = np.full(shape, array.fill_value, array.dtype.newbyteorder("<"))
         blank = chunk.tobytes()
         for row, column in tiles:
             top, left = row * height, column * width
@@ -261,7 +294,7 @@ class ZarrTarget:
         chunks = (len(pixels), *(min(PICTURE_CHUNK, side) for side in pixels.shape[1:]))
         array = self._create_array(own, "0", pixels.shape, chunks, pixels.dtype)
         array[...] = pixels
-        own.update_attributes({"ome": _image(picture.name, [[1.0, 1.0]], physical=False)})
+        own.update_attributes({"ome": image_attributes(picture.name, AXES, [[1.0, 1.0]])})
 
     def _create_array(
         self,
@@ -270,6 +303,7 @@ class ZarrTarget:
         shape: tuple[int, ...],
         chunks: tuple[int, ...],
         dtype: np.dtype[Any],
+        axes: str = AXES,
         **options: Any,
     ) -> Any:
         with warnings.catch_warnings():
@@ -280,7 +314,7 @@ class ZarrTarget:
                 chunks=chunks,
                 dtype=dtype,
                 compressors=_compressors(self._compression),
-                dimension_names=AXES,
+                dimension_names=tuple(axes),
                 **options,
             )
 
@@ -299,51 +333,24 @@ class ZarrTarget:
         encoding = plan.levels[0].source.layout.encoding
         white_is_zero = plan.channels == 1 and encoding.white_is_zero
         channels = []
-        for (name, color), pixels in zip(named, self._arrays[-1][...], strict=True):
+        for (name, color), pixels in zip(named, self._samples(), strict=True):
             start, end = whole if plan.rgb and whole else shown_limits(pixels)
             least, most = whole or (start, end)
             window = {"min": least, "max": most, "start": start, "end": end}
             channel = {"label": name, "color": color, "active": True, "window": window}
             channels.append(channel | ({"inverted": True} if white_is_zero else {}))
-        return {"channels": channels, "rdefs": {"model": "color"}}
+        return {"channels": channels, "rdefs": {"model": "color"} | self._shown}
 
-
-def _image(
-    name: str,
-    scales: list[list[float]],
-    first: tuple[float, float] = (0, 0),
-    *,
-    physical: bool,
-) -> dict[str, Any]:
-    """Return the OME attributes of an image; `scales` are (y, x) of each level.
-
-    `first` is where the first pixel lies, (y, x) in the same units.
-    """
-    unit = {"unit": "micrometer"} if physical else {}
-    moved = [{"type": "translation", "translation": [0.0, *first]}] if any(first) else []
-    return {
-        "version": "0.5",
-        "multiscales": [
-            {
-                "name": name,
-                "axes": [
-                    {"name": "c", "type": "channel"},
-                    {"name": "y", "type": "space", **unit},
-                    {"name": "x", "type": "space", **unit},
-                ],
-                "datasets": [
-                    {
-                        "path": str(index),
-                        "coordinateTransformations": [
-                            {"type": "scale", "scale": [1.0, *scale]},
-                            *moved,
-                        ],
-                    }
-                    for index, scale in enumerate(scales)
-                ],
-            }
-        ],
-    }
+    def _samples(self) -> NDArray[Any]:
+        """Return pixels of each channel at the coarsest level, of at most some planes."""
+        some = {
+            axis: slice(None, None, -(-len(numbers) // SAMPLED))
+            for axis, numbers in self._plan.along.items()
+        }
+        picked = dict.fromkeys(self._axes, slice(None)) | some
+        pixels = self._arrays[-1][self._lengths(picked)]
+        found: NDArray[Any] = np.moveaxis(pixels, self._axes.index("c"), 0)
+        return found
 
 
 def _compressors(name: str) -> Any:

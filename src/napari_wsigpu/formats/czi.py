@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.errors import CorruptSlideError, SlideError, UnsupportedSlideError
+from napari_wsigpu.errors import (
+    CorruptSlideError,
+    PlaneError,
+    SlideError,
+    UnsupportedSlideError,
+)
 from napari_wsigpu.formats import markup, tiff
 from napari_wsigpu.formats.czi_file import MAGIC, CziFile, Subblocks
 from napari_wsigpu.formats.fields import LONGEST_TEXT, even_step, number, positive_number
@@ -169,7 +174,7 @@ def _choose(
         shown = {letter: held[letter].tolist().index(first[letter]) for letter in CHOSEN}
         chosen = _at(found, held, shown)
     if not len(chosen):
-        raise CorruptSlideError(
+        raise PlaneError(
             f"'{path}' holds no picture of the plane z = {shown['Z']}, t = {shown['T']}; "
             "choose another one."
         )

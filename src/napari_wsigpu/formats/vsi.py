@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.errors import CorruptSlideError, SlideError
+from napari_wsigpu.errors import CorruptSlideError, PlaneError, SlideError
 from napari_wsigpu.formats import tiff
 from napari_wsigpu.formats.ets import Ets, read_ets
 from napari_wsigpu.formats.fields import LONGEST_TEXT, positive_number
@@ -233,19 +233,35 @@ def _tiles_of(
     """
     ets = picture.ets
     places = _dimensions(picture.image)
-    chosen = np.ones(len(ets.levels), np.bool_)
     channel = places.get(C)
     further = [place for place in range(2, ets.coordinates.shape[1]) if place != channel]
     hidden = len(np.unique(ets.coordinates[:, further], axis=0)) - 1
     axes = {places[meaning]: axis for axis, meaning in AXES.items() if meaning in places}
-    positions: dict[str, tuple[int, int]] = {}
-    for place in further:
-        values = np.unique(ets.coordinates[:, place])
-        axis = axes.get(place, "")
-        shown = at.get(axis, len(values) // 2 if axis == "z" else 0)
-        chosen &= ets.coordinates[:, place] == values[shown]
-        if axis:
-            positions[axis] = shown, len(values)
+    held = {place: np.unique(ets.coordinates[:, place]) for place in further}
+    shown = {
+        place: at.get(axes.get(place, ""), len(values) // 2 if axes.get(place) == "z" else 0)
+        for place, values in held.items()
+    }
+
+    def chosen_tiles() -> NDArray[np.bool_]:
+        chosen = np.ones(len(ets.levels), np.bool_)
+        for place, values in held.items():
+            chosen &= ets.coordinates[:, place] == values[shown[place]]
+        return chosen
+
+    chosen = chosen_tiles()
+    if not chosen.any() and not at:  # the first plane that is there instead
+        first = ets.coordinates[0]
+        shown = {place: values.tolist().index(first[place]) for place, values in held.items()}
+        chosen = chosen_tiles()
+    positions = {
+        axis: (shown[place], len(held[place])) for place, axis in axes.items() if place in held
+    }
+    if not chosen.any():
+        plane = ", ".join(f"{axis} = {number}" for axis, (number, _) in positions.items())
+        raise PlaneError(
+            f"'{picture.path.name}' holds no tile of the plane {plane}; choose another one."
+        )
     if channel is None or channel >= ets.coordinates.shape[1] or ets.samples > 1:
         if channel is not None and channel < ets.coordinates.shape[1]:
             chosen &= ets.coordinates[:, channel] == ets.coordinates[:, channel].min()
