@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from napari_wsigpu import Slide, open_slide, runtime
-from napari_wsigpu.errors import RegionError, SlideChangedError, TileError
+from napari_wsigpu.errors import LevelError, RegionError, SlideChangedError, TileError
 from napari_wsigpu.gpu import driver
 from napari_wsigpu.gpu.tiles import NOBODY
 from napari_wsigpu.layout import TileGrid
 from napari_wsigpu.reading.dask_level import CHUNK_BYTES, DaskLevel
-from tests import slides
+from tests import slides, stacks
 from tests.host_device import HostDevice
 
 dask = pytest.importorskip("dask", reason="dask is not installed")
@@ -128,6 +128,46 @@ class TestCluster:
         np.testing.assert_array_equal(client.compute(array).result(), pixels)
         client.restart()
         np.testing.assert_array_equal(client.compute(array).result(), pixels)
+
+
+class TestStacks:
+    @pytest.fixture(params=["TZCYX", "CTZYX", "zarr"])
+    def saved(self, request, tmp_path):
+        pixels = stacks.stack()
+        return stacks.save(tmp_path, request.param, pixels), np.moveaxis(pixels, 2, -1)
+
+    def test_axes_of_planes_come_first(self, saved):
+        path, pixels = saved
+        with open_slide(path, "cpu") as slide, dask.config.set(scheduler="synchronous"):
+            array = slide.to_dask(tiles=1)
+            assert (array.shape, array.chunksize[:2]) == (pixels.shape, (1, 1))
+            assert slide.stats()["tiles_asked"] == 0
+            np.testing.assert_array_equal(array.compute(), pixels)
+            for key in (
+                np.s_[1, 3],
+                np.s_[:, -1, 5:40:3, ::-2],
+                np.s_[::-1, 1:4:2, 7, :, 1],
+                np.s_[1:1, :, :4],
+            ):
+                np.testing.assert_array_equal(array[key].compute(), pixels[key])
+            np.testing.assert_array_equal(array.max(axis=1).compute(), pixels.max(axis=1))
+            coarse = slide.to_dask(1)
+            np.testing.assert_array_equal(coarse.compute(), pixels[:, :, ::2, ::2])
+            assert coarse.name != array.name != slide.levels[0].to_dask(1).name
+
+    def test_in_other_processes(self, client, saved):
+        path, pixels = saved
+        with open_slide(path) as slide:
+            array = slide.to_dask()
+        np.testing.assert_array_equal(client.compute(array).result(), pixels)
+
+    def test_a_slide_without_planes(self, file):
+        path, pixels = file
+        with open_slide(path, "cpu") as slide:
+            assert slide.to_dask().name == slide.levels[0].to_dask().name
+            np.testing.assert_array_equal(slide.to_dask(), pixels)
+            with pytest.raises(LevelError):
+                slide.to_dask(2)
 
 
 class TestArrays:

@@ -34,6 +34,7 @@ from napari_wsigpu.formats.tiff import is_rgb
 from napari_wsigpu.open_planes import OpenPlanes
 from napari_wsigpu.reading.average import resample_area
 from napari_wsigpu.reading.batches import in_turn, read_ahead
+from napari_wsigpu.reading.dask_level import dask_array
 from napari_wsigpu.reading.grid import Grid
 from napari_wsigpu.reading.level import LevelArray
 from napari_wsigpu.reading.log import TileLog
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
 
+    import dask.array
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.color import Color
@@ -798,6 +800,33 @@ class Slide:
             return pixels if wanted == channel else pixels[..., channel]
 
         return LevelArray(layout, read, self, index, channel, tolerant=tolerant)
+
+    def to_dask(
+        self, level: int = 0, tiles: int | None = None, device: str = "cpu"
+    ) -> dask.array.Array:
+        """Return all planes of a level as a Dask array; nothing is decoded yet.
+
+        Parameters
+        ----------
+        level : int
+            Index in `levels`.
+        tiles, device
+            As `LevelArray.to_dask` takes them.
+
+        Returns
+        -------
+        dask.array.Array, shape (t, z, height, width, channels)
+            The axes t and z are there if the slide has several planes along them. Each chunk is
+            of one plane, which is opened when it is first read.
+
+        Raises
+        ------
+        LevelError
+            If there is no such level.
+        ImportError, RegionError, DeviceError
+            As `LevelArray.to_dask` does.
+        """
+        return dask_array(self.levels[self._checked(level)], tiles, device, self.planes.sizes)
 
     def read_to_device(
         self, index: int, rows: Span, columns: Span, channel: int | None, device: str

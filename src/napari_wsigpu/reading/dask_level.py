@@ -1,15 +1,56 @@
-"""`DaskLevel`: a level as the tasks of a Dask array read it, in whatever process they run."""
+"""Levels as the tasks of a Dask array read them, in whatever process they run."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from napari_wsigpu.errors import RegionError
+
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import dask.array
+
     from napari_wsigpu.layout import LevelLayout
-    from napari_wsigpu.reading.level import LevelArray, PackedOwner
+    from napari_wsigpu.reading.level import LevelArray, LevelOwner, PackedOwner
 
 CHUNK_BYTES = 32 << 20
+
+
+def dask_array(
+    level: LevelArray, tiles: int | None, device: str, stack: Mapping[str, int]
+) -> dask.array.Array:
+    """Return a level as a Dask array, or that level of all planes of a stack.
+
+    Parameters
+    ----------
+    level : LevelArray
+        The level.
+    tiles, device
+        As `LevelArray.to_dask` takes them.
+    stack : Mapping of str to int
+        How many planes there are along "t" and "z"; these axes come first.
+    """
+    try:
+        import dask.array
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "to_dask needs Dask, which is not installed; pip install dask[array]."
+        ) from error
+    if tiles is not None and (not isinstance(tiles, int | np.integer) or tiles < 1):
+        raise RegionError(f"tiles is {tiles!r}; it has to be a whole number >= 1.")
+    pixel_bytes = level.dtype.itemsize * math.prod(level.shape[2:])
+    down, across = (tiles, tiles) if tiles else tiles_a_chunk(level.layout, pixel_bytes)
+    grid = level.layout.grid
+    size = (down * grid.tile_height, across * grid.tile_width, *level.shape[2:])
+    chunks = (*[1] * len(stack), *map(min, size, level.shape))
+    nothing = np.empty(0, level.dtype) if device == "cpu" else level.read(np.s_[:0, :0], device)
+    return dask.array.from_array(
+        DaskLevel(level, device, stack), chunks, asarray=False, fancy=False, meta=nothing
+    )
 
 
 class DaskLevel:
@@ -17,7 +58,7 @@ class DaskLevel:
 
     Where it was made it reads through the slide that is open there. Pickled it holds the slide
     packed; a process that unpickles it opens the slide when it first reads, once for all levels
-    and tasks.
+    and tasks, and its planes when they are read.
 
     Parameters
     ----------
@@ -25,20 +66,25 @@ class DaskLevel:
         The level.
     device : str
         Where chunks shall be: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
+    stack : Mapping of str to int, optional
+        As `dask_array` takes it.
 
     Attributes
     ----------
     shape, dtype, ndim
-        Those of the level.
+        Those of the level, after those of the stack.
     """
 
-    def __init__(self, level: LevelArray, device: str) -> None:
+    def __init__(
+        self, level: LevelArray, device: str, stack: Mapping[str, int] | None = None
+    ) -> None:
         from dask.base import tokenize
 
-        self.shape = level.shape
+        self._stack = dict(stack or {})
+        self.shape = (*self._stack.values(), *level.shape)
         self.dtype = level.dtype
-        self.ndim = level.ndim
-        self._token = tokenize(level, device)
+        self.ndim = len(self.shape)
+        self._token = tokenize(level, device, *self._stack)
         self._place = level.number, level.channel, level.tolerant
         self._device = device
         self._level: LevelArray | None = level
@@ -47,11 +93,26 @@ class DaskLevel:
     def __getitem__(self, key: Any) -> Any:
         """Return the pixels at `key` on the device, as `LevelArray.read` does."""
         if self._level is not None:
-            return self._level.read(key, self._device)
+            return self._read(self._level.slide, key)
         assert self._packed is not None
-        number, channel, tolerant = self._place
         with self._packed.use() as slide:
-            return slide.level_array(number, channel, tolerant=tolerant).read(key, self._device)
+            return self._read(slide, key)
+
+    def _read(self, slide: LevelOwner, key: Any) -> Any:
+        number, channel, tolerant = self._place
+        if not self._stack:
+            level = self._level or slide.level_array(number, channel, tolerant=tolerant)
+            return level.read(key, self._device)
+        key = key if isinstance(key, tuple) else (key,)
+        at, inner = key[: len(self._stack)], key[len(self._stack) :]
+        places = [range(size)[index] for index, size in zip(at, self._stack.values(), strict=True)]
+        spans = [each if isinstance(each, range) else range(each, each + 1) for each in places]
+        plane = {  # a chunk is of one, of which nothing may be left
+            axis: span[0] if span else 0 for axis, span in zip(self._stack, spans, strict=True)
+        }
+        pixels = slide.plane(**plane).level_array(number, channel).read(inner, self._device)
+        lengths = tuple(slice(len(each)) for each in places if isinstance(each, range))
+        return pixels[(np.newaxis,) * len(lengths)][lengths]
 
     def __getstate__(self) -> dict[str, Any]:
         if self._packed is None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from napari_wsigpu.errors import RegionError
 from napari_wsigpu.geometry import Span
-from napari_wsigpu.reading.dask_level import DaskLevel, tiles_a_chunk
+from napari_wsigpu.reading.dask_level import dask_array
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,6 +42,9 @@ class LevelOwner(Protocol):
         self, index: int, channel: int | None = None, *, tolerant: bool = False
     ) -> LevelArray:
         """Return the level of that number."""
+
+    def plane(self, z: int | None = None, t: int | None = None) -> LevelOwner:
+        """Return a plane along z and t as an owner of its own."""
 
     def read_to_device(
         self, index: int, rows: Span, columns: Span, channel: int | None, device: str
@@ -239,23 +240,7 @@ class LevelArray:
         DeviceError
             If this process can't use the device.
         """
-        try:
-            import dask.array
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                "to_dask needs Dask, which is not installed; pip install dask[array]."
-            ) from error
-        if tiles is not None and (not isinstance(tiles, int | np.integer) or tiles < 1):
-            raise RegionError(f"tiles is {tiles!r}; it has to be a whole number >= 1.")
-        pixel_bytes = self.dtype.itemsize * math.prod(self.shape[2:])
-        down, across = (tiles, tiles) if tiles else tiles_a_chunk(self.layout, pixel_bytes)
-        grid = self.layout.grid
-        size = (down * grid.tile_height, across * grid.tile_width, *self.shape[2:])
-        chunks = tuple(map(min, size, self.shape))
-        nothing = np.empty(0, self.dtype) if device == "cpu" else self.read(np.s_[:0, :0], device)
-        return dask.array.from_array(
-            DaskLevel(self, device), chunks, asarray=False, fancy=False, meta=nothing
-        )
+        return dask_array(self, tiles, device, {})
 
     def __dask_tokenize__(self) -> Any:
         from dask.base import normalize_token
