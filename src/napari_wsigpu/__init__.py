@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING
 
 from napari_wsigpu import engine as engine
 from napari_wsigpu import runtime as runtime
-from napari_wsigpu.annotations import Annotation, measure, read_geojson, write_geojson
+from napari_wsigpu.annotations import (
+    Annotation,
+    label_image,
+    measure,
+    read_geojson,
+    write_geojson,
+)
 from napari_wsigpu.conversion import Conversion, convert
 from napari_wsigpu.errors import SlideError
 from napari_wsigpu.slide import Slide, open_slide
@@ -28,6 +34,7 @@ __all__ = [
     "SlideError",
     "__version__",
     "convert",
+    "label_image",
     "measure",
     "open_slide",
     "read_geojson",

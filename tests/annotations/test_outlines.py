@@ -1,15 +1,18 @@
 """Rings, outlines of label images, and what is measured of them."""
 
 import math
+import time
 
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from skimage.draw import polygon
 from skimage.measure import points_in_poly
 
-from napari_wsigpu import Annotation, measure
+from napari_wsigpu import Annotation, label_image, measure
+from napari_wsigpu.annotations import masks
 from napari_wsigpu.annotations.masks import inside
 from napari_wsigpu.annotations.rings import ellipse, joined, polygons, split
 from napari_wsigpu.annotations.tracing import outlines
@@ -139,3 +142,55 @@ def test_masks_of_a_part_of_a_level(corners, top, left, downsample):
     found = inside([ring], Rect(top, left, 30, 40), downsample)
     # Whether a pixel belongs to an edge through its centre is a matter of taste.
     assert not (found != expected)[~on_an_edge(centres * downsample, ring).reshape(30, 40)].any()
+
+
+triangle = st.lists(st.tuples(coordinates, coordinates), min_size=3, max_size=3)
+
+
+@pytest.mark.parametrize("room", [1, 1 << 20])
+@given(
+    corners=st.lists(triangle, max_size=6),
+    downsample=st.sampled_from([1.0, 2.0, 3.7]),
+)
+def test_label_images_are_what_scikit_image_draws(corners, downsample, room):
+    rings = [np.array(each) for each in corners]
+    kinds = ["polygon", "ellipse", "points", "polygon", "line", "polygon"]
+    objects = [Annotation(kind, (ring,)) for kind, ring in zip(kinds, rings, strict=False)]
+    expected, sure = np.zeros((30, 40), int), np.ones((30, 40), bool)
+    rows, columns = np.indices(expected.shape)
+    centres = (np.stack([columns.ravel(), rows.ravel()], axis=1) + 0.5) * downsample
+    for number, item in enumerate(objects, 1):
+        if item.kind in ("polygon", "ellipse"):
+            x, y = item.rings[0].T / downsample - 0.5
+            expected[polygon(y, x, expected.shape)] = number
+            sure &= ~on_an_edge(centres, item.rings[0]).reshape(sure.shape)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(masks, "MOST_VERTICES", room)
+        patch.setattr(masks, "MOST_PIXELS", room)
+        found = label_image(objects, expected.shape, downsample)
+    np.testing.assert_array_equal(found[sure], expected[sure])
+
+
+@given(labels=small_labels)
+def test_label_images_are_those_that_were_traced(labels):
+    """With holes, and in several parts."""
+    found = outlines(labels)
+    drawn = label_image([Annotation("polygon", tuple(found[each])) for each in found], labels.shape)
+    numbers = np.array([0, *found])
+    np.testing.assert_array_equal(numbers[drawn], labels)
+
+
+def test_a_label_image_that_fits_into_no_memory():
+    with pytest.raises(AnnotationError, match="coarser level"):
+        label_image([], (1 << 31, 1 << 31))
+
+
+def test_a_hundred_thousand_objects_are_drawn_within_seconds():
+    turn = np.linspace(0, 2 * np.pi, 20, endpoint=False)
+    circle = 15 * np.stack([np.cos(turn), np.sin(turn)], axis=1)
+    places = np.random.default_rng(0).uniform(20, 12_000, (100_000, 2))
+    cells = [Annotation("polygon", (circle + place,)) for place in places]
+    begin = time.process_time()
+    labels = label_image(cells, (1500, 1500), 8)
+    assert time.process_time() - begin < 5
+    assert labels.max() == 100_000

@@ -42,7 +42,11 @@ def answer(button_text):
     """Click a button of the question that comes."""
 
     def click():
-        boxes = [item for item in QApplication.topLevelWidgets() if isinstance(item, QMessageBox)]
+        boxes = [
+            item
+            for item in QApplication.topLevelWidgets()
+            if isinstance(item, QMessageBox) and item.isVisible()  # others are gone soon
+        ]
         buttons = [item for box in boxes for item in box.buttons() if item.text() == button_text]
         if buttons:
             buttons[0].click()
