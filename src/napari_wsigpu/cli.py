@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from io import TextIOWrapper
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from napari_wsigpu import __version__
 from napari_wsigpu.bench import add_command as add_bench
@@ -18,11 +18,11 @@ from napari_wsigpu.doctor import report
 from napari_wsigpu.errors import SlideError
 from napari_wsigpu.formats.wsigpu import region_of
 from napari_wsigpu.interrupt import INTERRUPTED
-from napari_wsigpu.privacy import MASK, masked
+from napari_wsigpu.privacy import MASK, Screen
 from napari_wsigpu.slide import Slide, open_slide
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -91,10 +91,8 @@ def _info(options: argparse.Namespace) -> int:
     for path in options.slide:
         try:
             with open_slide(path) as slide:
-                metadata = slide.metadata | {"problems": list(slide.layout.problems)}
-                if not options.private:
-                    metadata = masked(metadata)
-                text = _as_json(slide, metadata) if options.json else _as_text(slide, metadata)
+                said = _Said.of(slide, private=options.private)
+                text = _as_json(slide, said) if options.json else _as_text(slide, said)
         except SlideError as error:
             print(error, file=sys.stderr)
             status = 1
@@ -110,18 +108,37 @@ def _doctor(options: argparse.Namespace) -> int:
     return report(options.slide, as_json=options.json)
 
 
-def _as_json(slide: Slide, metadata: Mapping[str, Any]) -> str:
+class _Said(NamedTuple):
+    """What a file says, as far as it may be shown."""
+
+    metadata: dict[str, Any]
+    channels: list[str]
+    labels: list[str]
+    problems: list[str]
+
+    @classmethod
+    def of(cls, slide: Slide, *, private: bool) -> _Said:
+        channels = [channel.name for channel in slide.channels]
+        problems = list(slide.layout.problems)
+        if private:
+            return cls(slide.metadata, channels, list(slide.labels), problems)
+        screen = Screen(slide.metadata, slide.path)
+        channels = [screen.text(name) for name in channels]
+        hidden = [MASK] * len(slide.labels)
+        return cls(screen.metadata, channels, hidden, screen.sentences(problems))
+
+
+def _as_json(slide: Slide, said: _Said) -> str:
     levels = [
         {"size": list(size), "downsample": downsample}
         for size, downsample in zip(slide.level_dimensions, slide.level_downsamples, strict=True)
     ]
     planes = slide.layout.hidden_planes
-    channels = [channel.name for channel in slide.channels]
-    found = {"levels": levels, "hidden_planes": planes, "channels": channels}
-    return json.dumps({"path": slide.path, **found, **metadata})
+    found = {"levels": levels, "hidden_planes": planes, "channels": said.channels}
+    return json.dumps({"path": slide.path, **found, **said.metadata, "problems": said.problems})
 
 
-def _as_text(slide: Slide, metadata: Mapping[str, Any]) -> str:
+def _as_text(slide: Slide, said: _Said) -> str:
     mpp = "not given" if slide.mpp is None else f"{slide.mpp[0]:g} x {slide.mpp[1]:g} µm"
     objective = "not given" if slide.objective is None else f"{slide.objective:g}x"
     lines = [
@@ -134,12 +151,12 @@ def _as_text(slide: Slide, metadata: Mapping[str, Any]) -> str:
     if region is not None:
         x, y, width, height = region
         lines.append(f"  region      {width} x {height} at {x}, {y} of its source's level 0")
-    if slide.channels:
-        names = ", ".join(channel.name for channel in slide.channels)
-        lines.append(f"  channels    {names}")
+    if said.channels:
+        lines.append(f"  channels    {', '.join(said.channels)}")
     if slide.layout.hidden_planes:
         lines.append(f"  planes      {slide.layout.hidden_planes + 1}, of which one is shown")
     given = {"scanner": "scanner", "scan_date": "scanned", "barcode": "barcode"}
+    metadata = said.metadata
     lines += [f"  {name:<11} {metadata[key]}" for key, name in given.items() if metadata[key]]
     for index, level in enumerate(slide.layout.levels):
         tiles = f"{level.grid.tile_width} x {level.grid.tile_height}"
@@ -152,7 +169,7 @@ def _as_text(slide: Slide, metadata: Mapping[str, Any]) -> str:
         )
     for name, image in slide.associated_images.items():
         lines.append(f"  {name:<11} {image.size[0]} x {image.size[1]}")
-    for name, labels in slide.labels.items():
+    for name, labels in zip(said.labels, slide.labels.values(), strict=True):
         lines.append(f"  labels      {name}, {labels.dimensions[0]} x {labels.dimensions[1]}")
-    lines += [f"  problem     {problem}" for problem in metadata["problems"]]
+    lines += [f"  problem     {problem}" for problem in said.problems]
     return "\n".join(lines)

@@ -1,102 +1,30 @@
-"""What of a slide can name a patient, and its metadata with that hidden.
+"""What of a slide may be shown to anybody, and what can name a patient.
 
-What is shown is decided by the words of a field's key, whoever wrote the file. A text is shown
-only if all words of its key are known to be technical, as nobody can list what people write where
-they are free to write. A number, a size or a yes or no is shown unless its key speaks of people,
-dates or places.
+`technical.SECTIONS` lists the fields of each vendor that are shown; all others are hidden, and so
+is what repeats them elsewhere.
 """
 
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Mapping
-from itertools import pairwise
 from pathlib import PureWindowsPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from napari_wsigpu.technical import SECTIONS, Kind, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    Leaf = Callable[[Any, bool], Any]
+    Leaf = Callable[[Any], Any]
 
 MASK = "[hidden]"
 PRIVATE_IMAGES = frozenset({"label", "macro"})
 
-KEPT = frozenset({"vendor", "objective", "mpp"})
-OWN_WORDS = ("", "problems")  # a key that no file says, but this program
-SHORTEST_REPEAT = 4
+SHORTEST_REPEAT, SHORTEST_NUMBER = 4, 6
 LONGEST_TEXT = 4096
 MOST_REPEATED = 1 << 15
-
-# Parts of a key's letters, for keys whose words can't be told apart ("PATIENTNAME").
-STEMS = (
-    "accession", "acquisitiondate", "barcode", "birth", "caseid", "comment", "creationdate",
-    "datetime", "diagnos", "experimenter", "filename", "filepath", "hospital", "hostcomputer",
-    "hostname", "imagedata", "imageid", "instanceuid", "institution", "ofreferenceuid", "operator",
-    "pathologist", "patient", "physician", "sampleid", "scandate", "slideid", "specimen",
-    "studydate", "username",
-)  # fmt: skip
-WORDS = frozenset({
-    "address", "admission", "age", "annotation", "annotations", "artist", "author", "by", "case",
-    "cases", "clinic", "clinical", "computer", "consultant", "copyright", "created", "creation",
-    "creator", "customer", "date", "dates", "department", "directory", "dob", "doctor", "dsr",
-    "email", "encounter", "ethnic", "facility", "fallnummer", "folder", "fullname", "gender",
-    "history", "host", "institute", "investigator", "lab", "laboratory", "modified", "mrn",
-    "nachname", "nhs", "nom", "note", "notes", "organisation", "organization", "owner", "person",
-    "phone", "pid", "project", "ptname", "race", "remark", "remarks", "reviewer", "serial",
-    "server", "sex", "ssn", "staff", "station", "study", "submitter", "surname", "technician",
-    "technologist", "timestamp", "updated", "uri", "url", "user", "users", "vorname", "ward",
-    "workstation",
-})  # fmt: skip
-# Private unless they are said of a part of the microscope or of the pixels ("ChannelName").
-DOUBTFUL = frozenset({
-    "caption", "description", "file", "files", "guid", "header", "identifier", "label", "labels",
-    "message", "name", "names", "path", "paths", "reference", "subject", "summary", "text", "time",
-    "title", "uid", "uuid",
-})  # fmt: skip
-TECHNICAL = frozenset({
-    "aperture", "axes", "axis", "binning", "bit", "camera", "channel", "channels", "class",
-    "coding", "color", "colour", "compression", "count", "delay", "delta", "detector", "device",
-    "dye", "elapsed", "exposure", "filter", "fluor", "fluorophore", "format", "frame", "gain",
-    "illumination", "implementation", "increment", "instrument", "integration", "interval", "lamp",
-    "length", "lens", "light", "manufacturer", "manufacturers", "method", "microscope", "model",
-    "objective", "offset", "optical", "photometric", "pixel", "pixels", "product", "resolution",
-    "responsivity", "scale", "scanner", "sensor", "signal", "size", "software", "spectral", "stain",
-    "syntax", "transfer", "type", "unit", "units", "vendor", "version", "wavelength", "white", "z",
-})  # fmt: skip
-# Of other keys, these words tell that a text is technical as well.
-KNOWN = TECHNICAL | {
-    "ahex", "amplification", "arc", "balance", "band", "bits", "brightfield", "calibration",
-    "cameras", "ccd", "contrast", "cube", "dichroic", "dimension", "display", "dyes", "emission",
-    "endian", "excitation", "filtered", "filters", "fluorescence", "fluors", "focalplane", "focus",
-    "gamma", "icc", "immersion", "intensity", "interface", "interleaved", "iris", "jpeg", "laser",
-    "layers", "led", "lossy", "lut", "mag", "magnification", "make", "mhln", "mirror", "modality",
-    "mpp", "objectives", "parmset", "pinhole", "pitch", "planar", "ploidy", "power", "predictor",
-    "profile", "pshv", "ratio", "res", "rescale", "rgb", "scan", "scope", "sharpness", "sop",
-    "spacing", "spacings", "speed", "stains", "stitching", "stripe", "tile", "tiles",
-    "transmittance", "versions", "voltage", "volumetric", "wavelengths", "yrnp", "zoom",
-}  # fmt: skip
-IDENTIFIERS = frozenset({
-    "code", "id", "ids", "identification", "key", "no", "nr", "number",
-})  # fmt: skip
-# Say nothing of themselves: of a field of such a name, the key above it must be technical.
-NEUTRAL = DOUBTFUL | IDENTIFIERS | {
-    "acquisition", "app", "area", "background", "big", "bottom", "build", "c", "center", "centre",
-    "character", "class", "conversion", "correction", "data", "depth", "derived", "designator",
-    "detection", "dicom", "distance", "dp", "effective", "first", "height", "high", "horizontal",
-    "image", "imaged", "images", "in", "indicator", "information", "interpretation", "last", "left",
-    "line", "low", "management", "maximum", "meaning", "media", "medium", "method", "minimum",
-    "mode", "nominal", "numerical", "order", "orientation", "original", "out", "per", "physical",
-    "piim", "pim", "position", "presentation", "properties", "property", "quality", "range", "ref",
-    "representation", "right", "sampling", "scheme", "sequence", "set", "settings", "significant",
-    "slide", "source", "space", "specific", "storage", "system", "t", "top", "total", "transfer",
-    "ufs", "unit", "units", "value", "values", "vertical", "width", "working", "x", "y", "z",
-}  # fmt: skip
-SUBJECTS = frozenset({
-    "batch", "block", "cassette", "container", "job", "order", "request", "requisition", "sample",
-    "slide", "tissue",
-})  # fmt: skip
-LABELS, CONTENTS = ("name", "key", "k"), ("value", "v", "content", "text", "#text")
 
 # Usual dyes of channels: no person's name, unlike "Alexa" or "Opal" without a number.
 DYE = re.compile(
@@ -106,7 +34,6 @@ DYE = re.compile(
     r"|(af|alexa( ?fluor)?|atto|bodipy|cf|cy|draq|dylight|opal)[ -]?\d{1,5}",
     re.IGNORECASE,
 )
-WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 PATH = re.compile(r"\\|\.[A-Za-z]\w*$")
 # A document (XML, JSON), which repeats all a file says; a date; a path to a folder.
 TELLING = re.compile(
@@ -115,7 +42,6 @@ TELLING = re.compile(
     r"|(?<![\d.])\d\d?\.\d\d?\.(19|20)\d\d(?![\d.])"
     r"|(?<!\w)[A-Za-z]:\\|\\\\\w|/(home|Users)/|file:/"
 )
-DATE = re.compile(r"(?<![\d.])(19|20)\d\d(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])(\d{4}(\d\d)?)?(?!\d)")
 BRACKETS = re.compile(r"[\[\]()\"]")
 QUANTITY = (
     r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)(e[-+]?[0-9]+)?"
@@ -125,147 +51,226 @@ QUANTITY = (
 PLAIN = re.compile(
     rf"{QUANTITY}(( ?[,;x\u00d7/] ?| ){QUANTITY})*+( ?[xX])?|(?i:true|false|yes|no|on|off)"
 )
+FOLDERS = re.compile(r"[/\\]")
+OPENING, CLOSING = re.compile(r"(?:^|(?<=[\s(]))['\"]"), re.compile(r"['\"](?=[\s.,;:)!?]|$)")
 
 
-def is_private(names: Sequence[str]) -> bool:
-    """Whether a field can name a patient, or who examined it, where and when.
-
-    Parameters
-    ----------
-    names : sequence of str
-        The keys that lead to the field, outermost first. A field below a private key is private.
-    """
-    return any(_speaks_of_people(key, parent) for parent, key in pairwise(("", *names)))
-
-
-def masked(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a slide's metadata with `MASK` in place of all that is private.
-
-    Hidden are the values of private keys (`is_private`), and of keys that aren't known to be
-    technical all texts and numbers like 20200131, which can be a date. Hidden are also, whatever
-    their keys: what repeats a hidden value other than a usual dye's name, and a text that holds a
-    date or a path, or is a document (XML, JSON) or longer than 4096 characters; and, where hidden
-    values are so many that they can't be looked for, every other text.
+class Screen:
+    """Shows of one slide what may be shown to anybody.
 
     Parameters
     ----------
     metadata : Mapping
-        `Slide.metadata`. Its vendor, objective and pixel size are kept as they are.
+        `Slide.metadata`.
+    path : str
+        The slide's own path, which sentences may name; its reader has it already.
 
-    Returns
-    -------
-    dict
-        Of the same keys and lengths; what is None or an empty text stays so.
+    Attributes
+    ----------
+    metadata : dict
+        The same with `MASK` in place of the values of all fields that aren't known to be technical,
+        and of the names of those that aren't known at all. Hidden is also, whatever their names:
+        what repeats a hidden value other than a usual dye's name, and a text that holds a date or a
+        path, or is a document (XML, JSON) or longer than 4096 characters; and, where hidden values
+        are so many that they can't be looked for, every text. What is None or an empty text stays.
     """
-    private: set[str] = set()
-    _rebuild(
-        metadata, "", False, False, lambda value, secret: private.update(_texts(value, secret))
-    )
-    repeats = _Repeats(private)
 
-    def leaf(value: Any, secret: bool) -> Any:
-        if value is None or value == "":
+    def __init__(self, metadata: Mapping[str, Any], path: str = "") -> None:
+        private: set[str] = set()
+        shown = _known("", metadata, private)
+        self._repeats = _Repeats(private)
+        self._own = [f"'{name}'" for name in (path, FOLDERS.split(path)[-1]) if name]
+        self.metadata: dict[str, Any] = _mapped(shown, self._leaf)
+
+    def text(self, text: str) -> str:
+        """Return a name that is shown, as that of a channel, without what is hidden elsewhere."""
+        return self._repeats.hidden(text)
+
+    def sentence(self, text: str) -> str:
+        """Return a sentence of this program, without what it quotes of the file or its siblings."""
+        for name in self._own:
+            if name in text:
+                return name.join(map(self.sentence, text.split(name)))
+        opening = OPENING.search(text)
+        closing = deque(CLOSING.finditer(text), maxlen=1)
+        if opening and closing and opening.end() <= closing[0].start():
+            text = f"{text[: opening.end()]}{MASK}{text[closing[0].start() :]}"
+        return self._repeats.hidden(text)
+
+    def sentences(self, texts: Iterable[str]) -> list[str]:
+        """Return several as `sentence` does."""
+        return [self.sentence(text) for text in texts]
+
+    def _leaf(self, value: Any) -> Any:
+        if not isinstance(value, _Technical):
             return value
-        return MASK if secret else repeats.hidden(value)
-
-    hidden: dict[str, Any] = _rebuild(metadata, "", False, False, leaf)
-    return hidden | {key: metadata[key] for key in KEPT & metadata.keys()}
-
-
-class _Repeats:
-    """Private values, to be found again in other values."""
-
-    def __init__(self, private: Iterable[str]) -> None:
-        self._values = {value.casefold() for value in private}
-        self._all = sum(map(len, self._values)) > MOST_REPEATED
-        longest_first = [] if self._all else sorted(private, key=len, reverse=True)
-        # White space may have been written otherwise.
-        patterns = [r"\s+".join(map(re.escape, value.split())) for value in longest_first]
-        self._pattern = re.compile("|".join(patterns) or r"(?!)", re.IGNORECASE)
-
-    def hidden(self, value: Any) -> Any:
-        if not isinstance(value, str):
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            return MASK if number and str(value) in self._values else value
-        if self._all or len(value) > LONGEST_TEXT or TELLING.search(value):
+        if len(value) > LONGEST_TEXT or TELLING.search(value):
             return MASK
-        return self._pattern.sub(MASK, value)
+        return self._repeats.hidden(str(value))
 
 
-def _rebuild(value: Any, parent: str, secret: bool, technical: bool, leaf: Leaf) -> Any:
-    """Copy nested metadata, each leaf replaced by what `leaf` returns of it, and of its privacy."""
+def masked(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a slide's metadata as `Screen` shows it."""
+    return Screen(metadata).metadata
+
+
+class _Technical(str):
+    """A text that is shown unless it repeats what is private."""
+
+    __slots__ = ()
+
+
+def _known(section: str, fields: Mapping[str, Any], private: set[str], parent: str = "") -> Any:
+    """Copy the fields that are known; collect the texts of all others."""
+    found: dict[str, Any] = {}
+    for key, value in fields.items():
+        if not section and not parent and isinstance(value, Mapping):
+            kind = Kind.GROUP if key in SECTIONS else None
+        else:
+            kind = kind_of(section, parent, key)
+        if kind is None:
+            private.update(_texts(value))
+            found[MASK] = MASK
+        elif kind is Kind.PRIVATE:
+            private.update(_texts(value))
+            found[key] = _hidden(value)
+        elif section or parent or kind is not Kind.GROUP:
+            found[key] = _value(section, kind, key, value, private)
+        else:
+            found[key] = _known(key, value, private)
+    return found
+
+
+def _value(section: str, kind: Kind, key: str, value: Any, private: set[str]) -> Any:
+    """Copy what a known field holds."""
     if isinstance(value, Mapping):
-        labels = {key: key for key in value} | _labels(value)
-        return {
-            key: _rebuild(
-                item,
-                key,
-                secret or _speaks_of_people(labels[key], parent),
-                _is_technical(labels[key], parent),
-                leaf,
-            )
-            for key, item in value.items()
-        }
+        return _known(section, value, private, key)
     if isinstance(value, list | tuple):
-        return [_rebuild(item, parent, secret, technical, leaf) for item in value]
-    return leaf(value, secret or not (technical or _is_plain(value)))
+        return [_value(section, kind, key, item, private) for item in value]
+    if value is None or isinstance(value, bool):
+        return value
+    if kind is Kind.TEXT and isinstance(value, str):
+        return _Technical(value)
+    if kind is not Kind.GROUP and _is_plain(value):
+        return value
+    private.update(_texts(value))
+    return _hidden(value)
 
 
-def _labels(mapping: Mapping[str, Any]) -> dict[str, str]:
-    """Return what the keys of a pair like ``{"Name": label, "Value": value}`` stand for."""
-    keys = {key.lower(): key for key in mapping}
-    label = next((keys[name] for name in LABELS if name in keys), None)
-    content = next((keys[name] for name in CONTENTS if name in keys), None)
-    if label is None or content is None or not isinstance(mapping[label], str):
-        return {}
-    return dict.fromkeys((label, content), mapping[label])
+def _hidden(value: Any) -> Any:
+    """Return what stands for a private value; that there is none isn't private."""
+    return value if value is None or value in ("", [], {}) else MASK
 
 
-def _texts(value: Any, secret: bool) -> Iterable[str]:
-    """Return the texts by which a private value may be repeated elsewhere."""
-    if not secret or value is None or isinstance(value, bool):
-        return ()
-    text = str(value).strip()
+def _mapped(value: Any, leaf: Leaf) -> Any:
+    """Copy nested metadata, each leaf replaced by what `leaf` returns of it."""
+    if isinstance(value, dict):
+        return {key: _mapped(item, leaf) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_mapped(item, leaf) for item in value]
+    return leaf(value)
+
+
+def _texts(value: Any) -> Iterable[str]:
+    """Yield the texts by which a private value may be repeated elsewhere."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts(item)
+        return
+    text = "" if value is None or isinstance(value, bool) else str(value).strip()
     if len(text) > LONGEST_TEXT or DYE.fullmatch(text):
-        return ()
+        return
+    shortest = SHORTEST_NUMBER if _is_plain(text) else SHORTEST_REPEAT
     path = PureWindowsPath(text if PATH.search(text) else "")  # knows both kinds of slashes
-    return {part for part in (text, path.name, path.stem) if len(part) >= SHORTEST_REPEAT}
-
-
-def _speaks_of_people(key: str, parent: str) -> bool:
-    letters = re.sub(r"[^a-z]", "", key.lower())
-    if any(stem in letters for stem in STEMS):
-        return True
-    words = _words(key)
-    if not words:
-        return not key.isascii()
-    if words & WORDS:
-        return True
-    context = words if words - DOUBTFUL - IDENTIFIERS else words | _words(parent)
-    return bool(
-        (words & DOUBTFUL and not context & TECHNICAL)
-        or (words & IDENTIFIERS and context & SUBJECTS)
-    )
-
-
-def _is_technical(key: str, parent: str) -> bool:
-    if (parent, key) == OWN_WORDS:
-        return True
-    words = _words(key) - NEUTRAL
-    if not key.isascii() or not words <= KNOWN:
-        return False
-    return bool(words) or (parent != "" and _is_technical(parent, ""))
+    yield from (part for part in (text, path.name, path.stem) if len(part) >= shortest)
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value is no text: a number, some numbers, a size, a yes or no; but no date."""
+    """Whether a value is a number, some numbers, a size, a yes or no, or empty."""
     text = str(value)
-    if value is None or isinstance(value, bool) or not text.strip():
-        return True
-    if len(text) > LONGEST_TEXT or DATE.search(text):
+    if len(text) > LONGEST_TEXT:
         return False
-    return PLAIN.fullmatch(" ".join(BRACKETS.sub(" ", text).split())) is not None
+    return not text or PLAIN.fullmatch(" ".join(BRACKETS.sub(" ", text).split())) is not None
 
 
-def _words(key: str) -> frozenset[str]:
-    return frozenset(word.lower() for word in WORD.findall(key))
+class _Node(NamedTuple):
+    """What follows some first letters of private values (Aho and Corasick's automaton).
+
+    Attributes
+    ----------
+    following : dict
+        The next letter, and the node of all of them.
+    shorter : list of _Node
+        The node of the longest end of these letters that private values begin with.
+    length : list of int
+        Of the longest private value that ends here; 0 for none.
+    """
+
+    following: dict[str, _Node]
+    shorter: list[_Node]
+    length: list[int]
+
+
+class _Repeats:
+    """Private values, to be found again in texts, in time that grows with the text alone."""
+
+    def __init__(self, private: Iterable[str]) -> None:
+        values = {" ".join(_folded(value)[0].split()) for value in private}
+        self._all = sum(map(len, values)) > MOST_REPEATED
+        self._root = _Node({}, [], [0])
+        for value in () if self._all else values:
+            node = self._root
+            for letter in value:
+                node = node.following.setdefault(letter, _Node({}, [], [0]))
+            node.length[0] = len(value)
+        waiting = deque((self._root,))
+        while waiting:
+            node = waiting.popleft()
+            for letter, child in node.following.items():
+                shorter = self._after(node.shorter[0], letter) if node.shorter else self._root
+                child.shorter.append(shorter)
+                child.length[0] = child.length[0] or shorter.length[0]
+                waiting.append(child)
+
+    def hidden(self, text: str) -> str:
+        """Return a text with `MASK` for what it repeats."""
+        if self._all:
+            return MASK
+        folded, places = _folded(text)
+        found: list[tuple[int, int]] = []
+        node = self._root
+        for at, letter in enumerate(folded):
+            node = self._after(node, letter)
+            if node.length[0]:
+                begin, end = places[at + 1 - node.length[0]], places[at] + 1
+                while found and begin <= found[-1][1]:
+                    begin = min(begin, found.pop()[0])
+                found.append((begin, end))
+        for begin, end in reversed(found):
+            text = f"{text[:begin]}{MASK}{text[end:]}"
+        return text
+
+    def _after(self, node: _Node, letter: str) -> _Node:
+        while letter not in node.following:
+            if not node.shorter:
+                return node
+            node = node.shorter[0]
+        return node.following[letter]
+
+
+def _folded(text: str) -> tuple[str, Sequence[int]]:
+    """Return a text in small letters, a space for all white space, and where each letter was."""
+    letters: list[str] = []
+    places: list[int] = []
+    for place, letter in enumerate(text):
+        if not letter.isspace():
+            small = letter.casefold()
+        elif letters and letters[-1] == " ":
+            continue
+        else:
+            small = " "
+        letters += small
+        places += [place] * len(small)
+    return "".join(letters), places

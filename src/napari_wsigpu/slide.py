@@ -157,6 +157,7 @@ class Slide:
         *,
         keeps_whole: bool = True,
         runtime: Runtime | None = None,
+        title: str | None = None,
     ) -> None:
         self.layout = layout
         self.runtime = default_runtime() if runtime is None else runtime
@@ -179,7 +180,7 @@ class Slide:
         names |= {number: part.name for number, part in parts.items()}
         images = images | {number: part.image for number, part in parts.items()}
         self._log = TileLog(
-            layout.path,
+            title or layout.path,
             names,
             partial(truncation.reason, layout, images),
             partial(_check_files, layout),
@@ -234,7 +235,13 @@ class Slide:
             for index, item in enumerate(layout.associated)
         }
         self.labels: Mapping[str, Slide] = {
-            item.name: Slide(item.layout, "cpu", runtime=self.runtime) for item in layout.labels
+            item.name: Slide(
+                item.layout,
+                "cpu",
+                runtime=self.runtime,
+                title=f"{layout.path} (label image {number})",  # its name can tell of a patient
+            )
+            for number, item in enumerate(layout.labels, 1)
         }
 
     # What it is

@@ -204,13 +204,15 @@ def test_a_region_of_a_region_lies_in_the_first_slide(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["out.tif", "out.zarr"])
-def test_label_images_stay_behind_and_are_named(tmp_path, name):
+def test_label_images_stay_behind_and_are_counted(tmp_path, name):
     zarrs = pytest.importorskip("tests.zarrs", exc_type=ImportError)
     source = tmp_path / "s.zarr"
     zarrs.write_image(source, [slides.picture(64, 48).transpose(2, 0, 1)], "cyx")
     assert convert(source, tmp_path / f"none.{name}").notes == ()
     zarrs.write_label(source, "cells", [np.ones((64, 48), np.uint8)])
     done = convert(source, tmp_path / name)
+    assert done.notes == ("Label images are not converted; 1 stayed behind.",)
+    done = convert(source, tmp_path / name, private=True, overwrite=True)
     assert done.notes == ("Label images are not converted; 'cells' stayed behind.",)
 
 

@@ -69,7 +69,7 @@ def test_labels_lie_on_their_slide(path, numbers):
         assert kind == "labels"
         layer = Labels(levels, **attributes)
         image = Image(images[0][0], **images[0][1])
-        assert layer.name == "slide cells"
+        assert layer.name == "slide labels"
         np.testing.assert_allclose(edges(layer), edges(image))
         assert layer.units == image.units
         for found, expected in zip(layer.data, halved(numbers, "yx", 1), strict=True):
@@ -78,7 +78,9 @@ def test_labels_lie_on_their_slide(path, numbers):
 
 def test_labels_have_their_colors_and_properties(path):
     with open_slide(path) as slide:
-        levels, attributes, _ = slide_layers(slide)[-1]
+        assert list(slide_layers(slide)[-1][1]["features"]) == ["index"]
+        levels, attributes, _ = slide_layers(slide, private=True)[-1]
+        assert attributes["name"] == "slide cells"
         layer = Labels(levels, **attributes)
         np.testing.assert_array_equal(layer.get_color(7), [1, 0, 0, 1])
         features = layer.features.set_index("index")
@@ -129,7 +131,7 @@ def test_labels_can_be_waited_for(path, viewer, monkeypatch, asynchronous):
     exact = layer.data[layer.data_level][top : bottom + 1, left : right + 1]
     np.testing.assert_array_equal(np.asarray(layer._slice.image.raw), exact)
     monkeypatch.setattr(Labels, "loaded", False)
-    with pytest.raises(DisplayTimeoutError, match="'slide cells' was not drawn exactly"):
+    with pytest.raises(DisplayTimeoutError, match="'slide labels' was not drawn exactly"):
         napari_wsigpu.wait(layer, 0.1)
 
 

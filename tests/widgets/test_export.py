@@ -173,7 +173,7 @@ def test_says_what_stays_behind(dock, slide_is_open, answer, tmp_path, settled):
     click(dock.export)
     settled()
     assert dock.status.text() == (
-        "Saved 'roi.ome.tif'. Label images are not converted; 'nuclei' stayed behind."
+        "Saved 'roi.ome.tif'. Label images are not converted; 1 stayed behind."
     )
 
 

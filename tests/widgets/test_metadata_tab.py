@@ -96,8 +96,8 @@ def test_the_search_stays_for_the_next_slide(tab, slide):
 @pytest.fixture
 def large(slide):
     """The slide with 12 000 more fields."""
-    more = {f"Name{i}": f"Jane Doe {i}" if i % 100 else "Hill" for i in range(12_000)}
-    layout = replace(slide.layout, metadata=slide.layout.metadata | {"more": more})
+    more = [{"User": f"Jane Doe {i}" if i % 100 else "Hill"} for i in range(12_000)]
+    layout = replace(slide.layout, metadata=slide.layout.metadata | {"aperio": {"Parmset": more}})
     with Slide(layout, "cpu") as made:
         yield made
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from napari_wsigpu.errors import SlideError
 from napari_wsigpu.formats.tiff import is_rgb
 from napari_wsigpu.formats.wsigpu import VERSION, region_of
-from napari_wsigpu.privacy import MASK, PRIVATE_IMAGES, masked
+from napari_wsigpu.privacy import MASK, PRIVATE_IMAGES, Screen
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,17 +41,23 @@ def make_record(slide: Slide, plan: Plan, *, private: bool) -> dict[str, Any]:
         What is converted, and to what.
     private : bool
         Whether fields that can name a patient, dates and the barcode are kept; else all is
-        dropped that `privacy.masked` hides.
+        dropped that `privacy.Screen` hides.
     """
     metadata = slide.metadata
+    names = [channel.name for channel in slide.channels]
     if not private:
-        metadata = _without_hidden(masked(metadata))
+        screen = Screen(metadata)
+        metadata = _without_hidden(screen.metadata)
+        names = [screen.text(name) for name in names]
     region = _region(slide, plan)
     own = metadata.pop("wsigpu", {})
     scale = plan.levels[0].source.layout.downsample(slide.layout.levels[0])
     objective = metadata.get("objective")
     common = ("vendor", "scanner", "scan_date", "barcode")
-    channels = [{"name": channel.name, "color": channel.color} for channel in slide.channels]
+    channels = [
+        {"name": name, "color": channel.color}
+        for name, channel in zip(names, slide.channels, strict=True)
+    ]
     sections = {
         key: value
         for key, value in metadata.items()
@@ -95,15 +101,19 @@ def pictures(slide: Slide, plan: Plan, *, private: bool) -> tuple[list[Picture],
     return found, problems
 
 
-def notes_on(slide: Slide, planes: Sequence[PlaneNumber], missing: int = 0) -> list[str]:
+def notes_on(
+    slide: Slide, planes: Sequence[PlaneNumber], missing: int = 0, *, private: bool
+) -> list[str]:
     """Return a sentence for what does not travel, and for all that is wrong with the slide.
 
-    `planes` are those that are written, of which the slide lacks so many.
+    `planes` are those that are written, of which the slide lacks so many; what can name a patient
+    is left out unless `private`.
     """
     notes = []
     if slide.labels:
         names = ", ".join(f"'{name}'" for name in slide.labels)
-        notes.append(f"Label images are not converted; {names} stayed behind.")
+        left = names if private else str(len(slide.labels))
+        notes.append(f"Label images are not converted; {left} stayed behind.")
     total = slide.planes.size_z * slide.planes.size_t
     if len(planes) < total:
         along = {axis: {plane._asdict()[axis] for plane in planes} for axis in slide.planes.names}
@@ -115,7 +125,10 @@ def notes_on(slide: Slide, planes: Sequence[PlaneNumber], missing: int = 0) -> l
     others = slide.layout.hidden_planes + 1 - (total - missing)
     if others > 0:
         notes.append(f"{others} plane(s) along other axes than z and t are not converted.")
-    return notes + list(slide.layout.problems)
+    problems = list(slide.layout.problems)
+    if not private and problems:
+        problems = Screen(slide.metadata, slide.path).sentences(problems)
+    return notes + problems
 
 
 def _region(slide: Slide, plan: Plan) -> Region | None:

@@ -228,7 +228,8 @@ def convert(
                 write_png(plane, path, options, progress, cancelled, overwrite=overwrite)
                 digest = checksum(path)
             seconds = time.perf_counter() - begin
-            notes = notes_on(slide, [PlaneNumber(plane.planes.t, plane.planes.z)])
+            shown = PlaneNumber(plane.planes.t, plane.planes.z)
+            notes = notes_on(slide, [shown], private=private)
             return Conversion(str(path), digest, 0, 0, 0, seconds, tuple(notes))
         slide.level_array(options.level, color=color)  # refuses sRGB without a profile
         plan = make_plan(slide, options)
@@ -265,7 +266,7 @@ class _Conversion:
         self._work = work
         record = make_record(slide, plan, private=options.private)
         images, problems = pictures(slide, plan, private=options.private)
-        self.notes = notes_on(slide, plan.planes, plan.missing) + problems
+        self.notes = notes_on(slide, plan.planes, plan.missing, private=options.private) + problems
         icc = slide.icc_profile if plan.color == "stored" else srgb_profile()
         self._target: Target
         if options.kind == "ome-zarr":

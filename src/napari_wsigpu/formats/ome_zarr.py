@@ -212,8 +212,7 @@ def _converted(
     problems = list(layout.problems)
     associated, files, end = [], list(layout.files), image.end
     folder = node.folder / "associated"
-    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    for name in names[:MOST_IMAGES]:
+    for name in sorted(wsigpu.ASSOCIATED):
         try:
             other = read_node(folder / name)
             if other is not None and not other.is_array:

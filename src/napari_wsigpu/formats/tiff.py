@@ -317,6 +317,11 @@ def channels_level(
             )
     _, _, page_height, page_width, _ = first.shaped
     width, height = size or (page_width, page_height)
+    if width > page_width or height > page_height:
+        raise CorruptSlideError(
+            f"'{path}' says that a level has {width} x {height} pixels, but stores "
+            f"{page_width} x {page_height}; get a fresh copy of the file."
+        )
     return _build_level(pages, first, width, height, path, missing=missing)
 
 

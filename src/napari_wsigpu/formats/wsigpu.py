@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 VERSION = 1
 RECORD_NAMESPACE = "napari-wsigpu"  # of the record in OME-XML
+# People may name others as they like, so that these alone are taken.
+ASSOCIATED = frozenset({"label", "macro", "thumbnail"})
 START = '{"wsigpu":'
 LONGEST_RECORD = 16 << 20
 DEEPEST = 64
@@ -59,11 +61,12 @@ def parse(file: TiffFile, source: SlideFile) -> SlideLayout:
     pages = tiff.pages(file)
     first = pages[0]
     record = read_record(first.description)
-    named = (
+    stated = (
         (_text(read_record(page.description), "associated"), page)
         for page in pages
         if not page.is_tiled
     )
+    named = ((name, page) for name, page in stated if name in ASSOCIATED)
     problems: list[str] = []
     associated = tiff.associated_images(named, source.path, problems)
     if not record:

@@ -27,7 +27,7 @@ UNNAMED = "#808080"
 PALETTE, REPEATS = 49, 1337
 
 
-def label_layers(slide: Slide, name: str) -> list[LabelData]:
+def label_layers(slide: Slide, name: str, *, private: bool = False) -> list[LabelData]:
     """Return a labels layer for each label image of a slide.
 
     Parameters
@@ -36,6 +36,9 @@ def label_layers(slide: Slide, name: str) -> list[LabelData]:
         An open slide; the layers keep it.
     name : str
         Name of the slide's layer, which the layers' names begin with.
+    private : bool
+        Whether the label images' own names and the properties of their objects are told; people
+        write there what they like.
 
     Returns
     -------
@@ -44,10 +47,13 @@ def label_layers(slide: Slide, name: str) -> list[LabelData]:
         they lie where the label image does on the slide.
     """
     layers: list[LabelData] = []
-    for label in slide.layout.labels:
+    for number, label in enumerate(slide.layout.labels, 1):
         image = slide.labels[label.name]
         levels = [image.level_array(level.number, 0, tolerant=True) for level in image.pyramid]
-        attributes = _attributes(slide, label, name)
+        title = label.name if private else "labels" if number == 1 else f"labels {number}"
+        attributes = _attributes(slide, label) | {"name": f"{name} {title}"}
+        if label.properties:
+            attributes["features"] = _features(label, private=private)
         if len(levels) > 1:
             layers.append((levels, {"multiscale": True, **attributes}, "labels"))
         else:  # napari takes no list of one level
@@ -55,13 +61,10 @@ def label_layers(slide: Slide, name: str) -> list[LabelData]:
     return layers
 
 
-def _attributes(slide: Slide, label: LabelLayout, name: str) -> dict[str, Any]:
+def _attributes(slide: Slide, label: LabelLayout) -> dict[str, Any]:
     attributes = place_of(slide).attributes(label.step, label.offset)
-    attributes["name"] = f"{name} {label.name}"
     if label.colors:
         attributes["colormap"] = _colormap(label.colors)
-    if label.properties:
-        attributes["features"] = _features(label)
     return attributes
 
 
@@ -79,9 +82,10 @@ def _colormap(colors: Mapping[int, str]) -> CyclicLabelColormap | DirectLabelCol
     return CyclicLabelColormap(colors=np.vstack([np.zeros(4), shown]))
 
 
-def _features(label: LabelLayout) -> dict[str, list[Any]]:
+def _features(label: LabelLayout, *, private: bool) -> dict[str, list[Any]]:
     """Return the properties of objects by column; "index" holds their numbers."""
-    columns = {key for said in label.properties for key in said} - {"label-value", "index"}
+    columns = {key for said in label.properties if private for key in said}
+    columns -= {"label-value", "index"}
     return {"index": [said["label-value"] for said in label.properties]} | {
         key: [said.get(key) for said in label.properties] for key in sorted(columns)
     }

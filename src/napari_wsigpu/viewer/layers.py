@@ -11,7 +11,7 @@ from napari.utils import progress
 
 from napari_wsigpu.appearance import channel_colors, shown_limits
 from napari_wsigpu.layout import Channel
-from napari_wsigpu.privacy import masked
+from napari_wsigpu.privacy import Screen
 from napari_wsigpu.reading.level import LevelArray
 from napari_wsigpu.slide import Slide
 from napari_wsigpu.storage.url import file_name
@@ -43,13 +43,16 @@ NAMES = {
 }
 
 
-def slide_layers(slide: Slide) -> list[LayerData]:
+def slide_layers(slide: Slide, *, private: bool = False) -> list[LayerData]:
     """Return one multiscale RGB layer, or one layer a channel; and one a label image.
 
     Parameters
     ----------
     slide : Slide
         An open slide; the layers keep it.
+    private : bool
+        Whether the layers say what can name a patient: in their names, their metadata, which
+        napari shows and saves, and in the features of label images.
 
     Returns
     -------
@@ -58,22 +61,25 @@ def slide_layers(slide: Slide) -> list[LayerData]:
         between those that are more than about twice as large as the next, and others below them,
         so that the coarsest is no larger than about 1000 pixels a side. ``layer.data[i].computed``
         says which the file lacks; ``layer.data[i].number`` is the index in `Slide.levels` where
-        it is less than `Slide.level_count`. The layers' metadata, which napari shows
-        and saves, hides what can name a patient.
+        it is less than `Slide.level_count`.
     """
     _compute_overview(slide)
-    name, common = slide_name(slide), _attributes(slide)
+    screen = Screen(slide.metadata, slide.path)
+    metadata = slide.metadata if private else screen.metadata
+    name, common = slide_name(slide), _attributes(slide, metadata)
+    labels = label_layers(slide, name, private=private)
     if slide.layout.rgb and slide.levels[0].dtype in RGB_TYPES:
         image = (_levels(slide), {"name": name, "rgb": True, **common}, "image")
-        return [image, *label_layers(slide, name)]
+        return [image, *labels]
     layers: list[LayerData] = []
     channels = slide.channels or RGB_CHANNELS[: slide.layout.levels[0].channels]
     several = len(channels) > 1
     colors = channel_colors(channels)
     for index, (channel, color) in enumerate(zip(channels, colors, strict=True)):
         levels = _levels(slide, index)
+        said = channel.name if private else screen.text(channel.name)
         attributes = {
-            "name": f"{name} {channel.name}" if several else name,
+            "name": f"{name} {said}" if several else name,
             "rgb": False,
             "contrast_limits": channel.window or _contrast_limits(levels[-1], color),
             "colormap": NAMES.get(color, color) if color else _gray(slide),
@@ -82,7 +88,7 @@ def slide_layers(slide: Slide) -> list[LayerData]:
             **common,
         }
         layers.append((levels, attributes, "image"))
-    return layers + label_layers(slide, name)
+    return layers + labels
 
 
 def slide_name(slide: Slide) -> str:
@@ -108,10 +114,10 @@ def _levels(slide: Slide, channel: int | None = None) -> list[LevelArray]:
     return [slide.level_array(level.number, channel, tolerant=True) for level in slide.pyramid]
 
 
-def _attributes(slide: Slide) -> dict[str, Any]:
+def _attributes(slide: Slide, metadata: dict[str, Any]) -> dict[str, Any]:
     return {
         "multiscale": True,
-        "metadata": masked(slide.metadata),
+        "metadata": metadata,
         # Between levels a slide is shown smaller than its pixels; the nearest ones would flicker.
         # A processor that has to draw, too, takes twice the time for a frame.
         "interpolation2d": "nearest" if is_drawn_by_software() else "linear",

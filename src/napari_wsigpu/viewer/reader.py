@@ -80,7 +80,7 @@ def read_slides(path: str | Sequence[str]) -> list[LayerData]:
             _report_failed_tiles(slides[-1])
             if settings().apply_icc:
                 _show_srgb(slides[-1])
-            layers += slide_layers(slides[-1])
+            layers += slide_layers(slides[-1], private=settings().show_private)
     except BaseException:
         for slide in slides:
             slide.close()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from napari_wsigpu.codecs.table import storage_name
 from napari_wsigpu.formats.wsigpu import region_of
-from napari_wsigpu.privacy import masked
+from napari_wsigpu.privacy import Screen
 from napari_wsigpu.storage.url import file_name
 from napari_wsigpu.units import byte_size
 
@@ -47,16 +47,17 @@ def title(slide: Slide) -> str:
 def facts(slide: Slide) -> list[tuple[str, str]]:
     """Return (name, value) of what people look for first.
 
-    What the scanner's name repeats of private metadata is masked; where there is so much of it
-    that this takes long, the name is left out.
+    What the names of the scanner and of channels repeat of private metadata is masked; where there
+    is so much of it that this takes long, the names are left out.
     """
     width, height = slide.dimensions
     layout = slide.layout
     found = [("Vendor", slide.vendor)]
     if slide.vendor == "generic-tiff":
         found = [("Format", "OME-TIFF" if "ome" in layout.metadata else "TIFF")]
-    if layout.scanner and not says_much(slide):
-        found.append(("Scanner", masked(slide.metadata)["scanner"]))
+    screen = None if says_much(slide) else Screen(slide.metadata)
+    if layout.scanner and screen is not None:
+        found.append(("Scanner", screen.metadata["scanner"]))
     found.append(
         ("Objective", "not given" if slide.objective is None else f"{slide.objective:g}{TIMES}")
     )
@@ -74,7 +75,7 @@ def facts(slide: Slide) -> list[tuple[str, str]]:
         x, y, across, down = region
         place = _unbroken(f"at {x:,}, {y:,} of its source")
         found.append(("Region", f"{_unbroken(f'{across:,} {TIMES} {down:,} px')} {place}"))
-    found.append(("Channels", _channels(slide)))
+    found.append(("Channels", _channels(slide, screen)))
     if layout.hidden_planes:
         found.append(("Further planes", f"{layout.hidden_planes}, not shown"))
     return found
@@ -89,8 +90,8 @@ def said(slide: Slide, *, private: bool) -> Said:
     found = list(slide.layout.problems)
     if private:
         return Said(slide.metadata, found)
-    shown = masked(slide.metadata | {"problems": found})
-    return Said(shown, shown.pop("problems"))
+    screen = Screen(slide.metadata, slide.path)
+    return Said(screen.metadata, screen.sentences(found))
 
 
 def says_much(slide: Slide) -> bool:
@@ -159,11 +160,13 @@ def _stored_bytes(level: LevelLayout) -> int:
     return sum(int(image.grid.byte_counts.sum()) for image in level.stored)
 
 
-def _channels(slide: Slide) -> str:
+def _channels(slide: Slide, screen: Screen | None) -> str:
     dtype = slide.levels[0].dtype
     if slide.layout.rgb:
         return f"RGB, {dtype}"
-    names = [channel.name for channel in slide.channels]
+    if screen is None:
+        return f"{len(slide.channels)}, {dtype}"
+    names = [screen.text(channel.name) for channel in slide.channels]
     more = [f"{len(names) - MOST_CHANNELS} more"] if len(names) > MOST_CHANNELS else []
     return f"{len(names)}, {dtype}: {', '.join(names[:MOST_CHANNELS] + more)}"
 
