@@ -17,13 +17,28 @@ if TYPE_CHECKING:
 FOLDERS = re.compile(r"'(?:[A-Za-z][A-Za-z0-9+.-]*:)?[/\\\\][^']*[/\\\\](?=[^'/\\\\]+')")
 
 
-class SlideError(Exception):
-    """Base of every error of this package."""
+class _Message:
+    """The sentence of an error, which its class does not have.
 
-    @property
-    def message(self) -> str:
-        """The sentence with names of files instead of paths, as notifications have room for."""
-        return FOLDERS.sub("'", str(self))
+    PyTorch would make an error of another process anew with it, as ``kind(message=...)``.
+    """
+
+    def __get__(self, error: SlideError | None, kind: type[SlideError]) -> str:
+        if error is None:
+            raise AttributeError(f"{kind.__name__} has no message; its errors do")
+        return FOLDERS.sub("'", str(error))
+
+
+class SlideError(Exception):
+    """Base of every error of this package.
+
+    Attributes
+    ----------
+    message : str
+        The sentence with names of files instead of paths, as notifications have room for.
+    """
+
+    message = _Message()
 
 
 class SlideNotFoundError(SlideError, FileNotFoundError):

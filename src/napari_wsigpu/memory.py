@@ -180,3 +180,11 @@ class PictureMemory:
     def _give_back(self, room: Room) -> None:
         if room.size >= self._size > 0:
             self._free.append(room)
+
+
+def into(out: NDArray[Any] | None, pixels: NDArray[Any]) -> NDArray[Any]:
+    """Return pixels, in an array if one is given."""
+    if out is None:
+        return pixels
+    out[...] = pixels
+    return out

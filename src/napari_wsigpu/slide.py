@@ -32,7 +32,6 @@ from napari_wsigpu.errors import (
 from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.formats.tiff import is_rgb
 from napari_wsigpu.open_planes import OpenPlanes
-from napari_wsigpu.reading.average import resample_area
 from napari_wsigpu.reading.batches import in_turn, read_ahead
 from napari_wsigpu.reading.dask_level import dask_array
 from napari_wsigpu.reading.grid import Grid
@@ -513,14 +512,71 @@ class Slide:
         plane = self.plane(z, t)
         if plane is not self:
             return plane.read_mask(location, size, level, mpp=mpp)
-        _, target = self._scaled(level, mpp)
+        reader, target = self._scaled(level, mpp)
         regions = self._regions([location], size, target.level)
-        held = self._guarded(lambda: self._reader.held(target.level, target.finer(regions)))
-        if not target.exact:
-            shares = held[..., None].astype(np.float32)
-            held = resample_area(shares, regions.shapes[0], target.scale)[..., 0] > 0
-        mask: NDArray[np.bool_] = held[0]
+        mask: NDArray[np.bool_] = self._guarded(lambda: reader.held(regions)[0])
         return mask
+
+    def read_batch(
+        self,
+        locations: Sequence[tuple[int, int]],
+        size: tuple[int, int],
+        level: int = 0,
+        device: str = "cpu",
+        *,
+        mpp: float | None = None,
+        out: Any = None,
+        color: Color = "stored",
+        z: int | None = None,
+        t: int | None = None,
+    ) -> Any:
+        """Read rectangles of one size at once; stored tiles that several need are decoded once.
+
+        For who reads ahead with threads of their own; `read_regions` has its own.
+
+        Parameters
+        ----------
+        locations : sequence of tuple of int
+            (x, y) of each upper left corner in pixels of level 0.
+        size, level, device, mpp, color, z, t
+            As in `read_region`.
+        out : ndarray or cupy.ndarray, optional
+            Where to put the pixels: of their shape and type, C-contiguous, and on `device`.
+
+        Returns
+        -------
+        ndarray or cupy.ndarray, shape (regions, height, width, channels)
+
+        Raises
+        ------
+        RegionError, LevelError, PlaneError, DeviceError, TileError, SlideError
+            As in `read_region`; a `TileError` names the locations.
+        """
+        plane = self.plane(z, t)
+        if plane is not self:
+            return plane.read_batch(locations, size, level, device, mpp=mpp, out=out, color=color)
+        reader, target = self._scaled(level, mpp)
+        regions = self._regions(locations, size, target.level)
+        if out is not None:
+            image = self._images[target.level]
+            _check_out(out, (len(regions), *_size(size)[::-1], image.channels), image.dtype)
+        if not len(regions):
+            regions = self._regions([(0, 0)], size, target.level)
+            return self._read_batch(reader, regions, device, Wish(), [(0, 0)])[:0]
+        wish = Wish(keep="recurring", table=self._profile.table(color))
+        return self._read_batch(reader, regions, device, wish, locations, out)
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], device: str = "cpu") -> Any:
+        """Return a new array for pixels, in the memory of a device.
+
+        Raises
+        ------
+        DeviceError, RegionError
+            If the device can't be used, or has no memory for it.
+        """
+        if device == "cpu":
+            return np.empty(shape, dtype)
+        return self._guarded(partial(self._reader.empty_on, device, shape, dtype))
 
     def read_regions(
         self,
@@ -706,8 +762,7 @@ class Slide:
         width, height = _size((size, size) if hasattr(size, "__index__") else size, least=1)
         if batch_size is None:
             raise RegionError("batch_size is None; it has to be a whole number >= 1.")
-        grid = Grid.over(self._images[target.level], target, (height, width), overlap)
-        downsample = self.level_downsamples[target.level]
+        grid = self._grid(size, target, overlap)
         table = self._profile.table(color)
         keep: Keep = "partly" if grid.image.parts else "later"
         region_bytes = self._region_bytes((width, height), target.level)
@@ -719,8 +774,7 @@ class Slide:
             past = batch[-1] + 1
             tops, lefts = grid.corners(batch[0], past)
             regions = Regions.alike(tops, lefts, height, width)
-            corners = np.floor(np.column_stack([lefts, tops]) * downsample + 0.5)
-            locations = [(x, y) for x, y in corners.astype(np.int64).tolist()]
+            locations = [(x, y) for x, y in self._corners(tops, lefts, target.level).tolist()]
             later = partial(grid.wanted_after, past, band)
             wish = Wish(keep=keep, table=table, check=check, later=later)
             return self._read_batch(reader, regions, device, wish, locations), locations
@@ -737,6 +791,47 @@ class Slide:
             )
             for band in bands
         )
+
+    def tile_locations(
+        self,
+        size: int | tuple[int, int],
+        *,
+        level: int = 0,
+        mpp: float | None = None,
+        overlap: int = 0,
+    ) -> NDArray[np.int64]:
+        """Return where the regions of a grid lie, row by row, without reading any.
+
+        Parameters
+        ----------
+        size, level, mpp, overlap
+            As in `tiles`.
+
+        Returns
+        -------
+        ndarray of int64, shape (regions, 2)
+            (x, y) of each upper left corner in pixels of level 0.
+
+        Raises
+        ------
+        RegionError, LevelError
+            If the grid or level can't be.
+        """
+        _, target = self._scaled(level, mpp)
+        grid = self._grid(size, target, overlap)
+        return self._corners(*grid.corners(0, len(grid)), target.level)
+
+    def _grid(self, size: int | tuple[int, int], target: Target, overlap: int) -> Grid:
+        width, height = _size((size, size) if hasattr(size, "__index__") else size, least=1)
+        return Grid.over(self._images[target.level], target, (height, width), overlap)
+
+    def _corners(
+        self, tops: NDArray[np.int64], lefts: NDArray[np.int64], level: int
+    ) -> NDArray[np.int64]:
+        """Return (x, y) in pixels of level 0 of corners in a level's own."""
+        corners = np.column_stack([lefts, tops]) * self.level_downsamples[level]
+        found: NDArray[np.int64] = np.floor(corners + 0.5).astype(np.int64)
+        return found
 
     def read_bytes(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
         """Return the file's own bytes at each (offset, length), as the layout's grids say them.
@@ -1048,11 +1143,12 @@ class Slide:
         device: str,
         wish: Wish,
         locations: Sequence[tuple[int, int]],
+        out: Any = None,
     ) -> Any:
         try:
             if device == "cpu":
-                return self._guarded(partial(reader.read, regions, wish))
-            return self._guarded(partial(reader.read_to_device, regions, device, None, None, wish))
+                return self._guarded(partial(reader.read, regions, wish, out))
+            return self._guarded(partial(reader.read_to_device, regions, device, out, None, wish))
         except TileError as error:
             raise error.among(locations) from None
 
@@ -1170,4 +1266,4 @@ def _rounded(x: float, y: float) -> tuple[int, int]:
 def _check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
     contiguous = getattr(getattr(out, "flags", None), "c_contiguous", False)
     if not contiguous or tuple(out.shape) != shape or out.dtype != dtype:
-        raise RegionError(f"out has to be a C-contiguous device array of {shape} {dtype}.")
+        raise RegionError(f"out has to be a C-contiguous array of {shape} {dtype}.")

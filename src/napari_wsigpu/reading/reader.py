@@ -11,7 +11,7 @@ import numpy as np
 
 from napari_wsigpu.errors import RegionError
 from napari_wsigpu.gpu.host_jpegs import HostDecoder
-from napari_wsigpu.memory import RegionMemory
+from napari_wsigpu.memory import RegionMemory, into
 from napari_wsigpu.reading.cache import TileKey
 from napari_wsigpu.reading.coverage import find_held
 from napari_wsigpu.reading.host import HostExecutor
@@ -110,7 +110,13 @@ class RegionReader:
             lambda image, count, seconds: throughput.note(tile_kind(image), "cpu", count, seconds),
         )
 
-    def read(self, number: int, regions: Regions, wish: Wish = USUAL) -> NDArray[Any]:
+    def read(
+        self,
+        number: int,
+        regions: Regions,
+        wish: Wish = USUAL,
+        out: NDArray[Any] | None = None,
+    ) -> NDArray[Any]:
         """Read regions of one image that are all of one size, to the host.
 
         Parameters
@@ -121,11 +127,13 @@ class RegionReader:
             What of it.
         wish : Wish
             How; no channel with colours.
+        out : ndarray, optional
+            Where to put the pixels.
 
         Returns
         -------
         ndarray, shape (regions, height, width, channels), or without channels for one channel
-            A new array.
+            `out`, or a new array.
 
         Raises
         ------
@@ -143,12 +151,13 @@ class RegionReader:
         shape = len(regions), *regions.shapes[0], *self._samples(number, wish)
         if pixels is None:
             try:
-                pixels = self._memory.empty(shape, self._images[number].dtype)
+                dtype = self._images[number].dtype
+                pixels = self._memory.empty(shape, dtype) if out is None else out
             except (MemoryError, ValueError):
                 raise _too_large(regions) from None
             self._host.read(number, plans, pixels, wish)
         self._let_go(plans, wish)
-        return pixels.reshape(shape)
+        return pixels if pixels is out else into(out, pixels.reshape(shape))
 
     def held(self, number: int, regions: Regions) -> NDArray[np.bool_]:
         """Find which pixels of regions the file holds; see `find_held`.

@@ -9,6 +9,7 @@ import numpy as np
 
 from napari_wsigpu.errors import RegionError
 from napari_wsigpu.gpu.device import AVERAGED_TYPES
+from napari_wsigpu.memory import into
 from napari_wsigpu.reading.average import EDGE, resample_area, source_span
 from napari_wsigpu.reading.plan import Regions
 
@@ -149,7 +150,7 @@ class ScaledReader:
         self._channels = image.channels
         self._dtype = image.dtype
 
-    def read(self, regions: Regions, wish: Wish) -> NDArray[Any]:
+    def read(self, regions: Regions, wish: Wish, out: NDArray[Any] | None = None) -> NDArray[Any]:
         """Read regions to the host; see `RegionReader.read`.
 
         Parameters
@@ -158,17 +159,20 @@ class ScaledReader:
             Their corners in the level's pixels, their sizes in pixels wanted.
         wish : Wish
             How.
+        out : ndarray, optional
+            Where to put them.
         """
         target = self._target
         if target.exact:
-            return self._reader.read(target.level, regions, wish)
+            return self._reader.read(target.level, regions, wish, out)
         (height, width), large = regions.shapes[0], self._is_large(regions)
         by_device = self._averages_on_devices and self._reader.offload.device.startswith("cuda")
         if by_device and not large:
             averaged = self.read_to_device(regions, "cuda", None, None, wish)
-            return self._reader.fetch(averaged, "cuda")
+            return into(out, self._reader.fetch(averaged, "cuda"))
         try:
-            pixels = np.empty((len(regions), height, width, self._channels), self._dtype)
+            shape = len(regions), height, width, self._channels
+            pixels = np.empty(shape, self._dtype) if out is None else out
         except (MemoryError, ValueError):
             raise RegionError(
                 f"{len(regions)} regions of {width} x {height} pixels don't fit into memory; "
@@ -188,6 +192,19 @@ class ScaledReader:
                 size = piece.shape[1:]
                 pixels[piece.place] = resample_area(finer, size, target.scale, piece.first)
         return pixels
+
+    def held(self, regions: Regions) -> NDArray[np.bool_]:
+        """Find which pixels of regions the file holds, at least in part; see `find_held`."""
+        target = self._target
+        if target.exact:
+            return self._reader.held(target.level, regions)
+        height, width = regions.shapes[0]
+        found = np.zeros((len(regions), height, width), np.bool_)
+        for piece in self._pieces(regions):
+            shares = self._reader.held(target.level, piece.finer)[..., None].astype(np.float32)
+            averaged = resample_area(shares, piece.shape[1:], target.scale, piece.first)
+            found[piece.place] = averaged[..., 0] > 0
+        return found
 
     def read_to_device(
         self, regions: Regions, device: str, out: Any, stream: Any, wish: Wish

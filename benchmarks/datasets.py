@@ -1,0 +1,209 @@
+"""Time data sets of PyTorch: ours beside those of other libraries, by the same loop.
+
+Usage: ``python -m benchmarks.datasets [SLIDE] [--processes 2] [--devices cpu cuda] [--json OUT]``
+
+Patches of ``--size`` pixels at ``--factor`` times the micrometres of level 0, a grid in order and
+shuffled, in batches. Ours are a `PatchStream` by itself (threads), and `PatchStream` and
+`PatchDataset` in a ``DataLoader`` of so many processes; others read one patch at a time in a
+``DataLoader`` of as many processes, as their users write it, and cuCIM by its own threads too. The
+loop takes each batch, on ``cuda`` as a tensor there, and adds one pixel of each patch. Loaders are
+started, and their first batch is taken, before the clock runs. In each round another one is first;
+other libraries read a part of the patches. A slide is made where none is given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from benchmarks.common import SLIDES, ensure_slide, write_json
+from benchmarks.dataset_readers import cucim_batches, peers
+from napari_wsigpu import open_slide
+from napari_wsigpu.bench import print_table
+from napari_wsigpu.datasets import Patches
+from napari_wsigpu.torch import PatchDataset, PatchStream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor
+
+    # Makes the loader of a turn.
+    Maker = Callable[[], Iterator[Any]]
+
+PEER_PART = 4
+CHECKED = 32
+
+
+def main() -> None:
+    """Run it."""
+    given = _arguments()
+    path = given.slide or ensure_slide(given.folder, given.side, "jpeg")
+    with open_slide(path) as slide:
+        if slide.mpp is None:
+            raise SystemExit(f"'{path}' does not say its micrometres a pixel")
+        mpp = max(slide.mpp) * given.factor
+    patches = Patches.grid([path], given.size, mpp=mpp)
+    span = given.size * given.factor
+    with open_slide(path) as slide:
+        inside = (patches.locations + span <= np.array(slide.dimensions)).all(axis=1)
+    patches = patches[inside][: given.patches]
+    figures: dict[str, Any] = {"options": {k: str(v) for k, v in vars(given).items()}, "rows": []}
+    for device in given.devices:
+        for shuffle in (False, True):
+            title = f"{device}, {'shuffled' if shuffle else 'in order'}"
+            figures["rows"] += compare(
+                title, makers(patches, given, device, shuffle), given, device
+            )
+    figures["differences"] = differences(patches, given)
+    write_json(given.json, figures)
+
+
+def makers(
+    patches: Patches, given: argparse.Namespace, device: str, shuffle: bool
+) -> dict[str, tuple[Maker, int]]:
+    """Return what makes each loader, and how many batches it is asked for."""
+    batch, processes = given.batch, given.processes
+    indices = np.random.default_rng(0).permutation(len(patches)) if shuffle else None
+    chosen = np.arange(len(patches)) if indices is None else indices
+    places = [(x, y) for x, y in patches.locations[chosen].tolist()]
+    whole = len(patches) // batch
+    part = max(2, whole // PEER_PART)
+    loading = {"num_workers": processes, "pin_memory": device != "cpu"}
+
+    def stream(on: str) -> PatchStream:
+        return PatchStream(patches, batch, shuffle=shuffle, device=on)
+
+    def by_dataset(context: str) -> Maker:
+        def make() -> Iterator[Any]:
+            data = PatchDataset(patches[chosen])
+            options = loading | {"multiprocessing_context": context}
+            return iter(DataLoader(data, batch, collate_fn=data.collate, **options))
+
+        return make
+
+    found: dict[str, tuple[Maker, int]] = {"ours, threads": (lambda: iter(stream(device)), whole)}
+    found["ours, stream in processes"] = (
+        lambda: iter(DataLoader(stream("cpu"), batch_size=None, **loading)),
+        whole,
+    )
+    for context in ("fork", "spawn") if device == "cpu" else ("spawn",):
+        found[f"ours, by index in processes ({context})"] = by_dataset(context), whole
+    if given.alone:
+        return found
+    for name, kind in peers().items():
+        peer = kind(str(patches.paths[0]), places, given.size, given.factor)
+        found[f"{name}, processes"] = (
+            lambda peer=peer: iter(DataLoader(peer, batch, **loading)),  # type: ignore[misc]
+            part,
+        )
+        if name == "cuCIM":
+            found["cuCIM, threads"] = (
+                lambda peer=peer: cucim_batches(  # type: ignore[misc]
+                    peer, range(len(places)), batch, processes
+                ),
+                whole,
+            )
+    return found
+
+
+def compare(
+    title: str, found: dict[str, tuple[Maker, int]], given: argparse.Namespace, device: str
+) -> list[dict[str, Any]]:
+    """Time loaders in turn; return patches a second of each."""
+    rows: dict[str, dict[str, Any]] = {
+        name: {"case": title, "loader": name, "values": []} for name in found
+    }
+    names = list(found)
+    for number in range(given.rounds):
+        turn = number % len(names)
+        for name in (*names[turn:], *names[:turn]):
+            make, batches = found[name]
+            try:
+                rows[name]["values"].append(round(timed(make, batches, device), 1))
+            except Exception as error:  # who can't do it does not end the others' turns
+                print(f"MISSING {title}, {name}: {error!r}", flush=True)
+    measured = [row for row in rows.values() if row["values"]]
+    for row in measured:
+        row["median"] = statistics.median(row["values"])
+    best = max((row["median"] for row in measured if "ours" not in row["loader"]), default=0)
+    cells = [
+        [row["loader"], f"{row['median']:,.0f}", f"{row['median'] / best:.2f}" if best else "-"]
+        for row in measured
+    ]
+    print_table(title, ["loader", "patches/s", "x best peer"], cells)
+    return measured
+
+
+def timed(make: Maker, batches: int, device: str) -> float:
+    """Return how many patches a second a loader hands out, after its first batch."""
+    loader = make()
+    total = torch.zeros((), dtype=torch.int64, device=device)
+    total += use(next(loader), device)[0]
+    begin = time.perf_counter()
+    count = 0
+    for batch in islice(loader, batches - 1):
+        pixel, number = use(batch, device)
+        total += pixel
+        count += number
+    if device != "cpu":
+        torch.cuda.synchronize()
+    seconds = time.perf_counter() - begin
+    close = getattr(loader, "close", None)
+    if close is not None:
+        close()
+    return count / seconds
+
+
+def use(batch: Any, device: str) -> tuple[Tensor, int]:
+    """Have a batch on a device; return the sum of one pixel of each patch, and their number."""
+    pixels = batch if isinstance(batch, torch.Tensor) else batch[0]
+    pixels = pixels.to(device, non_blocking=True)
+    return pixels[:, :, 0, 0].sum(dtype=torch.int64), len(pixels)
+
+
+def differences(patches: Patches, given: argparse.Namespace) -> dict[str, int]:
+    """Compare the first patches of others with ours; return the largest differences."""
+    few = patches[:CHECKED]
+    places = [(x, y) for x, y in few.locations.tolist()]
+    ours, _ = next(iter(PatchStream(few, len(few))))
+    found = {}
+    for name, kind in {} if given.alone else peers().items():
+        peer = kind(str(few.paths[0]), places, given.size, given.factor)
+        theirs = torch.stack([peer[index][0] for index in range(len(few))])
+        found[name] = int((ours.int() - theirs.int()).abs().max())
+    print_table(
+        "largest difference from ours", ["reader", ""], [[k, str(v)] for k, v in found.items()]
+    )
+    return found
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("slide", type=Path, nargs="?", help="by default one is made")
+    parser.add_argument("--side", type=int, default=32768, help="of the slide that is made")
+    parser.add_argument("--size", type=int, default=224, help="of patches")
+    parser.add_argument("--factor", type=int, default=2, help="pixels of level 0 across one")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--patches", type=int, default=1 << 20, help="take only so many")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
+    devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    parser.add_argument("--devices", nargs="+", choices=("cpu", "cuda"), default=devices)
+    parser.add_argument("--alone", action="store_true", help="leave the peers out")
+    parser.add_argument("--folder", type=Path, default=SLIDES, help="where slides are made")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

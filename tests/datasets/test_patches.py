@@ -1,0 +1,76 @@
+"""Which patches there are."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+from napari_wsigpu import Annotation, open_slide, write_geojson
+from napari_wsigpu.annotations.masks import inside
+from napari_wsigpu.datasets import Patches
+from napari_wsigpu.errors import LevelError, RegionError, SlideNotFoundError
+from napari_wsigpu.geometry import Rect
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"level": 1}, {"mpp": 0.7}, {"mpp": 0.998, "overlap": 5}, {"overlap": 16}]
+)
+def test_grids_are_those_of_tiles(two_slides, options):
+    patches = Patches.grid(two_slides, (48, 32), **options)
+    for number, path in enumerate(two_slides):
+        with open_slide(path) as slide:
+            tiles = [
+                corner for _, corners in slide.tiles((48, 32), **options) for corner in corners
+            ]
+        found = patches.locations[patches.slides == number]
+        assert sorted(map(tuple, found.tolist())) == sorted(tiles)
+
+
+def test_listed_locations(two_slides):
+    patches = Patches.at({two_slides[0]: [(5, 6), (7, 8)], two_slides[1]: [(-9, 1)]}, 32, mpp=1.0)
+    assert (len(patches), patches.paths, patches.size) == (3, tuple(two_slides), (32, 32))
+    assert patches.slides.tolist() == [0, 0, 1]
+    chosen = patches[[2, 0]]
+    assert chosen.locations.tolist() == [[-9, 1], [5, 6]]
+    copy = pickle.loads(pickle.dumps(chosen))
+    np.testing.assert_array_equal(copy.locations, chosen.locations)
+    assert "2 of 32 x 32 at 1 µm a pixel from 2 slides" in repr(chosen)
+    assert len(Patches.at({two_slides[0]: []}, 32)) == 0
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.5, 1.0])
+def test_inside_outlines(two_slides, tmp_path, share):
+    ring = np.array([(37.0, 21), (310, 60), (260, 280), (90, 200)])
+    path = tmp_path / "areas.geojson"
+    write_geojson(path, [Annotation("polygon", (ring,)), Annotation("points", (ring,))])
+    patches = Patches.grid(two_slides, 32, overlap=8, inside={two_slides[0]: path}, share=share)
+    everything = Patches.grid(two_slides, 32, overlap=8)
+    # A slide that no area is given for is taken whole.
+    assert np.sum(patches.slides == 1) == np.sum(everything.slides == 1)
+    whole = inside([ring], Rect(0, 0, 300, 400))
+    found = {tuple(each) for each in patches.locations[patches.slides == 0].tolist()}
+    for x, y in everything.locations[everything.slides == 0].tolist():
+        part = whole[y : y + 32, x : x + 32].mean()
+        # The mask is coarser than the outline.
+        if abs(part - share) > 0.1:
+            assert ((x, y) in found) == (part > share), (x, y, part)
+
+
+def test_inside_masks(two_slides):
+    mask = np.zeros((3, 4), np.uint8)
+    mask[1, 2] = 7  # 100 x 100 pixels of the first slide
+    patches = Patches.grid(two_slides[:1], 50, inside={two_slides[0]: mask}, share=1)
+    assert patches.locations.tolist() == [[200, 100], [250, 100], [200, 150], [250, 150]]
+    again = Patches.grid(two_slides[:1], 50, inside=lambda slide: mask > 0, share=1)
+    np.testing.assert_array_equal(again.locations, patches.locations)
+
+
+def test_what_can_not_be(two_slides, tmp_path):
+    with pytest.raises(RegionError, match="not pairs"):
+        Patches.at({two_slides[0]: [(1.5, 2)]}, 32)
+    with pytest.raises(RegionError, match=r"mask of .* the shape"):
+        Patches.grid(two_slides, 32, inside=lambda slide: np.zeros((3, 3, 3)))
+    with pytest.raises(LevelError):
+        Patches.grid(two_slides, 32, level=9)
+    with pytest.raises(SlideNotFoundError):
+        Patches.grid([tmp_path / "none.svs"], 32)

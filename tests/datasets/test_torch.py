@@ -1,0 +1,173 @@
+"""PyTorch's loaders get the same patches; skipped where there is no PyTorch."""
+
+import json
+
+import numpy as np
+import pytest
+
+from napari_wsigpu import open_slide
+from napari_wsigpu.datasets import Patches
+from napari_wsigpu.errors import DeviceError
+from tests import slides
+
+torch = pytest.importorskip("torch")
+
+from torch.utils.data import DataLoader  # noqa: E402
+
+from napari_wsigpu.torch import PatchDataset, PatchStream  # noqa: E402
+
+# What PyTorch itself warns of when processes are forked beside threads.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+@pytest.fixture
+def patches(two_slides):
+    return Patches.grid(two_slides, 48, mpp=0.998)
+
+
+def check(patches, pixels, indices):
+    assert pixels.dtype == torch.uint8
+    assert pixels.shape == (len(indices), 3, 48, 48)
+    for picture, index in zip(pixels, indices.tolist(), strict=True):
+        with open_slide(patches.paths[patches.slides[index]]) as slide:
+            expected = slide.read_region(patches.locations[index], (48, 48), mpp=patches.mpp)
+        np.testing.assert_array_equal(picture.permute(1, 2, 0).numpy(), expected)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_streams(patches, device):
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device")
+    stream = PatchStream(patches, 7, shuffle=True, device=device)
+    seen = []
+    for pixels, indices in stream:
+        assert pixels.device.type == device
+        assert pixels.is_contiguous(memory_format=torch.channels_last)
+        check(patches, pixels.cpu(), indices)
+        seen += indices.tolist()
+    assert len(stream) == -(-len(patches) // 7)
+    assert sorted(seen) == list(range(len(patches)))
+    stream.close()
+
+
+def test_batches_are_in_the_memory_that_was_read_to(patches):
+    """No copy is made of pixels, whatever is done with the batch later."""
+    stream = PatchStream(patches, 7)
+    made = stream._made()
+    arrays = []
+    read = made.reader.read
+
+    def noted(*arguments):
+        arrays.append(read(*arguments))
+        return arrays[-1]
+
+    made.reader.read = noted
+    addresses = {pixels.data_ptr() for pixels, _ in stream}
+    assert addresses == {array.ctypes.data for array in arrays}
+    stream.close()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_streams_in_loaders(patches, workers, shuffle):
+    stream = PatchStream(patches, 3, shuffle=shuffle, transform=lambda pixels: pixels // 2)
+    context = "fork" if workers else None
+    seen = []
+    for pixels, indices in DataLoader(
+        stream, batch_size=None, num_workers=workers, multiprocessing_context=context
+    ):
+        assert int(pixels.max()) <= 127
+        seen += indices.tolist()
+    assert sorted(seen) == list(range(len(patches)))
+    stream.close()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_map_style(patches, workers):
+    data = PatchDataset(patches)
+    assert len(data) == len(patches)
+    picture, index = data[-2]
+    check(patches, picture[None], torch.tensor([index]))
+    assert index == len(patches) - 2
+    loader = DataLoader(
+        data,
+        batch_size=5,
+        shuffle=True,
+        num_workers=workers,
+        collate_fn=data.collate,
+        multiprocessing_context="spawn" if workers else None,
+    )
+    seen = []
+    for pixels, indices in loader:
+        check(patches, pixels, indices)
+        seen += indices.tolist()
+    assert sorted(seen) == list(range(len(patches)))
+
+
+def test_ranks_share_an_epoch_out(patches):
+    seen = []
+    for rank in range(3):
+        stream = PatchStream(patches, 4, shuffle=True, rank=rank, world_size=3)
+        found = [indices.tolist() for _, indices in stream]
+        assert len(found) == len(stream)
+        seen += [index for batch in found for index in batch]
+        stream.close()
+    assert sorted(seen) == list(range(len(patches)))
+    lengths = {
+        len(PatchStream(patches, 4, drop_last=True, rank=rank, world_size=3)) for rank in range(3)
+    }
+    assert lengths == {len(patches) // 12}
+
+
+def test_resumed(patches):
+    stream = PatchStream(patches, 4, shuffle=True, seed=5)
+    stream.set_epoch(2)
+    expected = [indices.tolist() for _, indices in stream]
+    stream.set_epoch(2)
+    seen = []
+    for _, indices in stream:
+        seen.append(indices.tolist())
+        state = json.loads(json.dumps(stream.state_dict()))
+        if len(seen) == 3:
+            break
+    other = PatchStream(patches, 4, shuffle=True, seed=5)
+    other.load_state_dict(state)
+    assert seen + [indices.tolist() for _, indices in other] == expected
+    assert other.state_dict()["epoch"] == 3
+    for each in (stream, other):
+        each.close()
+
+
+def test_processes_decode_to_no_device(patches, host_gpu, monkeypatch):
+    monkeypatch.setattr("napari_wsigpu.torch._CudaMemory", lambda device: None)
+    stream = PatchStream(patches, device="cuda")
+    with pytest.raises(DeviceError, match="num_workers=0"):
+        list(DataLoader(stream, batch_size=None, num_workers=1, multiprocessing_context="fork"))
+
+
+def test_memory_of_pytorch(patches, host_gpu, monkeypatch):
+    """What decodes to a device writes into the tensors that are handed out."""
+
+    class HostMemory:
+        def __init__(self, device):
+            assert device == "cuda"
+
+        def __call__(self, shape, dtype):
+            tensor = torch.empty(shape, dtype=torch.uint8)
+            return tensor, tensor.numpy()
+
+    monkeypatch.setattr("napari_wsigpu.torch._CudaMemory", HostMemory)
+    stream = PatchStream(patches, 7, shuffle=True, device="cuda")
+    for pixels, indices in stream:
+        check(patches, pixels, indices)
+    stream.close()
+
+
+def test_failures_in_processes_are_told(two_slides, tmp_path):
+    damaged = tmp_path / "damaged.svs"
+    slides.write_aperio(damaged, slides.picture(60, 60), (), encode=lambda tile: b"damaged")
+    options = {"num_workers": 1, "multiprocessing_context": "fork"}
+    for path, sentence in ((damaged, "could not be decoded"), (tmp_path / "none", "no file")):
+        data = PatchDataset(Patches.at({path: [(3, 4)]}, 30))
+        with pytest.raises(Exception, match=sentence):
+            list(DataLoader(data, collate_fn=data.collate, **options))
