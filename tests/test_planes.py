@@ -1,11 +1,14 @@
 """Planes along z and t: sizes, choice and pixels, compared with tifffile and zarr."""
 
 import pickle
+import re
 
 import numpy as np
 import pytest
 import tifffile
 import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.errors import CorruptSlideError, PlaneError, SlideChangedError, SlideClosedError
@@ -141,3 +144,95 @@ def test_the_plane_that_zarrs_rendering_names_is_shown(tmp_path):
     zarr.open_group(path).attrs["omero"] = {"rdefs": {"defaultZ": 4, "defaultT": 1}}
     layout = describe(path)
     assert (layout.planes.z, layout.planes.t) == (4, 1)
+
+
+def in_order(array, axes, wanted):
+    """Move and add axes so that they are those `wanted`."""
+    missing = [axis for axis in wanted if axis not in axes]
+    array = array.reshape((1,) * len(missing) + array.shape)
+    return array.transpose([[*missing, *axes].index(axis) for axis in wanted])
+
+
+SMALL = st.fixed_dictionaries({axis: st.integers(1, 3) for axis in "tzc"})
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.permutations("TZC"), SMALL, st.booleans(), st.randoms())
+def test_ome_tiff_of_any_order(tmp_path_factory, order, sizes, rgb, random):
+    """Its pages lie in the order of the file, or as the XML says of each."""
+    path = tmp_path_factory.mktemp("ome") / "a.ome.tif"
+    if rgb:
+        order, sizes = [axis for axis in order if axis != "C"], sizes | {"c": 1}
+    shape = [sizes[axis.lower()] for axis in order] + [20, 30] + [3] * rgb
+    pixels = np.random.default_rng(0).integers(0, 255, shape, np.uint8)
+    metadata = {"axes": "".join(order) + "YX" + "S" * rgb, "PhysicalSizeZ": 0.5}
+    photometric = "rgb" if rgb else "minisblack"
+    tifffile.imwrite(path, pixels, ome=True, metadata=metadata, photometric=photometric)
+    places = list(range(pixels.size // (600 * (3 if rgb else 1))))
+    random.shuffle(places)
+    scatter(path, places)
+    with tifffile.TiffFile(path) as file, open_slide(path, "cpu") as slide:
+        [series] = file.series
+        axes = series.axes.lower().replace("s", "c") if rgb else series.axes.lower()
+        expected = in_order(series.asarray(), axes, "tzyxc")
+        assert slide.layout.problems == ()
+        assert (slide.planes.size_t, slide.planes.size_z) == expected.shape[:2]
+        assert slide.planes.z_spacing == 0.5
+        for t, z in np.ndindex(expected.shape[:2]):
+            np.testing.assert_array_equal(slide.plane(z, t).levels[0][...], expected[t, z])
+
+
+def scatter(path, places):
+    """Have the XML say of each plane on which page it is."""
+    with tifffile.TiffFile(path, mode="r+") as file:
+        tag = file.pages.first.tags[270]
+        pixels = re.search(r'DimensionOrder="XY(\w)(\w)(\w)"', tag.value)
+        sizes = [int(re.search(f'Size{a}="(\\d+)"', tag.value)[1]) for a in pixels.groups()]
+        if '<Channel ID="Channel:0:0" SamplesPerPixel="3"' in tag.value:
+            sizes = [
+                1 if axis == "C" else size
+                for axis, size in zip(pixels.groups(), sizes, strict=True)
+            ]
+        entries = ""
+        for number, place in enumerate(places):
+            at = np.unravel_index(number, sizes, order="F")
+            first = " ".join(f'First{a}="{i}"' for a, i in zip(pixels.groups(), at, strict=True))
+            entries += f'<TiffData IFD="{place}" {first} PlaneCount="1"/>'
+        value = re.sub(r"<TiffData.*?(/>|</TiffData>)", entries, tag.value)
+        tag.overwrite(value)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.permutations("tczyx"), SMALL, st.sampled_from(["0.1", "0.2", "0.3", "0.4", "0.5"]))
+def test_ome_zarr_of_any_order(tmp_path_factory, order, sizes, version):
+    """Axes that the oldest versions can't name are those of their one order."""
+    path = tmp_path_factory.mktemp("zarr") / "a.zarr"
+    axes = "tczyx" if version in ("0.1", "0.2") else "".join(order)
+    axes = "".join(axis for axis in axes if version < "0.3" or axis in "yx" or sizes[axis] > 1)
+    sizes = sizes | {"y": 20, "x": 30}
+    shape = [sizes[axis] for axis in axes]
+    pixels = np.random.default_rng(0).integers(0, 60_000, shape, np.uint16)
+    group = zarr.create_group(path, zarr_format=3 if version == "0.5" else 2)
+    chunks = [
+        min(size, 2 if axis in "tczyx"[:3] else 16) for axis, size in zip(axes, shape, strict=True)
+    ]
+    levels = [pixels, pixels[tuple(slice(None, None, 1 + (a in "yx")) for a in axes)]]
+    for number, level in enumerate(levels):
+        array = group.create_array(str(number), shape=level.shape, dtype="u2", chunks=tuple(chunks))
+        array[...] = level
+    image = {"version": version, "datasets": [{"path": "0"}, {"path": "1"}]}
+    if version == "0.3":
+        image["axes"] = list(axes)
+    elif version >= "0.4":
+        kinds = {"t": "time", "c": "channel"}
+        image["axes"] = [{"name": axis, "type": kinds.get(axis, "space")} for axis in axes]
+    said = {"multiscales": [image]}
+    group.attrs.update({"ome": said} if version == "0.5" else said)
+    with open_slide(path, "cpu") as slide:
+        assert slide.layout.problems == ()
+        assert (slide.planes.size_z, slide.planes.size_t) == (sizes["z"], sizes["t"])
+        for number, level in enumerate(levels):
+            expected = in_order(level, axes, "tzyxc")
+            for t, z in np.ndindex(expected.shape[:2]):
+                found = slide.plane(z, t).levels[number][...]
+                np.testing.assert_array_equal(found, expected[t, z])

@@ -89,7 +89,14 @@ def text(number: int, value: str) -> tuple[int, bytes]:
 
 
 def image(
-    size: tuple[int, int], dimensions: Sequence[int] = (), names: Sequence[str] = (), kind: int = 0
+    size: tuple[int, int],
+    dimensions: Sequence[int] = (),
+    names: Sequence[str] = (),
+    kind: int = 0,
+    *,
+    origin: tuple[int, int] = (0, 0),
+    number: int = 0,
+    times: Sequence[float] = (),
 ) -> tuple[int, bytes]:
     """Write what is said of a picture: its size, what further coordinates mean, channels' names."""
     described = []
@@ -105,6 +112,7 @@ def image(
     frame = tree(
         2018,
         tag(2053, 259, struct.pack("<4i", 0, 0, *size)),
+        tag(2410, 8199, struct.pack("<2i", *origin)),
         (20005, struct.pack("<IiiI", INLINE | 12, 20005, 0, 1)),
     )
     stack = tree(
@@ -114,7 +122,14 @@ def image(
         whole(2074, kind),
         tree(2043, real(120060, 20.0)),
     )
-    return tree(2001, tree(2002, frame, second=0), stack, *described, second=0)
+    frames = [
+        tree(2006, tree(2017, text(268435456, "10^-3s^1"), real(268435458, time))) for time in times
+    ]
+    taken = [
+        tree(2002, *((frame,) if index == 0 else ()), *frames[index : index + 1], second=index)
+        for index in range(max(1, len(frames)))
+    ]
+    return tree(2001, *taken, stack, *described, second=number)
 
 
 def vsi(path: Path, *images: tuple[int, bytes]) -> None:

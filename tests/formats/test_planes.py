@@ -258,12 +258,15 @@ def test_vsi(tmp_path_factory, order, sizes):
     folder = path.parent / "_a_" / "stack1"
     vsis.ets(folder / "frame_t.ets", tiles, (side, side), **options)
     names = [f"channel {c}" for c in range(count[4])]
-    vsis.vsi(path, vsis.image((width, height), order, names))
+    frames = np.indices([count[meaning] for meaning in order[::-1]])
+    times = 60.5 * frames[2 - order.index(2)].ravel() + 7
+    vsis.vsi(path, vsis.image((width, height), order, names, times=times.tolist()))
     scene = slideio.open_slide(str(path), "VSI").get_scene(0)
     with open_slide(path, "cpu") as slide:
         assert (slide.planes.size_z, slide.planes.size_t) == (count[1], count[2])
         assert (scene.num_z_slices, scene.num_t_frames) == (count[1], count[2])
         assert slide.planes.z_spacing == 1.5
+        assert slide.planes.time_step == (0.0605 if count[2] > 1 else None)
         for z, t in np.ndindex(count[1], count[2]):
             found = slide.plane(z, t).levels[0][...]
             expected = np.moveaxis(stack[z, t, :, :height, :width], 0, -1)

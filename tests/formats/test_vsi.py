@@ -3,7 +3,7 @@ from contextlib import suppress
 import imagecodecs
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from napari_wsigpu import open_slide
@@ -205,3 +205,42 @@ def test_damage(tmp_path_factory, place, data, tags):
     damaged.write_bytes(content)
     with suppress(SlideError), open_slide(path, "cpu") as slide, suppress(TileError):
         slide.read_region((0, 0), (64, 64))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(-200, 200), st.integers(-200, 200), st.booleans(), st.booleans())
+def test_tiles_that_begin_elsewhere(tmp_path_factory, x, y, named, sparse):
+    """Their rows and columns count from an origin, and may be negative."""
+    folder = tmp_path_factory.mktemp("vsi")
+    path = folder / "a.vsi"
+    levels = [slides.picture(300, 410), slides.picture(150, 205)]
+    tiles = []
+    for number, pixels in enumerate(levels):
+        height, width = pixels.shape[:2]
+        left, top = (round_to_zero(at / 2**number) for at in (x, y))
+        for row in range(-top // SIDE - 1, -(-(height - top) // SIDE) + 1):
+            for column in range(-left // SIDE - 1, -(-(width - left) // SIDE) + 1):
+                place = top + SIDE * row, left + SIDE * column
+                rows, columns = (np.arange(at, at + SIDE) for at in place)
+                within = (rows >= 0) & (rows < height), (columns >= 0) & (columns < width)
+                if not (within[0].any() and within[1].any()):
+                    continue
+                if sparse and columns[-1] >= width:
+                    pixels[rows[within[0]], columns[within[1]][0] :] = 255
+                    continue
+                tile = np.zeros((SIDE, SIDE, 3), np.uint8)
+                tile[np.ix_(*within)] = pixels[np.ix_(rows[within[0]], columns[within[1]])]
+                tiles.append(vsis.Tile((column, row, number), tile[..., ::-1].tobytes()))
+    vsis.ets(folder / "_a_" / "stack7" / "frame_t.ets", tiles, (SIDE, SIDE), compression=vsis.RAW)
+    others = [vsis.image((411, 301), number=3)] if named or sparse else []
+    image = vsis.image((410, 300), origin=(x, y), number=7 if named or sparse else 0)
+    vsis.vsi(path, *others, image)
+    with open_slide(path, "cpu") as slide:
+        assert (slide.dimensions, slide.mpp) == ((410, 300), (0.25, 0.26))
+        for level, expected in zip(slide.levels, levels, strict=True):
+            np.testing.assert_array_equal(level[...], expected)
+
+
+def round_to_zero(value):
+    """Round halves towards 0."""
+    return int(np.copysign(np.ceil(abs(value) - 0.5), value))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.geometry import Integers
 
-HEAD, INNER = 64, 188
+HEAD, INNER, SIZE = 64, 188, 8  # bytes; the last two numbers may be missing
 MOST_TILES, MOST_DIMENSIONS = 1 << 24, 16
 COMPRESSIONS = {
     0: COMPRESSION.NONE,
@@ -50,6 +50,8 @@ class Ets(NamedTuple):
         Where it lies; the end of the file where it is not there as a whole.
     lost : int
         How many are not there as a whole.
+    size : tuple of int or None
+        (width, height) of the picture, where the file says it.
     """
 
     compression: int
@@ -63,6 +65,7 @@ class Ets(NamedTuple):
     offsets: Integers
     byte_counts: Integers
     lost: int
+    size: tuple[int, int] | None
 
 
 def read_ets(path: Path) -> Ets:
@@ -85,7 +88,7 @@ def read_ets(path: Path) -> Ets:
         if not 2 <= dimensions <= MOST_DIMENSIONS or not 0 < count <= MOST_TILES:
             raise ValueError(f"'{path.name}' claims {count} tiles of {dimensions} dimensions")
         file.seek(min(inner, size))
-        header = file.read(INNER)
+        header = file.read(INNER + SIZE)
         record = np.dtype(
             [
                 ("before", "V4"),
@@ -107,6 +110,8 @@ def read_ets(path: Path) -> Ets:
         )
     if not 0 < min(width, height) <= max(width, height) < 1 << 20 or samples not in (1, 3):
         raise ValueError(f"'{path.name}' claims tiles of {width} x {height} x {samples} samples")
+    stated = int.from_bytes(header[184:188], "little") >= 2 and len(header) == INNER + SIZE
+    across, down = struct.unpack_from("<2I", header, INNER) if stated else (0, 0)
     pyramid = struct.unpack_from("<I", header, 152)[0] != 0
     coordinates = table["coordinates"].astype(np.int64)
     levels = coordinates[:, -1] if pyramid and dimensions > 2 else np.zeros(count, np.int64)
@@ -124,4 +129,5 @@ def read_ets(path: Path) -> Ets:
         np.where(lost, size, offsets),
         np.where(lost, 1, lengths),
         int(np.count_nonzero(lost)),
+        (across, down) if min(across, down) > 0 else None,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -13,13 +14,14 @@ import numpy as np
 from napari_wsigpu.errors import CorruptSlideError, PlaneError, SlideError
 from napari_wsigpu.formats import tiff
 from napari_wsigpu.formats.ets import Ets, read_ets
-from napari_wsigpu.formats.fields import LONGEST_TEXT, positive_number
+from napari_wsigpu.formats.fields import LONGEST_TEXT, even_step, positive_number
 from napari_wsigpu.formats.pictures import JPEG_HEAD, encoding, jpeg_color
 from napari_wsigpu.formats.vsi_tags import FIRST, MAGIC, Node, read_tags
 from napari_wsigpu.layout import (
     AssociatedLayout,
     Channel,
     LevelLayout,
+    Part,
     Planes,
     SlideFile,
     SlideLayout,
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.layout import Encoding
 
 COLLECTION, IMAGE, FRAME, FILE, STACK = 2000, 2001, 2002, 2018, 2005
-EXTERNAL, BOUNDARY = 20005, 2053
+EXTERNAL, BOUNDARY, ORIGIN, OTHER_FILE = 20005, 2053, 2410, 2037
 DIMENSION, PARAMETERS, MEANING, CHANNEL_NAME, COLOR = 2007, 2008, 2023, 2419, 2008
 SCALE, UNIT, MICROMETRES = 2019, 2020, "10^-6m^1"
 MAGNIFICATION, OBJECTIVE, STACK_KIND, STACK_NAME, CREATED = 120060, 120063, 2074, 2030, 2015
@@ -47,8 +49,8 @@ DOCUMENT_TAGS = {
 }  # fmt: skip
 Z, T, C = 1, 2, 4
 AXES = {"z": Z, "t": T}
-UNITS = {"z": "m", "t": "s"}
-STEPS, VALUE, VALUE_UNIT = {"z": 2013, "t": 2016}, 268435458, 268435456
+Z_STEP, FRAME_VALUES, TAKEN = 2013, 2006, 2017
+VALUE, VALUE_UNIT = 268435458, 268435456
 OVERVIEWS = {1, 256}
 LARGEST_VSI = 256 << 20
 MOST_LEVELS, LARGEST_MACRO = 32, 1 << 24
@@ -140,7 +142,11 @@ def _parse(path: Path, at: Mapping[str, int]) -> SlideLayout:
         objective=_objective(stack),
         metadata={"olympus": _metadata(document, stack)},
         hidden_planes=hidden,
-        planes=Planes.along(positions, _step(shown.image, "z"), _step(shown.image, "t")),
+        planes=Planes.along(
+            positions,
+            _z_step(shown.image),
+            _time_step(shown, positions.get("t", (0, 1))[1]),
+        ),
         scan_date=_date(stack.value_of(CREATED)),
         problems=tuple(problems),
     )
@@ -175,6 +181,16 @@ def _size(image: Node) -> tuple[int, int]:
     return 0, 0
 
 
+def _origin(image: Node) -> tuple[int, int]:
+    """Return where the tile of column and row 0 begins, (x, y) in pixels of level 0."""
+    for frame in image.all(FRAME):
+        for layout in (FILE, OTHER_FILE):
+            origin = frame.value_of(layout, ORIGIN)
+            if isinstance(origin, tuple) and len(origin) >= 2:
+                return origin[0], origin[1]
+    return 0, 0
+
+
 def _pictures(paths: Sequence[Path], root: Node, problems: list[str]) -> list[_Picture]:
     """Tell which file holds which image, by the size of both."""
     images = [image for image in _images(root) if _is_external(image)]
@@ -184,25 +200,18 @@ def _pictures(paths: Sequence[Path], root: Node, problems: list[str]) -> list[_P
         try:
             ets = read_ets(path)
             base = ets.coordinates[ets.levels == 0]
-            if not len(base) or base.min() < 0:
+            if not len(base) or base[:, 2:].min(initial=0) < 0:
                 raise ValueError(f"'{path.name}' has no tiles of full resolution")
         except (ValueError, SlideError) as error:
             reasons.append(f"{path.parent.name}: {error}")
             continue
-        least = base[:, 0].max() * ets.tile_width, base[:, 1].max() * ets.tile_height
-        most = least[0] + ets.tile_width, least[1] + ets.tile_height
-        fits = (
-            image
-            for image in images
-            if least[0] < _size(image)[0] <= most[0] and least[1] < _size(image)[1] <= most[1]
-        )
-        image = next(fits, None)
+        image = _image_of(path, ets, images)
         if image is None:
             problems.append(
                 f"The tags say nothing that fits the picture in {path.parent.name}; it is as large "
                 "as its tiles."
             )
-            found.append(_Picture(path, ets, Node(IMAGE), int(most[0]), int(most[1])))
+            found.append(_Picture(path, ets, Node(IMAGE), *(ets.size or _extent(ets))))
         else:
             images.remove(image)
             found.append(_Picture(path, ets, image, *_size(image)))
@@ -211,6 +220,30 @@ def _pictures(paths: Sequence[Path], root: Node, problems: list[str]) -> list[_P
             raise ValueError(reasons[0])
         problems.append(f"{len(reasons)} picture(s) can't be read: {reasons[0].rstrip('.')}.")
     return found
+
+
+def _extent(ets: Ets) -> tuple[int, int]:
+    """Return what the tiles of full resolution cover, (width, height)."""
+    last = ets.coordinates[ets.levels == 0][:, :2].max(axis=0) + 1
+    return int(last[0]) * ets.tile_width, int(last[1]) * ets.tile_height
+
+
+def _image_of(path: Path, ets: Ets, images: Sequence[Node]) -> Node | None:
+    """Return the image that a file holds: that of its number, else one of its size."""
+
+    def fits(image: Node, *, sparse: bool) -> bool:
+        size = _size(image)
+        if ets.size is not None:
+            return size == ets.size
+        ends = zip(_extent(ets), _origin(image), (ets.tile_width, ets.tile_height), strict=True)
+        return all(
+            end + first - tile < side and (sparse or side <= end + first)
+            for (end, first, tile), side in zip(ends, size, strict=True)
+        )
+
+    number = _stack(path)[0]
+    named = (image for image in images if image.number == number and fits(image, sparse=True))
+    return next(named, None) or next((each for each in images if fits(each, sparse=False)), None)
 
 
 def _dimensions(image: Node) -> dict[int, int]:
@@ -284,18 +317,24 @@ def _levels(
     """Describe the levels, each half as large as the one before, rounded down."""
     ets = picture.ets
     how = replace(_encoding(picture), jpeg_tables=(None,) * len(planes))
+    origin = _origin(picture.image)
     levels: list[LevelLayout] = []
     outside = 0
     for number in range(min(int(ets.levels.max()) + 1, MOST_LEVELS)):
         width, height = picture.width >> number, picture.height >> number
-        rows, columns = -(-height // ets.tile_height), -(-width // ets.tile_width)
+        begin_x, begin_y = (_halved(at, number) for at in origin)
+        # The first column and row that are in the picture, and where they begin.
+        first_x, first_y = -begin_x // ets.tile_width, -begin_y // ets.tile_height
+        left, top = begin_x + first_x * ets.tile_width, begin_y + first_y * ets.tile_height
+        rows = -(-(height - top) // ets.tile_height)
+        columns = -(-(width - left) // ets.tile_width)
         if not min(width, height) or rows * columns > 1 << 24:
             break
         offsets = np.full((len(planes), rows, columns), 0, np.int64)
         counts = np.zeros_like(offsets)
         for plane, members in enumerate(planes):
             here = np.flatnonzero(members & (ets.levels == number))
-            x, y = ets.coordinates[here, 0], ets.coordinates[here, 1]
+            x, y = ets.coordinates[here, 0] - first_x, ets.coordinates[here, 1] - first_y
             inside = (x >= 0) & (x < columns) & (y >= 0) & (y < rows)
             outside += int(np.count_nonzero(~inside))
             here, where = here[inside], (plane, y[inside], x[inside])
@@ -304,9 +343,13 @@ def _levels(
         if not counts.any():
             break
         grid = TileGrid(ets.tile_height, ets.tile_width, offsets, counts)
-        level = LevelLayout(
-            width, height, how.samples * len(planes), how, grid, reduction=float(1 << number)
-        )
+        scale, channels = float(1 << number), how.samples * len(planes)
+        if left or top:
+            size = columns * ets.tile_width, rows * ets.tile_height
+            tiles = LevelLayout(*size, channels, how, grid)
+            level = LevelLayout.mosaic(width, height, [Part.at(left, top, tiles)], scale)
+        else:
+            level = LevelLayout(width, height, channels, how, grid, reduction=scale)
         tiff.check_tile_size(level, str(path))
         levels.append(level)
     if not levels:
@@ -319,6 +362,12 @@ def _levels(
             "off; get a fresh copy of the slide."
         )
     return levels
+
+
+def _halved(position: int, times: int) -> int:
+    """Halve a position so often; halves of pixels are rounded towards 0."""
+    found = (2 * abs(position) + (1 << times) - 1) >> (times + 1)
+    return found if position > 0 else -found
 
 
 def _encoding(picture: _Picture) -> Encoding:
@@ -382,19 +431,40 @@ def _mpp(stack: Node, problems: list[str]) -> tuple[float, float] | None:
     return (x, y) if x and y else None
 
 
-def _step(image: Node, axis: str) -> float | None:
-    """Return micrometres from one plane along z to the next, or seconds along t."""
+def _z_step(image: Node) -> float | None:
+    """Return micrometres from one plane along z to the next; it may be counted downwards."""
     for dimension in image.all(DIMENSION):
         for parameters in dimension.all(PARAMETERS):
-            step = parameters.first(STEPS[axis])
-            if parameters.value_of(MEANING) == AXES[axis] and step is not None:
-                unit = re.fullmatch(r"10\^(-?\d{1,2})([ms])\^1", str(step.value_of(VALUE_UNIT)))
-                size = positive_number(str(step.value_of(VALUE)).removeprefix("-"))
-                if size is None or unit is None or unit[2] != UNITS[axis]:
-                    return None
-                power = int(unit[1]) + (6 if axis == "z" else 0)
-                return float(f"{size * 10.0**power:.12g}")
+            if parameters.value_of(MEANING) == Z:
+                step = _quantity(parameters.first(Z_STEP), "m")
+                return None if step is None else positive_number(f"{abs(step) * 1e6:.12g}")
     return None
+
+
+def _time_step(picture: _Picture, count: int) -> float | None:
+    """Return seconds from one plane along t to the next, by when the frames were taken."""
+    place = _dimensions(picture.image).get(T)
+    if place is None:
+        return None
+    # Of frames, the first further dimension counts fastest.
+    before = range(2, min(place, picture.ets.coordinates.shape[1]))
+    every = math.prod(len(np.unique(picture.ets.coordinates[:, other])) for other in before)
+    times = {
+        frame.number: _quantity(frame.first(FRAME_VALUES, TAKEN), "s")
+        for frame in picture.image.all(FRAME)
+    }
+    found = [times.get(number * every) for number in range(count)]
+    known = [time for time in found if time is not None]
+    return even_step(known) if len(known) == count else None
+
+
+def _quantity(node: Node | None, unit: str) -> float | None:
+    """Return a value in metres or seconds."""
+    value = None if node is None else node.value_of(VALUE)
+    stated = re.fullmatch(r"10\^(-?\d{1,2})([ms])\^1", str(node and node.value_of(VALUE_UNIT)))
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return None if stated is None or stated[2] != unit else value * 10.0 ** int(stated[1])
 
 
 def _objective(stack: Node) -> float | None:
