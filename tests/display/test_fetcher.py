@@ -19,6 +19,7 @@ class Source:
 
     least_batch = 1
     parts = 1
+    slowed = 1.0
 
     def __init__(self, number=1, seconds=0.0, journal=None):
         self.number = number
@@ -135,6 +136,36 @@ def test_how_long_tiles_will_take_is_learnt(fetcher):
     assert fetcher.expected(source.keys(2, row=3)) >= 0.4
     fetcher.forget_slide(1)
     assert fetcher.expected(keys) is None
+
+
+def test_what_is_read_while_frames_are_drawn_says_less(fetcher):
+    """A display that waits for its tiles has them sooner than one that draws meanwhile."""
+    source = Source(seconds=0.09)
+    source.slowed = 3.0
+    screen = Screen(source)
+    fetcher.want(screen, source.keys(1))
+    until(lambda: len(screen.landed) == 1)
+    assert 0.03 <= fetcher.expected(source.keys(1, row=1)) < 0.06
+    fetcher.want(screen, source.keys(1, row=1), waits=True)
+    until(lambda: len(screen.landed) == 2)
+    assert fetcher.expected(source.keys(1, row=2)) >= 0.09
+
+
+def test_nothing_is_begun_for_later_while_a_frame_is_drawn(fetcher):
+    source = Source()
+    screen = Screen(source)
+    fetcher.be_quiet(TIMEOUT)
+    fetcher.want(screen, source.keys(1), source.keys(2, row=1))
+    until(lambda: len(screen.landed) == 1)
+    fetcher.want(screen, source.keys(1, row=2), source.keys(2, row=1))
+    until(lambda: len(screen.landed) == 2)
+    time.sleep(0.03)
+    assert source.read == source.keys(1) + source.keys(1, row=2)
+    fetcher.be_quiet(0.0)
+    until(lambda: len(screen.landed) == 4)
+    fetcher.be_quiet(TIMEOUT)
+    fetcher.want(screen, (), source.keys(2, row=3))
+    fetcher.forget(screen)  # the fixture waits for the thread to end
 
 
 def test_tiles_in_flight_are_expected_sooner(fetcher):

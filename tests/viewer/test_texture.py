@@ -149,9 +149,10 @@ def test_whatever_fails_the_layer_is_never_black(make_viewer, host_gpu, monkeypa
     layer.refresh()
     canvas_of(viewer)
     settle()
+    napari_wsigpu.wait(layer, 30)
     assert interop(layer) == "The GPU is gone"
     np.testing.assert_array_equal(canvas_of(viewer), expected)
-    assert isinstance(layer._slice.image.raw, np.ndarray)
+    assert isinstance(layer._slice.image.raw, DevicePixels if what == "share" else np.ndarray)
 
 
 def test_where_tiles_can_not_be_read_to_the_device_the_host_draws(

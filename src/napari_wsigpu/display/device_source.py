@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
     Tile = tuple[int, int]
 
+# A GPU is told what to do in a few hundred short steps, and the interpreter may have another thread
+# go on for 5 ms after each.
+SLOWED = 3.0
+
 
 class DeviceSource:
     """Whole tiles of a slide in the memory of a device, and what it costs to have them.
@@ -51,6 +55,11 @@ class DeviceSource:
     def least_batch(self) -> int:
         """How many tiles are worth a read of its own."""
         return self._host.least_batch
+
+    @property
+    def slowed(self) -> float:
+        """How many times as long it takes to read tiles while a frame is drawn."""
+        return SLOWED
 
     def parts_of(self, level: int) -> int:
         """Return how many stored tiles are decoded for one tile of a level."""

@@ -35,6 +35,10 @@ class TileSource(Protocol):
     def least_batch(self) -> int:
         """How many tiles to decode at a time at least, if so many are wanted."""
 
+    @property
+    def slowed(self) -> float:
+        """How many times as long it takes to read tiles while a frame is drawn."""
+
     def parts_of(self, level: int) -> int:
         """Return how many stored tiles are decoded for one tile of a level."""
 
@@ -63,12 +67,14 @@ class _Wanted:
     source: TileSource
     on_screen: list[TileKey]
     next_likely: list[TileKey]
+    waits: bool
 
 
 class _Batch(NamedTuple):
     source: TileSource
     keys: list[TileKey]
     ahead: bool
+    waited_for: bool
 
 
 class TileFetcher:
@@ -76,7 +82,8 @@ class TileFetcher:
 
     What is on any screen comes before what may be next on one. Batches take about 50 ms each, of
     what may be next 15 ms, so that a new view waits no longer than that for the end of an old one;
-    tiles of which one alone takes longer than 0.2 s are not fetched ahead.
+    tiles of which one alone takes longer than 0.2 s are not fetched ahead. While a frame is drawn
+    nothing is begun for later: the interpreter would have two threads take turns.
     """
 
     def __init__(self) -> None:
@@ -87,6 +94,7 @@ class TileFetcher:
         self._flies_for: TileSource | None = None
         self._flies_ahead = False
         self._lands_at: float | None = None
+        self._quiet_until = 0.0
         # Of each level: tiles and seconds of the last batch of about so many (as a power of 2).
         self._batches: dict[tuple[int, int], dict[int, tuple[int, float]]] = {}
         self._ahead: set[TileKey] = set()
@@ -95,11 +103,27 @@ class TileFetcher:
         self._last_batch: dict[int, int] = {}
 
     def want(
-        self, display: Display, on_screen: Sequence[TileKey], next_likely: Sequence[TileKey] = ()
+        self,
+        display: Display,
+        on_screen: Sequence[TileKey],
+        next_likely: Sequence[TileKey] = (),
+        *,
+        waits: bool = False,
     ) -> None:
-        """Replace what a display wants; what it wanted before and wants no more is dropped."""
+        """Replace what a display wants; what it wanted before and wants no more is dropped.
+
+        Parameters
+        ----------
+        display : Display
+            Who wants it.
+        on_screen, next_likely : sequence of TileKey
+            What, in this order.
+        waits : bool
+            Whether the display does nothing else until the tiles on screen have landed.
+        """
         with self._changed:
             waiting = self._wanted.pop(display, None)
+            self._changed.notify_all()
             if not on_screen and not next_likely:
                 return
             flying = self._in_flight if display.source is self._flies_for else frozenset()
@@ -107,6 +131,7 @@ class TileFetcher:
                 display.source,
                 [key for key in on_screen if key not in flying],
                 [key for key in next_likely if key not in flying],
+                waits,
             )
             if waiting is None or wanted.on_screen:
                 # Who asks last moves something now, and is served first.
@@ -116,6 +141,12 @@ class TileFetcher:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="wsigpu-fetch", daemon=True)
                 self._thread.start()
+
+    def be_quiet(self, seconds: float) -> None:
+        """Begin nothing for later from now on, for so long at most; 0 ends that."""
+        with self._changed:
+            self._quiet_until = time.perf_counter() + seconds
+            self._changed.notify_all()
 
     def forget(self, display: Display) -> None:
         """Drop what a display wants; tiles in flight may still land."""
@@ -205,20 +236,25 @@ class TileFetcher:
     def _next(self) -> _Batch | None:
         """Return what to fetch next; None ends the thread."""
         with self._changed:
-            for ahead in (False, True):
+            while True:
                 for wanted in self._wanted.values():
-                    keys = wanted.on_screen
-                    if ahead:
-                        keys = wanted.next_likely
-                        keys[:] = [key for key in keys if not self._takes_long(key)]
-                    if keys:
-                        return self._take(wanted.source, keys, ahead=ahead)
-            self._thread = None
-            return None
+                    if wanted.on_screen:
+                        return self._take(wanted, wanted.on_screen, ahead=False)
+                for wanted in self._wanted.values():
+                    keys = wanted.next_likely
+                    keys[:] = [key for key in keys if not self._takes_long(key)]
+                if not any(wanted.next_likely for wanted in self._wanted.values()):
+                    self._thread = None
+                    return None
+                quiet = self._quiet_until - time.perf_counter()
+                if quiet <= 0:
+                    wanted = next(w for w in self._wanted.values() if w.next_likely)
+                    return self._take(wanted, wanted.next_likely, ahead=True)
+                self._changed.wait(quiet)
 
-    def _take(self, source: TileSource, keys: list[TileKey], *, ahead: bool) -> _Batch:
+    def _take(self, wanted: _Wanted, keys: list[TileKey], *, ahead: bool) -> _Batch:
         """Take the first tiles of one level from a list."""
-        first = keys[0]
+        first, source = keys[0], wanted.source
         most = self._batch_size(first, source, AHEAD_SECONDS if ahead else BATCH_SECONDS)
         most = max(most, source.least_batch)
         taken = [key for key in keys if key[:2] == first[:2]][:most]
@@ -226,13 +262,13 @@ class TileFetcher:
         self._flies_for = source
         seconds = self._seconds_of(first, len(taken))
         self._lands_at = None if seconds is None else time.perf_counter() + seconds
-        for wanted in self._wanted.values():
-            if wanted.source is not source:
+        for other in self._wanted.values():
+            if other.source is not source:
                 continue
-            for waiting in (wanted.on_screen, wanted.next_likely):
+            for waiting in (other.on_screen, other.next_likely):
                 waiting[:] = [key for key in waiting if key not in self._in_flight]
         self._last_batch[_number(first)] = len(taken)
-        return _Batch(source, taken, ahead)
+        return _Batch(source, taken, ahead, wanted.waits and not ahead)
 
     def _batch_size(self, key: TileKey, source: TileSource, most_seconds: float) -> int:
         """Return how many tiles keep all cores at work for as long as a batch may take."""
@@ -269,7 +305,11 @@ class TileFetcher:
     def _land(self, batch: _Batch, tiles: Mapping[TileKey, Any], seconds: float) -> None:
         first = batch.keys[0]
         with self._changed:
-            self._learn(first, len(batch.keys), seconds)
+            self._learn(
+                first,
+                len(batch.keys),
+                seconds if batch.waited_for else seconds / batch.source.slowed,
+            )
             if batch.ahead:
                 if len(self._ahead) > MOST_REMEMBERED:
                     self._ahead.clear()

@@ -103,6 +103,11 @@ class DisplaySource:
         """How many tiles are worth a read of its own: many where each read is a request."""
         return 1 if self._layout.remote is None else REMOTE_BATCH
 
+    @property
+    def slowed(self) -> float:
+        """How many times as long it takes to read tiles while a frame is drawn."""
+        return 1.0
+
     def parts_of(self, level: int) -> int:
         """Return how many stored tiles are decoded for one tile of a level."""
         below, own = self._levels[level], self._levels[level].layout

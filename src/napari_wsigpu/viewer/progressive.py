@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from napari.layers import Image, Layer
     from numpy.typing import NDArray
 
+    from napari_wsigpu.display.fetcher import TileFetcher
     from napari_wsigpu.display.source import DisplaySource
     from napari_wsigpu.layout import LevelLayout
     from napari_wsigpu.reading.cache import TileKey
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
 # Tiles that land refresh the layer once frames have rested so many times as long as one takes.
 REST = 2.0
 IDLE_MS = 100
+LONGEST_FRAME = 0.25
 FIRST_PAUSE_MS, LONGEST_PAUSE_MS = 1_000, 30_000
 MOST_PIXELS = 40 << 20
 PREFETCH_SHARE = 0.25
@@ -176,6 +178,8 @@ def _slice_before_drawing(viewer: Viewer) -> None:
         shown, before = weak(), None
         if shown is not None and any(layer in _displays for layer in shown.layers):
             _frames.begin()
+            for each in _fetchers(shown):
+                each.be_quiet(LONGEST_FRAME)
             with _without_collection():
                 on_draw(event)
             before = _laid_out(canvas)
@@ -185,6 +189,10 @@ def _slice_before_drawing(viewer: Viewer) -> None:
         if before is None or before != _laid_out(canvas):
             on_draw(event)
         _frames.end(event)
+        shown = weak()
+        if shown is not None:
+            for each in _fetchers(shown):
+                each.be_quiet(0.0)
 
     draw.disconnect(on_draw)
     draw.connect(before_drawing, position="first")
@@ -217,6 +225,11 @@ def _slice_before_drawing(viewer: Viewer) -> None:
 
     window = ref(qt_viewer)
     qt_viewer.resize_canvas = resized_exactly
+
+
+def _fetchers(viewer: Viewer) -> set[TileFetcher]:
+    displays = (_displays.get(layer) for layer in viewer.layers)
+    return {display.fetcher for display in displays if display is not None}
 
 
 def _laid_out(canvas: Any) -> tuple[int, ...] | None:
@@ -436,6 +449,11 @@ class ProgressiveDisplay:
         return self._exact
 
     @property
+    def fetcher(self) -> TileFetcher:
+        """What fetches its tiles."""
+        return self._runtime.fetcher
+
+    @property
     def error(self) -> Exception | None:
         """Why the rest of the slice can't be had; None unless that is so."""
         return self._error
@@ -514,7 +532,7 @@ class ProgressiveDisplay:
         patient = seconds is not None and time.perf_counter() + seconds < until
         if not patient:
             wanted = on_screen(picture)
-        fetcher.want(self, wanted, self._likely(picture, at_rest=False))
+        fetcher.want(self, wanted, self._likely(picture, at_rest=False), waits=patient)
         return until if patient else 0.0
 
     def _prefetch(self) -> None:

@@ -45,7 +45,7 @@ class LayerTexture:
     layer : Layer
         One that shows a slide.
     refused : callable
-        Called when that does not work any more, perhaps while the canvas is drawn.
+        Called when pictures are lost, perhaps while the canvas is drawn.
     """
 
     def __init__(self, viewer: Viewer, layer: Layer, refused: Callable[[], None]) -> None:
@@ -71,10 +71,8 @@ class LayerTexture:
         return self._refusal is None
 
     def refuse(self, error: Exception) -> None:
-        """Have pictures go by way of the host from now on; in any thread."""
-        if self._refusal is None:
-            self._refusal = str(error).removesuffix(".") or type(error).__name__
-            logger.info("Pictures go by way of the host: %s", error)
+        """Have pictures drawn on the host from now on, and the layer sliced anew; in any thread."""
+        self._note(error)
         with suppress(RuntimeError):  # the application ends, and Qt's part is gone already
             self._refused()
 
@@ -84,6 +82,11 @@ class LayerTexture:
         if node is not None:
             vars(node).pop("set_data", None)
             vars(node._texture).pop("scale_and_set_data", None)
+
+    def _note(self, error: Exception) -> None:
+        if self._refusal is None:
+            self._refusal = str(error).removesuffix(".") or type(error).__name__
+            logger.info("Pictures go by way of the host: %s", error)
 
     def _attach(self) -> None:
         viewer, layer = self._viewer(), self._layer()
@@ -118,7 +121,7 @@ class LayerTexture:
                     self._fill(texture, data)
                     return
                 except Exception as error:  # whatever OpenGL or CUDA says, the host can do it
-                    self.refuse(error)
+                    self._note(error)
             try:
                 data = data.host
             except Exception as error:  # the device is lost, and what it had; the host draws anew
