@@ -3,6 +3,7 @@
 # make check  format, lint and types, as CI does
 # make quick  the same, and the fast tests of the core: a minute
 # make docs   build the pages of docs/ into site/
+# make fuzz   damage slides at random and open them, for an hour (HOURS=1)
 # make bench  time a viewport against other readers
 
 VENV ?= .venv
@@ -17,7 +18,7 @@ QUICK := tests/test_house.py tests/test_docs.py tests/test_figures.py tests/test
 	tests/formats/test_describe.py tests/formats/test_tiff.py tests/formats/test_aperio.py \
 	tests/reading tests/storage/test_file.py --ignore tests/reading/test_device.py
 
-.PHONY: demo test check quick docs bench clean
+.PHONY: demo test check quick fuzz docs bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/python tools/demo.py
@@ -34,6 +35,10 @@ check: $(VENV)/installed
 # No display, no processes, nothing slow: what a change to the core breaks first.
 quick: check
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(QUICK)
+
+HOURS ?= 1
+fuzz: $(VENV)/installed
+	$(BIN)/python -m tests.fuzz --hours $(HOURS) --seed $$(date +%s)
 
 docs: $(VENV)/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import imagecodecs
 import numpy as np
+from tifffile import TIFF
 
 from napari_wsigpu.codecs.decoder import EncodedTile
 from napari_wsigpu.codecs.jpeg import FRAMES, segments
@@ -175,9 +176,7 @@ def copied_coding(slide: Slide, level: LevelLayout, options: Options) -> Coding 
         return None
     coding = Coding(
         compression,
-        PHOTOMETRIC.MINISBLACK
-        if encoding.photometric == PHOTOMETRIC.PALETTE
-        else encoding.photometric,
+        _photometric(encoding.photometric, level.channels),
         encoding.predictor if compression in BYTE_CODECS - {COMPRESSION.NONE} else PREDICTOR.NONE,
         grid.planes,
         copied=True,
@@ -221,6 +220,13 @@ def _jpeg(coding: Coding, pixels: NDArray[Any]) -> bytes:
             subsampling="420",
         )
     )
+
+
+def _photometric(stated: int, channels: int) -> int:
+    """Return what is to be said of the colours of tiles that are copied, as they are shown."""
+    if stated not in tuple(PHOTOMETRIC) or stated == PHOTOMETRIC.PALETTE:
+        return PHOTOMETRIC.MINISBLACK
+    return stated if channels >= TIFF.PHOTOMETRIC_SAMPLES.get(stated, 1) else PHOTOMETRIC.MINISBLACK
 
 
 def _predictor(dtype: np.dtype[Any]) -> int:
