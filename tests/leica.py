@@ -69,7 +69,8 @@ def element(item: Scan, ifds: Sequence[tuple[int, int, int, int, int, int]]) -> 
       <creationDate>2012-05-04T11:22:33.000Z</creationDate>
       <device model="Leica SCN400;Leica SCN" version="1.5.1.10804 2012/05/10"/>
       <pixels sizeX="1" sizeY="1">{dimensions}</pixels>
-      <view sizeX="{width}" sizeY="{height}" offsetX="{item.left}" offsetY="{item.top}"/>
+      <view sizeX="{width}" sizeY="{height}" offsetX="{item.left}" offsetY="{item.top}"
+        spacingZ="1200"/>
       <scanSettings>
         <objectiveSettings><objective>{item.objective}</objective></objectiveSettings>
         <illuminationSettings><numericalAperture>0.4</numericalAperture>
@@ -107,7 +108,8 @@ def write(
                     photometric = 2 if pixels.shape[2] == 3 else 1
                     settings: dict[str, Any] = {"encode": tiffbytes.deflate, "compression": 8}
                     settings |= {"photometric": photometric} | options
-                    pages.append(tiffbytes.page(pixels, tile=item.tile, more=more, **settings))
+                    shown = pixels // (z + 1)
+                    pages.append(tiffbytes.page(shown, tile=item.tile, more=more, **settings))
         images.append(element(item, ifds))
     code = "" if barcode is None else base64.b64encode(barcode.encode()).decode()
     xml = (

@@ -11,7 +11,7 @@ import tifffile
 
 from napari_wsigpu import convert
 from napari_wsigpu.cli import main
-from tests import philips, slides, zarrs
+from tests import philips, slides, stacks, zarrs
 
 
 @pytest.fixture
@@ -51,6 +51,16 @@ def test_a_region_of_a_slide(tmp_path, path, capsys):
     convert(path, tmp_path / "region.tif", region=(16, 32, 64, 48))
     assert main(["info", str(tmp_path / "region.tif")]) == 0
     assert "  region      64 x 48 at 16, 32 of its source's level 0\n" in capsys.readouterr().out
+
+
+def test_planes(tmp_path, capsys):
+    path = stacks.save(tmp_path, "TZCYX", stacks.stack())
+    assert main(["info", str(path)]) == 0
+    said = "2 along t (0.25 s apart), 5 along z (1.5 µm apart); shown is t = 0, z = 2"
+    assert f"  planes      {said}\n" in capsys.readouterr().out
+    assert main(["info", "--json", str(path)]) == 0
+    planes = json.loads(capsys.readouterr().out)["planes"]
+    assert (planes["size_z"], planes["z_spacing"]) == (5, 1.5)
 
 
 def test_as_json(path, capsys):

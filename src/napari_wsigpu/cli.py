@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+from dataclasses import asdict
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -133,8 +134,12 @@ def _as_json(slide: Slide, said: _Said) -> str:
         {"size": list(size), "downsample": downsample}
         for size, downsample in zip(slide.level_dimensions, slide.level_downsamples, strict=True)
     ]
-    planes = slide.layout.hidden_planes
-    found = {"levels": levels, "hidden_planes": planes, "channels": said.channels}
+    found = {
+        "levels": levels,
+        "hidden_planes": slide.layout.hidden_planes,
+        "planes": asdict(slide.planes),
+        "channels": said.channels,
+    }
     return json.dumps({"path": slide.path, **found, **said.metadata, "problems": said.problems})
 
 
@@ -153,8 +158,9 @@ def _as_text(slide: Slide, said: _Said) -> str:
         lines.append(f"  region      {width} x {height} at {x}, {y} of its source's level 0")
     if said.channels:
         lines.append(f"  channels    {', '.join(said.channels)}")
-    if slide.layout.hidden_planes:
-        lines.append(f"  planes      {slide.layout.hidden_planes + 1}, of which one is shown")
+    planes = _planes(slide)
+    if planes:
+        lines.append(f"  planes      {planes}")
     given = {"scanner": "scanner", "scan_date": "scanned", "barcode": "barcode"}
     metadata = said.metadata
     lines += [f"  {name:<11} {metadata[key]}" for key, name in given.items() if metadata[key]]
@@ -173,3 +179,22 @@ def _as_text(slide: Slide, said: _Said) -> str:
         lines.append(f"  labels      {name}, {labels.dimensions[0]} x {labels.dimensions[1]}")
     lines += [f"  problem     {problem}" for problem in said.problems]
     return "\n".join(lines)
+
+
+def _planes(slide: Slide) -> str:
+    """Say how many planes there are, how far apart, and which one is shown; empty if it is one."""
+    planes = slide.planes
+    steps = {
+        "t": planes.time_step and f"{planes.time_step:g} s",
+        "z": planes.z_spacing and f"{planes.z_spacing:g} µm",
+    }
+    said = [
+        f"{size} along {axis}" + (f" ({steps[axis]} apart)" if steps[axis] else "")
+        for axis, size in planes.sizes.items()
+    ]
+    others = slide.layout.hidden_planes + 1 - planes.size_z * planes.size_t
+    if others > 0:
+        said.append(f"{others} more, which are not read")
+    shown = {"t": planes.t, "z": planes.z}
+    which = ", ".join(f"{axis} = {shown[axis]}" for axis in planes.names)
+    return ", ".join(said) + (f"; shown is {which}" if which else "")

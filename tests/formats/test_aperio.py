@@ -220,14 +220,21 @@ def test_an_untiled_first_page_is_no_aperio_slide(tmp_path):
     assert describe(path).vendor == "generic-tiff"
 
 
-def test_planes_of_a_stack_are_counted_and_not_taken_as_levels(tmp_path):
-    pixels = slides.picture(100, 200)
+@pytest.mark.parametrize("reduced", [3, 1])
+def test_planes_of_a_stack_are_not_taken_as_levels(tmp_path, reduced):
     text = slides.aperio_text(200, 100)
-    plane = tiffbytes.page(pixels, slides.jpeg, compression=7, description=text)
-    path = tiffbytes.write(tmp_path / "slide.svs", [plane] * 3)
+    options = {"compression": 8, "photometric": 2, "description": text}
+    planes = [slides.picture(100, 200) // (z + 1) for z in range(3)]
+    pages = [tiffbytes.page(pixels, tiffbytes.deflate, **options) for pixels in planes]
+    small = [plane[::2, ::2] for plane in planes[:reduced]]
+    pages += [tiffbytes.page(pixels, tiffbytes.deflate, **options) for pixels in small]
+    path = tiffbytes.write(tmp_path / "slide.svs", pages)
     with open_slide(path) as slide:
-        assert slide.level_count == 1
-        assert slide.layout.hidden_planes == 2
+        assert slide.level_dimensions == ((200, 100), (100, 50))
+        assert (slide.planes.size_z, slide.layout.hidden_planes) == (reduced, 2)
+        for z in range(reduced):
+            for level, pixels in zip(slide.plane(z).levels, (planes[z], small[z]), strict=True):
+                np.testing.assert_array_equal(level[...], pixels)
 
 
 def test_parse_description():

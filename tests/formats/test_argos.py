@@ -44,6 +44,10 @@ def test_all_that_openslide_reports(tmp_path, planes):
         assert slide.metadata["barcode"] == properties["openslide.barcode"]
         for index, level in enumerate(slide.levels):
             np.testing.assert_array_equal(level[...], oracles.openslide_level(path, index))
+        for z in range(planes):
+            assert slide.plane(z).planes.z == z
+            expected = slides.picture(300, 400 + z)[:, :400]
+            np.testing.assert_array_equal(slide.plane(z).levels[0][...], expected)
         for name, value in properties.items():
             if name.startswith("argos."):
                 found = slide.metadata

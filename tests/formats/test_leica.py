@@ -218,12 +218,17 @@ def test_only_an_overview(tmp_path):
         open_slide(path)
 
 
-def test_planes_of_a_stack_are_counted(tmp_path):
-    scans = [overview(), scan(slides.picture(90, 120), SPACING, SPACING, planes=3)]
+def test_planes_of_a_stack(tmp_path):
+    pixels = slides.picture(90, 120)
+    scans = [overview(), scan(pixels, SPACING, SPACING, planes=3)]
     path = leica.write(tmp_path / "slide.scn", scans, SIZE)
     with open_slide(path) as slide:
         assert slide.level_dimensions == oracles.openslide_shape(path)[0]
         assert slide.layout.hidden_planes == 2
+        assert (slide.planes.z, slide.planes.size_z, slide.planes.z_spacing) == (0, 3, 1.2)
+        for z in range(3):
+            found = slide.plane(z).levels[0][1:91, 1:121]
+            np.testing.assert_array_equal(found, pixels // (z + 1))
 
 
 def test_a_slide_goes_to_another_process(path):

@@ -124,7 +124,7 @@ def notes_on(
         notes.append(f"{missing} of {len(planes)} planes are background, as the slide lacks them.")
     others = slide.layout.hidden_planes + 1 - (total - missing)
     if others > 0:
-        notes.append(f"{others} plane(s) along other axes than z and t are not converted.")
+        notes.append(f"{others} further plane(s), which are not read, are not converted.")
     problems = list(slide.layout.problems)
     if not private and problems:
         problems = Screen(slide.metadata, slide.path).sentences(problems)

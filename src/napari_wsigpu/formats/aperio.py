@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from napari_wsigpu.formats import tiff
 from napari_wsigpu.formats.fields import positive_number
+from napari_wsigpu.layout import Planes
 from napari_wsigpu.tags import FILETYPE
 
 if TYPE_CHECKING:
@@ -39,10 +40,10 @@ def probe(file: TiffFile) -> bool:
     return first.description.startswith("Aperio") and first.is_tiled
 
 
-def parse(file: TiffFile, source: SlideFile) -> SlideLayout:
-    """Describe an Aperio slide."""
+def parse(file: TiffFile, source: SlideFile, at: Mapping[str, int] = tiff.MIDDLE) -> SlideLayout:
+    """Describe an Aperio slide: the focal plane `at` "z", else the first one."""
     header, fields = parse_description(file.pages.first.description)
-    layout = stored(file, source, "aperio", {"Header": header, **fields})
+    layout = stored(file, source, "aperio", {"Header": header, **fields}, at)
     mpp = positive_number(fields.get("MPP"))
     return replace(
         layout,
@@ -60,26 +61,31 @@ def stored(
     source: SlideFile,
     vendor: str,
     fields: Mapping[str, str],
+    at: Mapping[str, int] = tiff.MIDDLE,
     *,
     with_description: bool = True,
 ) -> SlideLayout:
-    """Describe a slide that is stored as Aperio's are; arguments as of `tiff.slide_layout`."""
+    """Describe a slide that is stored as Aperio's are; arguments as of `tiff.slide_layout`.
+
+    Pages of one size are focal planes, in the file's order, if each size has equally many.
+    """
     path, pages = source.path, tiff.pages(file)
     first = pages[0]
-    levels: list[LevelLayout] = []
+    planes: dict[tuple[int, int], list[TiffPage]] = {}
     named: list[tuple[str | None, TiffPage]] = []
     problems: list[str] = []
-    sizes: set[tuple[int, int]] = set()
-    hidden_planes = 0
     for index, page in enumerate(pages):
-        size = (page.imagewidth, page.imagelength)
-        if not page.is_tiled:
-            named.append((_associated_name(page, index), page))
-        elif size in sizes:
-            hidden_planes += size == (first.imagewidth, first.imagelength)
+        if page.is_tiled:
+            planes.setdefault((page.imagewidth, page.imagelength), []).append(page)
         else:
-            sizes.add(size)
-            levels.append(tiff.page_level(page, path, missing="finer" if levels else "background"))
+            named.append((_associated_name(page, index), page))
+    count = len(planes[first.imagewidth, first.imagelength])
+    alike = all(len(same) == count for same in planes.values())
+    z = at.get("z", 0)
+    levels: list[LevelLayout] = []
+    for same in planes.values():
+        missing: Literal["finer", "background"] = "finer" if levels else "background"
+        levels.append(tiff.page_level(same[z], path, missing=missing))
     layout = tiff.slide_layout(
         source,
         vendor,
@@ -90,7 +96,8 @@ def stored(
         associated=tiff.associated_images(named, path, problems),
         problems=problems,
     )
-    return replace(layout, hidden_planes=hidden_planes)
+    found = Planes(z, size_z=count if alike else 1)
+    return replace(layout, hidden_planes=count - 1, planes=found)
 
 
 def parse_description(description: str) -> tuple[str, dict[str, str]]:

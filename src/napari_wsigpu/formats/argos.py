@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from napari_wsigpu.formats import markup, tiff
 from napari_wsigpu.formats.fields import positive_number
+from napari_wsigpu.layout import Planes
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tifffile import TiffFile, TiffPage
 
     from napari_wsigpu.layout import SlideFile, SlideLayout
@@ -23,8 +26,8 @@ def probe(file: TiffFile) -> bool:
     return first.is_tiled and ROOT in str(first.tags.valueof(METADATA))
 
 
-def parse(file: TiffFile, source: SlideFile) -> SlideLayout:
-    """Describe an Argos slide, by its central focal plane."""
+def parse(file: TiffFile, source: SlideFile, at: Mapping[str, int] = tiff.MIDDLE) -> SlideLayout:
+    """Describe an Argos slide: the focal plane `at` "z", else the central one."""
     pages = tiff.pages(file)
     first = pages[0]
     root = markup.parse(str(first.tags.valueof(METADATA)))
@@ -41,7 +44,8 @@ def parse(file: TiffFile, source: SlideFile) -> SlideLayout:
             stacks[-1].append(page)
         else:
             named.append((NAMES_FROM_THE_END.get(len(pages) - index), page))
-    shown = stacks[(len(stacks) - 1) // 2]
+    z = at.get("z", (len(stacks) - 1) // 2)
+    shown = stacks[z]
     layout = tiff.slide_layout(
         source,
         "argos",
@@ -56,5 +60,6 @@ def parse(file: TiffFile, source: SlideFile) -> SlideLayout:
         layout,
         objective=positive_number(fields.get("ObjectiveMagnification")),
         hidden_planes=len(stacks) - 1,
+        planes=Planes(z, size_z=len(stacks)),
         barcode=barcode if isinstance(barcode, str) and barcode else None,
     )

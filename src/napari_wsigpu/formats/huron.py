@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from napari_wsigpu.formats import aperio
+from napari_wsigpu.formats import aperio, tiff
 from napari_wsigpu.tags import Tag
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tifffile import TiffFile
 
     from napari_wsigpu.layout import SlideFile, SlideLayout
@@ -19,9 +21,9 @@ def probe(file: TiffFile) -> bool:
     return first.is_tiled and str(first.tags.valueof(Tag.MAKE)).startswith("Huron")
 
 
-def parse(file: TiffFile, source: SlideFile) -> SlideLayout:
-    """Describe a Huron slide."""
+def parse(file: TiffFile, source: SlideFile, at: Mapping[str, int] = tiff.MIDDLE) -> SlideLayout:
+    """Describe a Huron slide; see `aperio.stored`."""
     lines = file.pages.first.description.split("\n")
     pairs = (line.split("=", 1) for line in lines if "=" in line)
     fields = {key.strip(): value.strip() for key, value in pairs}
-    return aperio.stored(file, source, "huron", fields, with_description=False)
+    return aperio.stored(file, source, "huron", fields, at, with_description=False)

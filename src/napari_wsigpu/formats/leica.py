@@ -17,12 +17,14 @@ from napari_wsigpu.layout import (
     Channel,
     LevelLayout,
     Part,
+    Planes,
     SlideFile,
     SlideLayout,
 )
 from napari_wsigpu.tags import Tag
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from xml.etree.ElementTree import Element
 
     from tifffile import TiffFile, TiffPage
@@ -60,6 +62,7 @@ class _Image(NamedTuple):
     fields: dict[str, str]
     channels: tuple[Channel, ...]
     planes: int
+    z_spacing: float | None
 
     @property
     def illumination(self) -> str:
@@ -103,11 +106,15 @@ def probe(file: TiffFile) -> bool:
     return first.is_tiled and any(name in text for name in NAMESPACES)
 
 
-def parse(file: TiffFile, source: SlideFile) -> SlideLayout:
-    """Describe a Leica slide: all regions of one kind in one mosaic."""
+def parse(file: TiffFile, source: SlideFile, at: Mapping[str, int] = tiff.MIDDLE) -> SlideLayout:
+    """Describe a Leica slide: all regions of one kind in one mosaic.
+
+    Shown is the plane `at` "z", else the first one, as OpenSlide does.
+    """
     path, pages = source.path, tiff.pages(file)
     problems: list[str] = []
-    collection = _collection(tiff.text_tag(pages[0], Tag.DESCRIPTION), len(pages), problems)
+    z = at.get("z", 0)
+    collection = _collection(tiff.text_tag(pages[0], Tag.DESCRIPTION), len(pages), z, problems)
     macros = [image for image in collection.images if collection.is_macro(image)]
     scans = [image for image in collection.images if not collection.is_macro(image)]
     if collection.images and not scans:
@@ -140,11 +147,13 @@ def parse(file: TiffFile, source: SlideFile) -> SlideLayout:
         problems=problems,
     )
     spacing = None if first is None else first.spacing(0) / 1000
+    planes = max((region.planes for region in regions), default=1)
     return replace(
         layout,
         mpp=layout.mpp or (None if spacing is None else (spacing, spacing)),
         objective=positive_number(fields.get("objective")),
-        hidden_planes=first.planes - 1 if first is not None else 0,
+        hidden_planes=planes - 1,
+        planes=Planes(z, size_z=planes, z_spacing=None if first is None else first.z_spacing),
         scanner=fields.get("device-model", "").split(";")[0] or None,
         scan_date=fields.get("creation-date"),
         barcode=fields.get("barcode"),
@@ -154,7 +163,7 @@ def parse(file: TiffFile, source: SlideFile) -> SlideLayout:
 # What the XML says
 
 
-def _collection(text: str, pages: int, problems: list[str]) -> _Collection:
+def _collection(text: str, pages: int, z: int, problems: list[str]) -> _Collection:
     try:
         element = markup.root(text).find("{*}collection")
         if element is None:
@@ -166,7 +175,7 @@ def _collection(text: str, pages: int, problems: list[str]) -> _Collection:
     reasons = []
     for child in element.iterfind("{*}image"):
         try:
-            images.append(_image(child, pages))
+            images.append(_image(child, pages, z))
         except ValueError as error:
             reasons.append(str(error))
     if reasons:
@@ -187,17 +196,18 @@ def _size(element: Element) -> tuple[int, int]:
     return width, height
 
 
-def _image(element: Element, pages: int) -> _Image:
+def _image(element: Element, pages: int, z: int) -> _Image:
+    """Describe an image: its plane of that number, or its only one."""
     view = element.find("{*}view")
     if view is None:
         raise ValueError("its place on the slide is not given")
     left, top = (whole_number(view.get(name)) for name in ("offsetX", "offsetY"))
     width, height = _size(view)
     found: dict[tuple[int, int], dict[int, int]] = {}
-    planes = set()
-    for child in element.iterfind("{*}pixels/{*}dimension"):
-        planes.add(child.get("z", "0"))
-        if child.get("z", "0") != "0":
+    children = list(element.iterfind("{*}pixels/{*}dimension"))
+    planes = sorted({whole_number(child.get("z", "0")) for child in children})
+    for child in children:
+        if whole_number(child.get("z", "0")) != planes[z if z < len(planes) else 0]:
             continue
         channel, page = whole_number(child.get("c", "0")), whole_number(child.get("ifd"))
         if not 0 <= page < pages:
@@ -213,8 +223,17 @@ def _image(element: Element, pages: int) -> _Image:
     device = element.find("{*}device")
     if device is not None:
         fields |= texts((f"device-{name}", device.get(name)) for name in ("model", "version"))
+    nanometres = positive_number(view.get("spacingZ"))
     return _Image(
-        left, top, width, height, tuple(dimensions), fields, _channels(element), len(planes)
+        left,
+        top,
+        width,
+        height,
+        tuple(dimensions),
+        fields,
+        _channels(element),
+        len(planes),
+        None if nanometres is None else nanometres / 1000,
     )
 
 
