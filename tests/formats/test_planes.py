@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from napari_wsigpu import open_slide
-from napari_wsigpu.errors import PlaneError
+from napari_wsigpu.errors import PlaneError, UnsupportedSlideError
 from tests import czis, dicomslides, ndpi, slides, vsis
 
 wsidicom, pydicom = pytest.importorskip("wsidicom"), pytest.importorskip("pydicom")
@@ -293,3 +293,64 @@ def test_a_plane_that_a_vsi_lacks(tmp_path):
         ]
         with pytest.raises(PlaneError, match="no tile of the plane z = 1, t = 1"):
             slide.plane(1, 1)
+
+
+MINISBLACK = {"photometric": "minisblack"}
+
+
+@pytest.mark.parametrize(
+    ("name", "axes", "options"),
+    [
+        ("a.tif", "ZYX", {}),  # samples of one page
+        ("a.tif", "TZYX", {}),
+        ("a.tif", "ZYX", {"truncate": True} | MINISBLACK),  # behind the first page
+        ("a.tif", "TZCYX", MINISBLACK),
+        ("a.tif", "TZCYX", {"imagej": True}),
+        ("a.tif", "TZCYX", {"imagej": True, "truncate": True}),
+        ("a.tif", "ZYXS", {"imagej": True, "truncate": True}),
+        ("a.ome.tif", "ZYX", {}),
+        ("a.ome.tif", "TZSYX", {"photometric": "rgb", "planarconfig": "separate"}),
+        ("a.ome.tif", "TZYX", {"tile": (16, 16), "byteorder": ">"} | MINISBLACK),
+    ],
+)
+def test_tiff_stacks_as_programs_write_them(tmp_path, name, axes, options):
+    sizes = {"T": 2, "Z": 4, "C": 2, "S": 3, "Y": 40, "X": 50}
+    shape = [sizes[axis] for axis in axes]
+    dtype = np.uint8 if "S" in axes else np.uint16
+    pixels = np.random.default_rng(0).integers(0, 255, shape, dtype)
+    path = tmp_path / name
+    tifffile.imwrite(path, pixels, metadata={"axes": axes}, **options)
+    with open_slide(path, "cpu") as slide:
+        assert slide.planes.sizes == {a.lower(): sizes[a] for a in axes if a in "TZ"}
+        assert slide.layout.problems == ()
+        for t, z in np.ndindex(slide.planes.size_t, slide.planes.size_z):
+            at = tuple({"T": t, "Z": z}.get(axis, slice(None)) for axis in axes)
+            expected = pixels[at]
+            if axes[-3] in "CS" or axes[-1] == "S":
+                expected = np.moveaxis(expected, 0, -1) if axes[-1] == "X" else expected
+            else:
+                expected = expected[..., None]
+            np.testing.assert_array_equal(slide.plane(z, t).levels[0][...], expected)
+
+
+@pytest.mark.parametrize(("unit", "size"), [("um", 1), ("micron", 1), ("nm", 1e-3), ("dogs", None)])
+def test_the_scale_of_imagej(tmp_path, unit, size):
+    path = tmp_path / "a.tif"
+    metadata = {"axes": "TZYX", "unit": unit, "spacing": 1.5, "finterval": 2.5}
+    pixels = np.zeros((2, 3, 20, 30), np.uint16)
+    tifffile.imwrite(path, pixels, imagej=True, metadata=metadata, resolution=(4, 2))
+    with open_slide(path, "cpu") as slide:
+        assert slide.planes.time_step == 2.5
+        assert slide.planes.z_spacing == (size and pytest.approx(1.5 * size))
+        assert slide.mpp == (size and pytest.approx((0.25 * size, 0.5 * size)))
+
+
+def test_a_stack_with_fewer_pages_than_it_says(tmp_path):
+    path = tmp_path / "a.tif"
+    pixels = np.zeros((4, 20, 30), np.uint16)
+    tifffile.imwrite(path, pixels, metadata={"axes": "ZYX"}, truncate=True, **MINISBLACK)
+    content = path.read_bytes()
+    assert content.count(b'"shape": [4, 20, 30]') == 1
+    path.write_bytes(content.replace(b'"shape": [4,', b'"shape": [9,'))
+    with pytest.raises(UnsupportedSlideError, match="1 pages where its axes speak of 9"):
+        open_slide(path, "cpu")

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
+from tifffile import TiffPage
 
 from napari_wsigpu.codecs.table import is_of_images
 from napari_wsigpu.errors import (
@@ -21,6 +22,8 @@ from napari_wsigpu.errors import (
     SlideError,
     UnsupportedSlideError,
 )
+from napari_wsigpu.formats import imagej
+from napari_wsigpu.formats.frames import pages_of
 from napari_wsigpu.formats.siblings import PageFiles, missing_planes
 from napari_wsigpu.layout import (
     AssociatedLayout,
@@ -46,7 +49,7 @@ from napari_wsigpu.tags import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from tifffile import TiffFile, TiffFrame, TiffPage, TiffPageSeries
+    from tifffile import TiffFile, TiffFrame, TiffPageSeries
 
 MIDDLE: Mapping[str, int] = MappingProxyType({})
 LARGEST_TILE = 1 << 30
@@ -109,11 +112,13 @@ def parse(file: TiffFile, source: SlideFile, at: Mapping[str, int] = MIDDLE) -> 
         files.whole, "generic-tiff", levels, page, problems=[missing] if missing else []
     )
     hidden_planes = _image_count(main) // len(_channel_pages(main, at)) - 1
+    scale = imagej.scale_of(file, page)
     return replace(
         layout,
         background=page.nodata,
         hidden_planes=hidden_planes,
-        planes=Planes.along(_shown_of(main, at)),
+        planes=Planes.along(_shown_of(main, at), scale.z_spacing, scale.time_step),
+        mpp=layout.mpp or scale.mpp,
         files=files.files,
         icc=layout.icc if page.parent is file else None,
     )
@@ -463,22 +468,31 @@ def _shown_of(series: TiffPageSeries, at: Mapping[str, int]) -> dict[str, tuple[
 def _channel_pages(series: TiffPageSeries, at: Mapping[str, int]) -> list[TiffPage | TiffFrame]:
     """Return one page a channel: of z and t the plane `at`, of any other axis the first."""
     leading = _axes_of_pages(series)
-    pages = np.arange(len(series.pages)).reshape([length for _, length in leading])
+    count = _image_count(series)
+    stored = pages_of(series, count)
+    pages = np.arange(count).reshape([length for _, length in leading])
     shown = _shown_of(series, at)
-    single_sample = keyframe(series).samplesperpixel == 1
+    single_sample = _page_of(series, stored).samplesperpixel == 1
     for axis, length in leading[::-1]:
         unnamed = axis in "IQ" and single_sample and length <= UNNAMED_CHANNELS
         position = [a for a, _ in leading].index(axis)
         if not (axis == "C" or unnamed):
             plane, _ = shown.get(axis.lower(), (0, 1))
             pages = np.take(pages, [plane], axis=position)
-    found = [series.pages[int(index)] for index in pages.ravel()]
+    found = [stored[int(index)] for index in pages.ravel()]
     if any(page is None for page in found):
         raise CorruptSlideError(
             f"A channel of '{keyframe(series).parent.filename}' is missing; get a fresh copy of "
             "all files."
         )
     return cast("list[TiffPage | TiffFrame]", found)
+
+
+def _page_of(series: TiffPageSeries, pages: Sequence[TiffPage | TiffFrame | None]) -> TiffPage:
+    """Return what describes pages of a series: one of them, if these are samples of its own."""
+    first, whole = pages[0], keyframe(series)
+    is_sample = isinstance(first, TiffPage) and first.samplesperpixel < whole.samplesperpixel
+    return cast("TiffPage", first) if is_sample else whole
 
 
 def series_level(
@@ -495,7 +509,7 @@ def series_level(
     pages = _channel_pages(series, at)
     if files is None and any(page.parent is not series.parent for page in pages):
         raise UnsupportedSlideError(f"It lies in other files than '{path}'; open one of those.")
-    level = _build_level(pages, keyframe(series), width, height, path)
+    level = _build_level(pages, _page_of(series, pages), width, height, path)
     return level if files is None else replace(level, grid=files.joined(level.grid, pages))
 
 
