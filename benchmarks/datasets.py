@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     # Makes the loader of a turn.
     Maker = Callable[[], Iterator[Any]]
 
-PEER_PART = 4
+PEER_PART = 2
 CHECKED = 32
 
 
