@@ -6,6 +6,7 @@ Threads run one after another, each block after the one before it.
 from __future__ import annotations
 
 import ctypes
+import re
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -16,7 +17,6 @@ import numpy as np
 
 from napari_wsigpu.gpu import cuda, driver
 from napari_wsigpu.gpu.cuda import CudaDevice
-from napari_wsigpu.gpu.launching import KERNELS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,12 +38,26 @@ SHIM = r"""
 
 #define __global__
 #define __device__
+#define __shared__ static
+#define __align__ alignas
+#define __launch_bounds__(threads)
+#define __syncthreads()
 using std::max;
 using std::min;
 
 struct Place { unsigned x, y, z; };
 static thread_local Place blockIdx, threadIdx, gridDim, blockDim;
 static thread_local long long misaligned;
+
+static int __clz(unsigned value) { return value ? __builtin_clz(value) : 32; }
+static int __ffsll(unsigned long long value) { return __builtin_ffsll(value); }
+static int __ffs(int value) { return __builtin_ffs(value); }
+static int __float_as_int(float value) {
+    int bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+static int atomicAdd(int *place, int value) { return __sync_fetch_and_add(place, value); }
 
 struct uchar4 {
     unsigned char x, y, z, w;
@@ -95,6 +109,7 @@ static long long launch(void (*kernel)(Arguments...), const unsigned *sizes, voi
 }
 """
 
+KERNEL = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\(\w+\)\s+)?(\w+)')
 LAUNCH = """
 extern "C" long long launch_{0}(const unsigned *sizes, void **arguments) {{
     return launch({0}, sizes, arguments);
@@ -143,8 +158,8 @@ class Pool:
 class Kernel:
     """One kernel of a module."""
 
-    def __init__(self, library: ctypes.CDLL, name: str) -> None:
-        self._name = name
+    def __init__(self, library: ctypes.CDLL, name: str, *, together: bool) -> None:
+        self._name, self._together = name, together
         self._launch = getattr(library, f"launch_{name}")
         self._launch.restype = ctypes.c_longlong
         self.launched = 0
@@ -157,7 +172,8 @@ class Kernel:
             for value in arguments
         ]
         places = [ctypes.cast(ctypes.pointer(value), ctypes.c_void_p) for value in values]
-        sizes = [*grid, *[1] * (3 - len(grid)), *block]
+        # Threads that wait for each other are one.
+        sizes = [*grid, *[1] * (3 - len(grid)), 1 if self._together else block[0]]
         misaligned = self._launch(
             (ctypes.c_uint * 4)(*sizes), (ctypes.c_void_p * len(places))(*places)
         )
@@ -165,13 +181,20 @@ class Kernel:
         self.launched += 1
 
 
-def compiled(folder: Path, compiler: str, code: str) -> ctypes.CDLL:
+def compiled(folder: Path, compiler: str, code: str, flags: Sequence[str] = FLAGS) -> ctypes.CDLL:
     """Compile kernels, and load them."""
-    source, library = folder / "kernels.cpp", folder / "kernels.so"
-    launches = "".join(LAUNCH.format(name) for name in KERNELS)
+    name = f"kernels-{len(code)}"
+    source, library = folder / f"{name}.cpp", folder / f"{name}.so"
+    launches = "".join(LAUNCH.format(name) for name in kernels_of(code))
     source.write_text(SHIM + code + LAUNCHER + launches, "utf-8")
-    subprocess.run([compiler, *FLAGS, "-o", library, source], check=True)
+    subprocess.run([compiler, *flags, "-o", library, source], check=True)
     return ctypes.CDLL(str(library))
+
+
+def kernels_of(code: str) -> list[str]:
+    """Return the names of the kernels in a text."""
+    found = re.findall(r"^AVERAGE_AREA\((\w+),", code, re.MULTILINE)
+    return [*found, *(name for name in KERNEL.findall(code) if name != "name")]
 
 
 def copy_memory(target: int, source: int, size: int, kind: int, stream: int) -> None:
@@ -182,11 +205,15 @@ def host_cuda_device(monkeypatch: pytest.MonkeyPatch, folder: Path, compiler: st
     """Make a `CudaDevice` without nvImageCodec, whose memory and processor are the host's."""
 
     class RawModule:
-        def __init__(self, code: str) -> None:
+        def __init__(self, code: str, options: Sequence[str] = ()) -> None:
             self._library = compiled(folder, compiler, code)
+            self._together = "__syncthreads" in code
+
+        def compile(self) -> None:
+            pass
 
         def get_function(self, name: str) -> Kernel:
-            return Kernel(self._library, name)
+            return Kernel(self._library, name, together=self._together)
 
     def empty(shape: Any, dtype: Any) -> Any:
         pixels = np.empty(shape, dtype).view(HostArray)

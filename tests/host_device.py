@@ -94,7 +94,8 @@ class HostDevice:
     """Does what `CudaDevice` does with nvImageCodec's CPU backend.
 
     `free` is how many bytes it still gives out; `live` how many are taken. `behind` are the
-    planes behind each of nvImageCodec's images.
+    planes behind each of nvImageCodec's images. `compile_kernels` is what runs kernels, if they are
+    to be run.
     """
 
     def __init__(self, free: int = 1 << 40, engine: str = "GPU"):
@@ -109,6 +110,7 @@ class HostDevice:
         self.shares: Any = HostBuffer
         self.shared_buffers: list[Any] = []
         self.wrap_decoder = lambda decoder: decoder
+        self.compile_kernels = None
         self.behind: dict[int, list[Any]] = {}
         self.interleaved: dict[int, Any] = {}
 
@@ -130,6 +132,11 @@ class HostDevice:
         options = "libjpeg_turbo_decoder:fancy_upsampling=0"
         made = library().decoder(NO_DEVICE, CPU_ONLY, options)
         return self.wrap_decoder(PlanarDecoder(made, self)), self.engine
+
+    def compile(self, code):
+        if self.compile_kernels is None:
+            raise DeviceError("host memory runs no kernels")
+        return self.compile_kernels(code)
 
     def code_streams(self):
         return HostStreams()

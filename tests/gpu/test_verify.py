@@ -76,9 +76,11 @@ class TestVerifier:
         assert verifier.samples("jpeg", []) == []
         assert verifier.samples("jpeg", [7]) == [7]
 
-    @pytest.mark.parametrize(("engine", "most"), [("hardware", 0), ("GPU", 1), ("hybrid", 3)])
+    @pytest.mark.parametrize(
+        ("engine", "most"), [("hardware", 0), ("GPU", 1), ("kernels", 1), ("hybrid", 3)]
+    )
     def test_tolerances(self, engine, most):
-        assert set(TOLERANCES) == {"hardware", "GPU", "hybrid"}
+        assert set(TOLERANCES) == {"hardware", "GPU", "kernels", "hybrid"}
         expected = np.full((4, 5, 3), 100, np.uint8)
         for sign in (1, -1):
             for difference in range(6):

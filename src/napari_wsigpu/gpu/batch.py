@@ -148,14 +148,14 @@ class GpuBatch:
         worker = self._decoder.worker
         stream = self._stream or worker.stream
         if self._prepared is not None:
-            prepared, kind, work = self._prepared, self._prepared.kind, self._prepared.work
+            prepared, kind = self._prepared, self._prepared.kind
             prepared.describe(self._slots.addresses.tolist(), stream)
-            self._engine = worker.engine(kind) or ""
             samples = self._decoder.verifier.samples(kind, self._on_gpu)
             self._samples = {
                 index: worker.decode_reference(self._batch[index]) for index in samples
             }
-            worked = worker.decode(kind, work.streams.used, work.images.used)
+            worked = prepared.decode(worker)
+            self._engine = prepared.engine(worker)
             self._decoded = list(chain.from_iterable(compress(prepared.groups, worked)))
             if self._decoded:
                 prepared.finish(worked, self._slots, device, stream)
@@ -171,11 +171,12 @@ class GpuBatch:
         again: list[int] = []
         if len(self._decoded) < len(self._on_gpu):
             again += sorted({*self._on_gpu} - {*self._decoded})
-        if self._prepared is not None and len(self._decoded) > 1:
+        if self._prepared is not None and self._decoded:
             doubtful = self._prepared.doubtful(self._decoded)
-            everywhere = len(doubtful) == len(self._decoded)
-            self._decoder.verifier.note_doubts(self._engine, everywhere=everywhere)
             again += doubtful
+            if len(self._decoded) > 1 and self._prepared.joins:
+                everywhere = len(doubtful) == len(self._decoded)
+                self._decoder.verifier.note_doubts(self._engine, everywhere=everywhere)
         if not self._verified(set(again)):
             again = self._on_gpu
         if again:

@@ -11,10 +11,11 @@ from napari_wsigpu.gpu.library import ImageFormat
 from napari_wsigpu.tags import COMPRESSION, JPEG_2000
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from napari_wsigpu.codecs.decoder import EncodedBatch
     from napari_wsigpu.gpu.device import Device, Slots, Stream
+    from napari_wsigpu.gpu.worker import DecodeWorker
     from napari_wsigpu.gpu.workspace import Workspace
     from napari_wsigpu.layout import LevelLayout
 
@@ -104,14 +105,17 @@ class Prepared(Protocol):
         What they lie in.
     groups : list of list of int
         Indices of the tiles in each code stream. Tiles that are in none are for the CPU.
+    joins : bool
+        Whether tiles are joined, so that one can lead the decoder astray for others.
     """
 
     kind: str
     work: Workspace
     groups: list[list[int]]
+    joins: bool
 
     def describe(self, addresses: Sequence[int], stream: Stream) -> None:
-        """Describe to nvImageCodec where it has to decode each stream to.
+        """Say where each stream has to be decoded to.
 
         Parameters
         ----------
@@ -120,6 +124,12 @@ class Prepared(Protocol):
         stream : Stream
             Which has the pixels.
         """
+
+    def decode(self, worker: DecodeWorker) -> list[bool]:
+        """Decode, after `describe`; say of each code stream whether that worked."""
+
+    def engine(self, worker: DecodeWorker) -> str:
+        """Return the name of what decodes: a key of `gpu.verify.TOLERANCES`."""
 
     def finish(self, worked: list[bool], slots: Slots, device: Device, stream: Stream) -> None:
         """Give the stream what makes decoded samples the tiles' pixels.
@@ -163,9 +173,16 @@ class Jpeg2000Streams:
 
     def prepare(self, batch: EncodedBatch, count: int, work: Workspace) -> Prepared:
         """Make code streams of the first `count` tiles of a batch, in its buffer."""
+        return self.prepare_these(batch, range(count), work)
+
+    def prepare_these(
+        self, batch: EncodedBatch, indices: Iterable[int], work: Workspace
+    ) -> Prepared:
+        """Make code streams of some tiles of a batch."""
         taken = []
-        places = zip(batch.starts[0].tolist(), batch.lengths[0].tolist(), strict=True)
-        for index, (start, length) in zip(range(count), places, strict=False):
+        starts, lengths = batch.starts[0].tolist(), batch.lengths[0].tolist()
+        for index in indices:
+            start, length = starts[index], lengths[index]
             head = bytes(batch.view[start : start + min(length, SIZE_HEADER + 3 * MOST_COMPONENTS)])
             if self._fits(head) and work.streams.add(batch.address + start, length):
                 taken.append(index)
@@ -192,7 +209,7 @@ class Jpeg2000Streams:
 
 
 class _SingleTiles:
-    kind = "jpeg2000"
+    kind, joins = "jpeg2000", False
 
     def __init__(
         self, tiles: list[int], image: ImageFormat, work: Workspace, *, convert: bool
@@ -203,6 +220,12 @@ class _SingleTiles:
     def describe(self, addresses: Sequence[int], stream: Stream) -> None:
         for (index,) in self.groups:
             self.work.images.add(addresses[index], self._image, stream.ptr)
+
+    def decode(self, worker: DecodeWorker) -> list[bool]:
+        return worker.decode(self.kind, self.work.streams.used, self.work.images.used)
+
+    def engine(self, worker: DecodeWorker) -> str:
+        return worker.engine(self.kind) or ""
 
     def finish(self, worked: list[bool], slots: Slots, device: Device, stream: Stream) -> None:
         if self._convert:

@@ -70,6 +70,27 @@ class Event(Protocol):
         """Wait until the stream has come there."""
 
 
+class KernelModule(Protocol):
+    """What a device runs: the kernels of one text of CUDA C."""
+
+    def launch(
+        self, name: str, blocks: int, threads: int, arguments: tuple[Any, ...], stream: Stream
+    ) -> None:
+        """Give a stream so many blocks of so many threads of a kernel.
+
+        Parameters
+        ----------
+        name : str
+            The kernel's.
+        blocks, threads : int
+            How many, and of each how many; a kernel works with any.
+        arguments : tuple
+            NumPy scalars of the kernel's types; addresses as ``uint64``.
+        stream : Stream
+            Which runs it.
+        """
+
+
 class Device(Protocol):
     """Memory, streams and kernels of one device.
 
@@ -304,6 +325,15 @@ class Device(Protocol):
             Which does it.
         to_rgb : bool
             Convert from YCbCr.
+        """
+
+    def compile(self, code: str) -> KernelModule:
+        """Compile kernels, once for each text; floats are rounded after each operation.
+
+        Raises
+        ------
+        DeviceError
+            If they can't be compiled.
         """
 
     def shared(self, count: int, dtype: DTypeLike) -> NDArray[Any]:

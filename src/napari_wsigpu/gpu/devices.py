@@ -182,7 +182,7 @@ class BackgroundStart:
     def _start(self, kind: str) -> None:
         def warm(worker: DecodeWorker) -> None:
             with worker.device.active():
-                if worker.engine(kind) is not None:
+                if worker.start(kind):
                     self._ready.add(kind)
                 else:
                     self._refusals[kind] = "nvImageCodec can't decode such tiles on this GPU"

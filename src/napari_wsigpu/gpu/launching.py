@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from napari_wsigpu.codecs.raw import is_swapped
+from napari_wsigpu.gpu.compiled import CompiledKernels
 from napari_wsigpu.gpu.device import AVERAGED_TYPES
 from napari_wsigpu.gpu.tables import declarations
 
@@ -58,7 +59,8 @@ class Kernels:
         self._index = index
         self._runtime = cupy.cuda.runtime
         self._colors: weakref.WeakKeyDictionary[ColorTable, Any] = weakref.WeakKeyDictionary()
-        self._colors_lock = threading.Lock()
+        self._colors_lock, self._compiling = threading.Lock(), threading.Lock()
+        self._modules: dict[str, CompiledKernels] = {}
 
     def active(self) -> AbstractContextManager[Any]:
         """Make the device the calling thread's current one."""
@@ -110,6 +112,13 @@ class Kernels:
         grid = len(pastes), min(-(-chunks // (THREADS * CHUNKS_A_THREAD)), MOST_BLOCKS)
         table = self.table(pastes, stream)
         self._launch("paste", grid, (table, *map(np.int32, sizes), pixels), stream)
+
+    def compile(self, code: str) -> CompiledKernels:
+        """Compile other kernels, once for each text."""
+        with self._compiling, self.active():
+            if code not in self._modules:
+                self._modules[code] = CompiledKernels(self._cupy, code, self._index)
+            return self._modules[code]
 
     def colors(self, table: ColorTable) -> Any:
         """Return a table's colours in device memory, copied once while the table lives."""

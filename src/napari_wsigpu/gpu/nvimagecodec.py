@@ -6,16 +6,20 @@ from typing import TYPE_CHECKING
 
 from napari_wsigpu.gpu.batch import GpuBatch
 from napari_wsigpu.gpu.codestream import Jpeg2000Streams, recipe
+from napari_wsigpu.gpu.jpeg2000.tiles import Jpeg2000Tiles
 from napari_wsigpu.gpu.stack import JpegStreams
 
 if TYPE_CHECKING:
     from napari_wsigpu.codecs.cpu import HostSlots
     from napari_wsigpu.codecs.decoder import Decoder, Deliver, EncodedBatch
+    from napari_wsigpu.gpu.codestream import Recipe
     from napari_wsigpu.gpu.device import Slots, Stream
     from napari_wsigpu.gpu.verify import Verifier
     from napari_wsigpu.gpu.worker import DecodeWorker
     from napari_wsigpu.layout import LevelLayout
     from napari_wsigpu.storage.source import Spacing
+
+    Maker = JpegStreams | Jpeg2000Streams | Jpeg2000Tiles
 
 
 class NvImageCodecDecoder:
@@ -37,7 +41,7 @@ class NvImageCodecDecoder:
         self.worker = worker
         self.cpu = cpu
         self.verifier = verifier
-        self._makers: dict[LevelLayout, JpegStreams | Jpeg2000Streams | str] = {}
+        self._makers: dict[LevelLayout, Maker | str] = {}
 
     def schedule(
         self,
@@ -90,17 +94,19 @@ class NvImageCodecDecoder:
             return None
         return made.spacing(count, device.jpegs_at_once)
 
-    def maker(self, level: LevelLayout) -> JpegStreams | Jpeg2000Streams | str:
+    def maker(self, level: LevelLayout) -> Maker | str:
         """Return what makes a level's code streams, or why the CPU decodes it."""
         if self.verifier.reason is not None:
             return self.verifier.reason
         made = self._makers.get(level)
         if made is None:
             how = recipe(level)
-            if isinstance(how, str):
-                made = how
-            else:
-                make = JpegStreams if how.kind == "jpeg" else Jpeg2000Streams
-                made = make(level, how)
+            made = how if isinstance(how, str) else self._made(level, how)
             self._makers[level] = made
         return made
+
+    def _made(self, level: LevelLayout, how: Recipe) -> Maker:
+        if how.kind == "jpeg":
+            return JpegStreams(level, how)
+        engine = self.worker.jpeg2000
+        return Jpeg2000Tiles(level, how, engine) if engine.ready() else Jpeg2000Streams(level, how)

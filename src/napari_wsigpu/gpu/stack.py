@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.codecs.decoder import EncodedBatch
     from napari_wsigpu.gpu.codestream import Recipe
     from napari_wsigpu.gpu.device import Device, Slots, Stream
+    from napari_wsigpu.gpu.worker import DecodeWorker
     from napari_wsigpu.gpu.workspace import Workspace
     from napari_wsigpu.layout import LevelLayout
 
@@ -257,7 +258,7 @@ class StackedTiles:
         Whether they are YCbCr.
     """
 
-    kind = "jpeg"
+    kind, joins = "jpeg", True
 
     def __init__(
         self,
@@ -294,6 +295,14 @@ class StackedTiles:
         for (start, image), good in zip(self._plan.images, self._taken, strict=True):
             if good:
                 self.work.images.add(self.work.planes + start, image, stream.ptr)
+
+    def decode(self, worker: DecodeWorker) -> list[bool]:
+        """Decode the stacks."""
+        return worker.decode(self.kind, self.work.streams.used, self.work.images.used)
+
+    def engine(self, worker: DecodeWorker) -> str:
+        """Return the name of nvImageCodec's path."""
+        return worker.engine(self.kind) or ""
 
     def finish(self, worked: list[bool], slots: Slots, device: Device, stream: Stream) -> None:
         """Make tiles of planes, and look for the strips.

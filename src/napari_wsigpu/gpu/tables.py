@@ -59,15 +59,24 @@ SCALED = np.dtype(
 )
 
 TABLES = {"Paste": PASTE, "Scaled": SCALED, "Segment": SEGMENT, "JpegTile": JPEG_TILE}
-C_TYPES = {"<u8": "unsigned long long", "<i8": "long long", "<i4": "int", "<f8": "double"}
+C_TYPES = {
+    "<u8": "unsigned long long",
+    "<i8": "long long",
+    "<u4": "unsigned int",
+    "<i4": "int",
+    "<f4": "float",
+    "<f8": "double",
+    "|u1": "unsigned char",
+}
 
 
 def declarations() -> str:
     """Return the tables as structures of C, to be put before the kernels."""
-    return "".join(_structure(name, dtype) for name, dtype in TABLES.items())
+    return "".join(structure(name, dtype) for name, dtype in TABLES.items())
 
 
-def _structure(name: str, dtype: np.dtype[np.void]) -> str:
+def structure(name: str, dtype: np.dtype[np.void]) -> str:
+    """Return a table's row as a structure of C."""
     members = []
     for field in dtype.names or ():
         base, shape = dtype[field].subdtype or (dtype[field], ())

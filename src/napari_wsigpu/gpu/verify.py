@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-# What the samples of a tile may differ by, for each path that nvImageCodec decodes on.
-TOLERANCES = {"hardware": 0, "hybrid": 3, "GPU": 1}
+# What the samples of a tile may differ by, for each path that nvImageCodec decodes on, and for
+# our own kernels.
+TOLERANCES = {"hardware": 0, "hybrid": 3, "GPU": 1, "kernels": 1}
 TILES_A_BATCH = 1
 TILES_A_SLIDE = 8
 BATCHES_IN_DOUBT = 3

@@ -14,6 +14,7 @@ import numpy as np
 from napari_wsigpu.codecs.tile import decode_tile
 from napari_wsigpu.errors import DeviceError
 from napari_wsigpu.gpu.gds import Loader
+from napari_wsigpu.gpu.jpeg2000.engine import Jpeg2000Engine
 from napari_wsigpu.gpu.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ class DecodeWorker:
     ----------
     loader : Loader
         Brings to the device what needs no decoding.
+    jpeg2000 : Jpeg2000Engine
+        Decodes JPEG 2000 without nvImageCodec.
     """
 
     def __init__(self, device: Device) -> None:
@@ -67,6 +70,7 @@ class DecodeWorker:
         self._streams: deque[Stream] = deque()
         self._reference: ThreadPoolExecutor | None = None
         self.loader = Loader(device)
+        self.jpeg2000 = Jpeg2000Engine(device)
         self._warned: set[str] = set()
 
     def submit(self, job: Job) -> None:
@@ -155,6 +159,7 @@ class DecodeWorker:
         """Free the memory of workspaces and buffers that nobody uses now."""
         self._workspaces.clear()
         self._buffers.clear()
+        self.jpeg2000.trim()
 
     def decode_reference(self, tile: EncodedTile) -> Future[NDArray[Any]]:
         """Have a tile decoded on the CPU, to be compared; by a thread that is there already.
@@ -167,6 +172,14 @@ class DecodeWorker:
             return self._reference.submit(
                 decode_tile, tile, np.empty(tile.level.tile_bytes, np.uint8)
             )
+
+    def start(self, kind: str) -> bool:
+        """Have what decodes a kind made, if it is not; say whether there is something.
+
+        From jobs only.
+        """
+        own = kind == "jpeg2000" and self.jpeg2000.ready()
+        return self.engine(kind) is not None or own
 
     def engine(self, kind: str) -> str | None:
         """Return the name of the path that decodes a kind, None if there is none.

@@ -1,0 +1,68 @@
+// Pixels of coefficients: colours, level shift, limits of the samples' type.
+
+__device__ int limited(int value, int low, int high) {
+    return value < low ? low : value > high ? high : value;
+}
+
+// components: of each, where its plane lies in a tile's, its sizes, how many pixels a sample spans,
+// and what its samples are. transform: 0 none, 1 of components 0 to 2, 2 from YCbCr whose chroma
+// spans more pixels. A block of threads has some rows of a tile; flags: status, for the host.
+extern "C" __global__ void finish_pixels(const int *planes, long long tile_size,
+                                         const Component *components, int channels, int height,
+                                         int width, int left, int upper, int transform,
+                                         int bytes, const unsigned long long *targets,
+                                         const int *status, int *flags, int rows_at_once) {
+    const int strips = (height + rows_at_once - 1) / rows_at_once;
+    const int tile = blockIdx.x / strips, top = blockIdx.x % strips * rows_at_once;
+    const int wrong = status[tile];
+    if (!top && !threadIdx.x) flags[tile] = wrong;
+    if (wrong) return;
+    const int pixels = min(rows_at_once, height - top) * width;
+    for (int i = threadIdx.x; i < pixels; i += blockDim.x) {
+        const int x = i % width, y = top + i / width;
+        const long long pixel = (long long)y * width + x;
+        int whole[4];
+        float real[4];
+        for (int k = 0; k < channels; ++k) {
+            const Component &one = components[k];
+            int column = x, row = y;
+            if (one.across > 1 || one.down > 1) {
+                column = limited((left + x) / one.across - one.left, 0, one.width - 1);
+                row = limited((upper + y) / one.down - one.upper, 0, one.height - 1);
+            }
+            const int found =
+                planes[tile * tile_size + one.plane + (long long)row * one.pitch + column];
+            whole[k] = found;
+            real[k] = *(const float *)&found;
+        }
+        if (transform == 1 && components[0].reversible) {
+            const int green = wrapped(whole[0], -(long long)(wrapped(whole[1], whole[2]) >> 2));
+            const int red = wrapped(whole[2], green), blue = wrapped(whole[1], green);
+            whole[0] = red, whole[1] = green, whole[2] = blue;
+        } else if (transform == 1) {
+            const float y = real[0], u = real[1], v = real[2];
+            real[0] = y + v * 1.402f;
+            real[1] = y - u * 0.34413f - v * 0.71414f;
+            real[2] = y + u * 1.772f;
+        }
+        for (int k = 0; k < channels; ++k) {
+            const Component &one = components[k];
+            if (!one.reversible)
+                whole[k] = real[k] > 1e9f ? 1000000000 : real[k] < -1e9f ? -1000000000
+                                                                         : (int)rintf(real[k]);
+            whole[k] = limited(wrapped(whole[k], one.middle), one.lowest, one.highest);
+        }
+        if (transform == 2) {
+            const int middle = components[0].middle, highest = components[0].highest;
+            const int y = whole[0], cb = whole[1] - middle, cr = whole[2] - middle;
+            whole[0] = limited(y + (int)(1.402 * cr), 0, highest);
+            whole[1] = limited(y - (int)(0.344 * cb + 0.714 * cr), 0, highest);
+            whole[2] = limited(y + (int)(1.772 * cb), 0, highest);
+        }
+        unsigned char *target = (unsigned char *)targets[tile] + pixel * channels * bytes;
+        for (int k = 0; k < channels; ++k) {
+            if (bytes == 1) target[k] = whole[k];
+            else ((unsigned short *)target)[k] = whole[k];
+        }
+    }
+}

@@ -1,0 +1,391 @@
+"""Our JPEG 2000 kernels, compiled for the host and on a GPU, against OpenJPEG."""
+
+import random
+import shutil
+import struct
+
+import imagecodecs
+import numpy as np
+import pytest
+
+from napari_wsigpu import runtime
+from napari_wsigpu.codecs.decoder import EncodedTile
+from napari_wsigpu.codecs.tile import decode_tile
+from napari_wsigpu.errors import DeviceError
+from napari_wsigpu.gpu.device import TileFormat
+from napari_wsigpu.gpu.jpeg2000.decoder import Jpeg2000, form_of
+from napari_wsigpu.gpu.jpeg2000.engine import Jpeg2000Engine, form_of_stream
+from napari_wsigpu.gpu.jpeg2000.header import read_header
+from tests import openjpeg
+from tests.host_cuda import host_cuda_device
+from tests.host_device import HostDevice, OnDevice, joined, level_of
+from tests.openjpeg import (
+    BYPASS,
+    CAUSAL,
+    HEADER_ENDS,
+    PACKET_STARTS,
+    PREDICTABLE,
+    PROGRESSIONS,
+    RESET,
+    SYMBOLS,
+    TERMINATE_ALL,
+)
+
+UNTOUCHED, GUARD = 201, 64
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory):
+    """A CUDA device whose kernels run on the host."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("g++ is not installed")
+    with pytest.MonkeyPatch.context() as patch:
+        return host_cuda_device(patch, tmp_path_factory.mktemp("jpeg2000"), compiler)
+
+
+@pytest.fixture(scope="module", params=["host", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request):
+    if request.param == "host":
+        return request.getfixturevalue("host")
+    try:
+        return runtime.default().devices.worker(0).device
+    except DeviceError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "stream.j2k"
+
+
+def picture(seed, shape, bits=8, *, signed=False):
+    """A plane of waves and noise."""
+    rng = np.random.default_rng(seed)
+    y, x = np.indices(shape)
+    waves = np.sin(x / (3 + 9 * rng.random())) * np.cos(y / (3 + 9 * rng.random()))
+    plane = 0.5 + 0.4 * waves + rng.normal(0, 0.03, shape)
+    plane[: shape[0] // 3] = rng.random()
+    whole = (plane * (1 << bits)).clip(0, (1 << bits) - 1).astype(np.int32)
+    return whole - (1 << bits - 1) if signed else whole
+
+
+def decoded(device, streams, reduce=0):
+    """Return what was wrong with each stream, and the pixels."""
+    form = form_of(read_header(streams[0]), reduce)
+    assert not isinstance(form, str), form
+    decoder = Jpeg2000(device, form)
+    stream = device.new_stream()
+    lengths = np.array([len(text) for text in streams])
+    starts = np.cumsum([0, *lengths])[:-1]
+    size = int(np.prod(form.shape)) * form.dtype.itemsize
+    texts = np.frombuffer(b"".join(streams), np.uint8)
+    encoded, held = device.allocate(len(texts))
+    memory, also = device.allocate(decoder.layout(len(streams)).size)
+    pixels = device.empty((len(streams), size + GUARD), np.uint8)
+    with device.active():
+        device.fill(pixels, UNTOUCHED, stream)
+        device.upload(encoded, texts, stream)
+        targets = device.address(pixels) + np.arange(len(streams)) * (size + GUARD)
+        status = device.shared(len(streams), np.int32)
+        status[:] = 99
+        decoder.decode(encoded, starts, lengths, targets, memory, status, stream)
+        found = device.download(pixels, stream)
+        stream.synchronize()
+    del held, also
+    assert (found[:, size:] == UNTOUCHED).all()
+    assert (found[status != 0] == UNTOUCHED).all()
+    tiles = found[:, :size].copy().view(form.dtype).reshape(-1, *form.shape)
+    return status.copy(), tiles
+
+
+FORMS = {
+    "5/3": {},
+    "9/7": {"lossy": True, "rates": (12,)},
+    "no levels": {"levels": 0},
+    "as many levels as there can be": {"levels": 6},
+    "one column": {"size": (70, 1), "levels": 0},
+    "one row, 9/7": {"size": (1, 70), "levels": 0, "lossy": True},
+    "few rows": {"size": (5, 99), "levels": 2},
+    "layers": {"rates": (60, 30, 10, 0)},
+    "layers, 9/7, cut in any pass": {"rates": (90, 33, 21, 17), "lossy": True},
+    **{f"{order} with precincts": {"progression": order} for order in PROGRESSIONS},
+    "small precincts": {"precincts": [(16, 32), (32, 16)], "progression": "PCRL", "packets": 6},
+    "wide code blocks": {"block": (1024, 4), "size": (20, 700), "levels": 3},
+    "tall code blocks": {"block": (4, 1024), "size": (700, 20), "levels": 3},
+    "smallest code blocks": {"block": (4, 4)},
+    "SOP": {"packets": PACKET_STARTS},
+    "EPH": {"packets": HEADER_ENDS},
+    "bypass": {"style": BYPASS},
+    "bypass, 9/7, layers": {"style": BYPASS, "lossy": True, "rates": (20, 4)},
+    "reset": {"style": RESET},
+    "termall": {"style": TERMINATE_ALL},
+    "bypass, termall": {"style": BYPASS | TERMINATE_ALL},
+    "vertically causal": {"style": CAUSAL},
+    "predictable": {"style": PREDICTABLE},
+    "segmentation symbols": {"style": SYMBOLS},
+    "all but bypass": {"style": 62, "rates": (20, 5)},
+    "region of interest": {"region": (1, 7)},
+    "region of interest, 9/7": {"region": (0, 9), "lossy": True, "components": 1},
+    "tile parts": {"parts": "R", "rates": (20, 0)},
+    "PLT and TLM": {"options": ["PLT=YES", "TLM=YES"]},
+    "offsets": {"offset": (37, 21), "tile": (5, 20)},
+    "offsets, 9/7, precincts": {
+        "offset": (1, 3),
+        "precincts": [(32, 32)],
+        "lossy": True,
+        "progression": "RPCL",
+    },
+    "one component": {"components": 1},
+    "two components": {"components": 2},
+    "four components": {"components": 4, "lossy": True},
+    "no transform": {"transform": False},
+    "1 bit": {"bits": 1},
+    "12 bits": {"bits": 12},
+    "16 bits": {"bits": 16},
+    "16 bits, 9/7": {"bits": 16, "lossy": True, "components": 1},
+    "signed": {"signed": True},
+    "signed 16 bits": {"bits": 16, "signed": True},
+}
+WITH_PRECINCTS = {"precincts": [(64, 64), (32, 64)], "rates": (20, 0)}
+
+
+def stream_of(seed, path, size=(73, 91), components=3, **form):
+    bits, signed = form.get("bits", 8), form.get("signed", False)
+    if "progression" in form:
+        form = WITH_PRECINCTS | form
+    planes = [picture(seed + number, size, bits, signed=signed) for number in range(components)]
+    return openjpeg.encode(planes, path, **form)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_pixels_are_those_of_openjpeg(device, form, path):
+    streams = [stream_of(seed, path, **FORMS[form]) for seed in (1, 11)]
+    for reduce in (0, 1) if FORMS[form].get("levels", 5) else (0,):
+        status, tiles = decoded(device, streams, reduce)
+        assert not status.any()
+        for stream, pixels in zip(streams, tiles, strict=True):
+            expected = np.stack(openjpeg.decode(stream, path, reduce), -1)
+            # A GPU and a host may round a sum of floats the other way.
+            allowed = int(FORMS[form].get("lossy", False) and device.name != "host")
+            assert np.abs(pixels.astype(int) - expected).max() <= allowed
+
+
+def test_16_bits_with_an_irreversible_transform_are_within_one(device, path):
+    stream = stream_of(1, path, bits=16, lossy=True)
+    _, (pixels,) = decoded(device, [stream])
+    expected = np.stack(openjpeg.decode(stream, path), -1)
+    difference = np.abs(pixels.astype(int) - expected)
+    assert difference.max() <= 1
+    assert (difference > 0).mean() < 1e-3
+
+
+@pytest.mark.parametrize("size", [(64, 80), (61, 77)])
+@pytest.mark.parametrize("spacing", [(2, 1), (2, 2)])
+def test_fewer_samples_of_chroma_become_rgb_as_on_the_cpu(device, spacing, size, path):
+    small = tuple(-(-length // by) for length, by in zip(size, spacing[::-1], strict=True))
+    planes = [picture(1, size), picture(2, small), picture(3, small)]
+    spans = [(1, 1), spacing, spacing]
+    stream = openjpeg.encode(planes, path, spacing=spans, transform=False)
+    _, (pixels,) = decoded(device, [stream])
+    np.testing.assert_array_equal(pixels, imagecodecs.jpeg2k_decode(stream))
+
+
+def test_a_thousand_code_blocks_in_one_batch(device, path):
+    streams = [stream_of(seed, path, block=(8, 8), rates=(seed + 1,)) for seed in range(9)]
+    status, tiles = decoded(device, streams)
+    assert not status.any()
+    for stream, pixels in zip(streams, tiles, strict=True):
+        np.testing.assert_array_equal(pixels, np.stack(openjpeg.decode(stream, path), -1))
+
+
+# Forms that are refused
+
+
+@pytest.mark.parametrize(
+    ("form", "reason"),
+    [
+        ({"components": 5}, "5 components"),
+        ({"bits": 17}, "more than 16 bits"),
+        ({"region": (0, 5), "style": BYPASS}, "disagree"),
+        ({"spacing": [(1, 1), (1, 1), (2, 2)], "small": True}, "different sizes"),
+    ],
+)
+def test_forms_that_are_refused(form, reason, path):
+    form = dict(form)
+    if form.pop("small", False):
+        planes = [picture(1, (40, 40)), picture(2, (40, 40)), picture(3, (20, 20))]
+        stream = openjpeg.encode(planes, path, transform=False, **form)
+    else:
+        stream = stream_of(1, path, **form)
+    assert reason in form_of_stream(memoryview(stream))
+
+
+def test_several_tiles_are_refused(path):
+    text = bytearray(stream_of(1, path))
+    text[24:32] = struct.pack(">2I", 32, 32)
+    assert "several tiles" in form_of_stream(memoryview(bytes(text)))
+
+
+def test_any_main_header_is_a_form_or_refused(path):
+    """Whatever the bytes, none raises or takes long."""
+    stream, chance = stream_of(1, path, style=TERMINATE_ALL, components=1), random.Random(1)
+    head = stream[: stream.index(b"\xff\x90") + 12]
+    for _ in range(3000):
+        changed = bytearray(head)
+        for _ in range(chance.choice((1, 1, 2, 5))):
+            changed[chance.randrange(2, len(head) - 12)] = chance.choice(
+                (0, 1, 255, chance.randrange(256))
+            )
+        found = form_of_stream(memoryview(bytes(changed)))
+        if not isinstance(found, str):
+            assert found.geometry.coefficients <= 1 << 28
+
+
+# Damaged streams
+
+
+def damaged(stream, chance):
+    """Change, cut, or add to a code stream after its main header."""
+    text = bytearray(stream)
+    body = text.index(b"\xff\x93")
+    at = chance.randrange(body, len(text))
+    match chance.randrange(5):
+        case 0:
+            del text[at:]
+        case 1:
+            text[at] ^= 1 << chance.randrange(8)
+        case 2:
+            text[at:] = chance.randbytes(len(text) - at)
+        case 3:
+            text[at:at] = bytes(chance.choices((0, 255), k=chance.randrange(1, 9)))
+        case 4:
+            other = chance.randrange(2, len(text))
+            text[at : at + 20] = text[other : other + 20]
+    return bytes(text)
+
+
+@pytest.mark.parametrize(
+    "form", ["5/3", "layers, 9/7, cut in any pass", "termall", "bypass", "small precincts"]
+)
+def test_damage_changes_no_other_tile(device, form, path):
+    chance, whole = random.Random(form), stream_of(1, path, **FORMS[form])
+    expected = np.stack(openjpeg.decode(whole, path), -1)
+    kinds = set()
+    for _ in range(12):
+        streams = [whole, *(damaged(whole, chance) for _ in range(14)), whole]
+        status, tiles = decoded(device, streams)
+        kinds |= {*status.tolist()}
+        assert status[0] == status[-1] == 0
+        for pixels in tiles[[0, -1]]:
+            assert np.abs(pixels.astype(int) - expected).max() <= 1
+    assert len(kinds) > 2
+
+
+def test_streams_that_are_cut_are_refused(device, path):
+    whole = stream_of(1, path)
+    cuts = [whole, *(whole[:length] for length in range(2, len(whole) - 2, 97))]
+    status, _ = decoded(device, cuts)
+    assert status[0] == 0
+    assert status[1:].all()
+
+
+def test_streams_of_another_form_are_refused(device, path):
+    others = [stream_of(1, path, lossy=True), stream_of(1, path, levels=4), b"", b"\xff\x4f" * 9]
+    status, _ = decoded(device, [stream_of(1, path), *others])
+    assert status.tolist() == [0, 1, 1, 1, 2]
+
+
+# As part of a device's decoder
+
+
+@pytest.fixture
+def on(host):
+    on = OnDevice(HostDevice())
+    on.device.compile_kernels = host.compile
+    yield on
+    on.close()
+
+
+@pytest.fixture
+def no_library(on):
+    """Have nvImageCodec decode nothing."""
+    on.decode_by(lambda decoder, streams, images: [False] * len(streams))
+
+
+def tiles_of(streams, compression=33005, shape=(48, 64)):
+    level = level_of(compression=compression, jpeg_color="stored", tile=shape)
+    return [
+        EncodedTile(level, 0, index, (memoryview(text),), 0) for index, text in enumerate(streams)
+    ]
+
+
+def by_cpu(tile):
+    return decode_tile(tile, np.empty(tile.level.tile_bytes, np.uint8))
+
+
+@pytest.mark.usefixtures("no_library")
+@pytest.mark.parametrize("compression", [33003, 33005])
+def test_a_batch_of_several_forms_is_decoded_by_the_kernels(on, compression, path):
+    chroma = [picture(1, (48, 64)), *(picture(seed, (48, 32)) for seed in (2, 3))]
+    streams = [
+        *(stream_of(seed, path, size=(48, 64)) for seed in (1, 2)),
+        stream_of(3, path, size=(48, 64), lossy=True, rates=(9,)),
+        openjpeg.encode(chroma, path, spacing=[(1, 1), (2, 1), (2, 1)], transform=False),
+    ]
+    tiles = tiles_of(streams, compression)
+    scheduled = on.schedule(tiles)
+    assert scheduled.wait() == {}
+    assert scheduled.pending.on_cpu == 0
+    for index, tile in enumerate(tiles):
+        np.testing.assert_array_equal(scheduled.pixels(index), by_cpu(tile))
+
+
+def test_what_the_kernels_refuse_is_decoded_by_others(on, path):
+    good = stream_of(1, path, size=(48, 64))
+    streams = [
+        good,
+        good[:200],
+        b"nothing",
+        stream_of(2, path, size=(48, 64), style=1, region=(0, 3)),
+    ]
+    tiles = tiles_of(streams)
+    scheduled = on.schedule(tiles)
+    assert sorted(scheduled.wait()) == [1, 2]
+    for index in (0, 3):
+        np.testing.assert_array_equal(scheduled.pixels(index), by_cpu(tiles[index]))
+    assert on.verifier.reason is None
+
+
+@pytest.mark.usefixtures("no_library")
+def test_without_memory_the_cpu_decodes(on, path):
+    tiles = tiles_of([stream_of(1, path, size=(48, 64))])
+    scheduled = on.schedule(tiles, at_once=False)
+    on.device.free = on.device.live
+    assert scheduled.wait() == {}
+    assert scheduled.pending.on_cpu == 1
+    np.testing.assert_array_equal(scheduled.pixels(0), by_cpu(tiles[0]))
+
+
+def test_more_tiles_than_there_is_memory_for_are_decoded_in_parts(host, monkeypatch, path):
+    monkeypatch.setattr("napari_wsigpu.gpu.jpeg2000.engine.MOST_MEMORY", 1 << 20)
+    device = HostDevice()
+    device.compile_kernels = host.compile
+    engine = Jpeg2000Engine(device)
+    streams = [stream_of(seed, path) for seed in range(7)]
+    batch = joined(tiles_of(streams, shape=(73, 91)))
+    status = np.full(7, 9, np.int32)
+    address, memory = device.allocate(7 * 73 * 91 * 3)
+    targets = address + np.arange(7) * 73 * 91 * 3
+    encoded = np.frombuffer(batch.view, np.uint8)
+    form = form_of_stream(memoryview(streams[0]))
+    stream = device.new_stream()
+    engine.decode(form, encoded, batch.starts[0], batch.lengths[0], targets, status, stream)
+    assert not status.any()
+    for text, target in zip(streams, targets.tolist(), strict=True):
+        pixels = device.download_tile(target, TileFormat(73, 91, 3, "uint8"), stream)
+        np.testing.assert_array_equal(pixels, np.stack(openjpeg.decode(text, path), -1))
+    del memory
+    live = device.live
+    engine.trim()
+    assert device.live < live
