@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 SOURCES = ("packets.cu", "blocks.cu", "wavelet.cu", "pixels.cu")
 # A warp does what any of its threads has to do: code blocks share one only where there are so many
 # that they keep the device busy.
-WARP, MANY_BLOCKS, MANY_LANES = 32, 32768, 8
+WARP, MANY_BLOCKS, MANY_LANES = 32, 49152, 2
 # Of a tile, that a block of threads makes pixels of.
 ROWS = 8
 ALIGNED = 256

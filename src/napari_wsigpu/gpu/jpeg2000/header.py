@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from typing import NamedTuple
 
@@ -17,8 +18,9 @@ REFUSED = {
     0xFF60: "packed packet headers",
 }
 MOST_COMPONENTS, MOST_BITS, MOST_PLANES, MOST_LEVELS = 4, 16, 30, 32
-# Of samples: what fits the shared memory of a block of threads as one line.
-LONGEST_SIDE = 8192
+# A line has to fit the shared memory of a block of threads. Packet headers are read one after the
+# other, so that nvJPEG2000 is faster with large pictures.
+LONGEST_SIDE, MOST_PIXELS = 8192, 1 << 22
 WHOLE_PRECINCT = 15
 # Pixels that a sample of YCbCr spans.
 SUBSAMPLED = ([(1, 1), (2, 1), (2, 1)], [(1, 1), (2, 2), (2, 2)])
@@ -162,7 +164,8 @@ def _read(stream: bytes | memoryview) -> Header | str:
         return f"it has {count} components"
     if not (across <= left < right <= across + wide and down <= upper < lower <= down + high):
         return "it has several tiles"
-    if max(right - left, lower - upper) > LONGEST_SIDE or max(right, lower) >= 1 << 30:
+    sides = right - left, lower - upper
+    if max(sides) > LONGEST_SIDE or math.prod(sides) > MOST_PIXELS or max(right, lower) >= 1 << 30:
         return "it is too large"
     components = []
     for place in range(40, 40 + 3 * count, 3):
