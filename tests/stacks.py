@@ -14,7 +14,7 @@ def stack(seed=0):
     return np.random.default_rng(seed).integers(0, 60_000, shape, np.uint16)
 
 
-def write_ome(path, pixels, order="TZCYX"):
+def write_ome(path, pixels, order="TZCYX", side=32):
     """Save a pyramid of two levels; `order` is that of the pages."""
     axes = [order.index(axis) for axis in "TZCYX"]
     moved = np.transpose(pixels, np.argsort(axes))
@@ -22,7 +22,7 @@ def write_ome(path, pixels, order="TZCYX"):
         "axes": order, "PhysicalSizeX": 0.5, "PhysicalSizeY": 0.5, "PhysicalSizeZ": 1500,
         "PhysicalSizeZUnit": "nm", "TimeIncrement": 250, "TimeIncrementUnit": "ms",
     }  # fmt: skip
-    options = {"tile": (32, 32), "photometric": "minisblack", "compression": "zlib"}
+    options = {"tile": (side, side), "photometric": "minisblack", "compression": "zlib"}
     with tifffile.TiffWriter(path, ome=True) as file:
         file.write(moved, subifds=1, metadata=metadata, **options)
         file.write(moved[..., ::2, ::2], subfiletype=1, **options)
@@ -39,10 +39,10 @@ def save(folder, kind, pixels):
     return path
 
 
-def write_stack(path, levels):
+def write_stack(path, levels, side=32):
     group = zarr.create_group(path, zarr_format=2)
     for number, level in enumerate(levels):
-        chunks = (1, 1, 1, 32, 32)
+        chunks = (1, 1, 1, side, side)
         group.create_array(str(number), shape=level.shape, dtype=level.dtype, chunks=chunks)[
             ...
         ] = level

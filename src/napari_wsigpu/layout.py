@@ -554,6 +554,11 @@ class Planes:
         return tuple(axis for axis, size in (("t", self.size_t), ("z", self.size_z)) if size > 1)
 
     @property
+    def count(self) -> int:
+        """How many planes there are in all."""
+        return self.size_z * self.size_t
+
+    @property
     def sizes(self) -> dict[str, int]:
         """How many planes there are along each of `names`."""
         found = {"t": self.size_t, "z": self.size_z}
@@ -641,6 +646,11 @@ class SlideLayout:
     files: tuple[SlideFile, ...] = ()
     remote: RemoteFile | None = None
     labels: tuple[LabelLayout, ...] = ()
+
+    @property
+    def further_planes(self) -> int:
+        """How many planes of the same size there are that can't be chosen."""
+        return max(0, self.hidden_planes + 1 - self.planes.count)
 
     @property
     def downsamples(self) -> tuple[float, ...]:

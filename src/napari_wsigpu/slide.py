@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.color import Color
+    from napari_wsigpu.codecs.cpu import CpuDecoder
     from napari_wsigpu.geometry import Span
     from napari_wsigpu.layout import Channel, LevelLayout, Planes, PyramidLevel, SlideLayout
     from napari_wsigpu.reading.plan import Keep
@@ -157,6 +158,7 @@ class Slide:
         keeps_whole: bool = True,
         runtime: Runtime | None = None,
         title: str | None = None,
+        decoder: CpuDecoder | None = None,
     ) -> None:
         self.layout = layout
         self.runtime = default_runtime() if runtime is None else runtime
@@ -168,7 +170,8 @@ class Slide:
         self._threads = threads
         self._keeps_whole = keeps_whole
         self._planes = OpenPlanes(self._open_plane)
-        decoder = choose_decoder(layout, threads)
+        # The planes of a slide share its threads.
+        decoder = self._decoder = choose_decoder(layout, threads) if decoder is None else decoder
         self._source = _source_of(layout)
         self._pyramid = layout.pyramid(LARGEST_OVERVIEW)
         images = {level.number: level.layout for level in sorted(self._pyramid)}
@@ -350,6 +353,8 @@ class Slide:
         if wants_srgb(color):
             self._profile.profile()
         self._display_color = color
+        for plane in self._planes.all():
+            plane._display_color = color
 
     # Pixels
 
@@ -395,9 +400,17 @@ class Slide:
         )
         if layout.files != own.files or layout.remote != remote:
             raise changed_error(self.path)
-        return Slide(
-            layout, self.device, self._threads, keeps_whole=self._keeps_whole, runtime=self.runtime
+        plane = Slide(
+            layout,
+            self.device,
+            self._threads,
+            keeps_whole=self._keeps_whole,
+            runtime=self.runtime,
+            decoder=self._decoder,
         )
+        plane._display_color = self._display_color
+        plane._log.on_failed_tile = self._log.on_failed_tile
+        return plane
 
     def read_region(
         self,
@@ -989,6 +1002,8 @@ class Slide:
     def device(self, device: str) -> None:
         for reader in (self._reader, *self._of_memory.values()):
             reader.offload.device = device
+        for plane in self._planes.all():
+            plane.device = device
 
     @property
     def decoder(self) -> tuple[str, str]:
@@ -1018,7 +1033,8 @@ class Slide:
 
         Called once a tile, from the thread that read it.
         """
-        self._log.on_failed_tile = report
+        for slide in (self, *self._planes.all()):
+            slide._log.on_failed_tile = report
 
     def stats(self, most_failed: int | None = None) -> dict[str, Any]:
         """Return counters: tiles asked, hits, decoded by which decoder, bytes read, failed.
@@ -1035,9 +1051,11 @@ class Slide:
         return {**self._log.stats(most_failed), "display": display}
 
     def clear_cache(self) -> None:
-        """Drop this slide's decoded tiles, from memory and from devices."""
+        """Drop this slide's decoded tiles, of all planes, from memory and from devices."""
         self.displayed.clearings += 1
         self._reader.clear_cache()
+        for plane in self._planes.all():
+            plane.clear_cache()
 
     def release(self) -> None:
         """Let go of file handle, threads and tiles; the next read takes them again."""

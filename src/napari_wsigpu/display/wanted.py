@@ -11,6 +11,7 @@ from napari_wsigpu.geometry import Rect
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from napari_wsigpu.display.at_hand import TilesAtHand
     from napari_wsigpu.display.device_picture import DevicePicture
     from napari_wsigpu.display.drawing import View
     from napari_wsigpu.display.picture import Picture
@@ -65,6 +66,17 @@ def on_screen(picture: AnyPicture) -> list[TileKey]:
             preview = []
         preview = _from_centre(preview, picture, view)
     return [picture.tiles.key_of(*place) for place in preview] + own_tiles(picture)
+
+
+def tiles_of_view(tiles: TilesAtHand, view: View, most_bytes: int) -> list[TileKey]:
+    """Return the tiles of a view that are not at hand, as many as fit into so many bytes."""
+    image = tiles.levels[view.level]
+    lacked = [
+        tiles.key_of(view.level, *tile)
+        for tile in touched(image, view.rect).cells()
+        if tiles.get(view.level, *tile) is None
+    ]
+    return lacked[: most_bytes // image.tile_bytes]
 
 
 def next_likely(

@@ -179,7 +179,7 @@ class LevelArray:
         """
         rows, columns, *channels = (
             _axis_index(index, length)
-            for index, length in zip(_expand(key, self.ndim), self.shape, strict=True)
+            for index, length in zip(expand(key, self.ndim), self.shape, strict=True)
         )
         if device != "cpu":
             return self._read_to_device(rows, columns, channels, device)
@@ -262,7 +262,7 @@ def _rebuild(slide: LevelOwner, index: int, channel: int | None, tolerant: bool)
     return slide.level_array(index, channel, tolerant=tolerant)
 
 
-def _expand(key: Any, ndim: int) -> tuple[Any, ...]:
+def expand(key: Any, ndim: int) -> tuple[Any, ...]:
     """Return one index an axis."""
     key = key if isinstance(key, tuple) else (key,)
     dots = [place for place, index in enumerate(key) if index is Ellipsis]

@@ -50,6 +50,20 @@ def placement(layer: Layer) -> dict[str, Any]:
     return {name: getattr(layer, name) for name in PLACEMENT}
 
 
+def flat_placement(layer: Layer) -> dict[str, Any]:
+    """Return `placement` for flat data, which lie on all planes of a slide's layer."""
+    place, last = placement(layer), slice(-2, None)
+    if layer.ndim == 2:
+        return place
+    rotate, shear = np.asarray(layer.rotate), np.asarray(layer.shear)
+    return place | {
+        "rotate": rotate[last, last],
+        "shear": shear[-1:] if shear.ndim == 1 else shear[last, last],
+        "affine": layer.affine.set_slice([layer.ndim - 2, layer.ndim - 1]),
+        **{name: place[name][last] for name in ("scale", "translate", "units", "axis_labels")},
+    }
+
+
 def annotation_layers(
     annotations: Sequence[Annotation], name: str, slide_layer: Layer | None = None
 ) -> list[MutableLayerData]:
@@ -73,7 +87,7 @@ def annotation_layers(
     metadata: dict[str, Any] = {}
     slide = slide_of(slide_layer)
     if slide_layer is not None:
-        common |= placement(slide_layer)
+        common |= flat_placement(slide_layer)
         metadata[SLIDE] = None if slide is None else slide.path
     metadata[REST] = _rest(annotations)
     common["metadata"] = metadata

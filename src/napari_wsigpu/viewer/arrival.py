@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 
 from napari_wsigpu.viewer.dock import offer_inspector
 from napari_wsigpu.viewer.layers import slide_of
+from napari_wsigpu.viewer.planes import show_plane
 from napari_wsigpu.viewer.window import fit_to, keep_on_screen, main_window, once_visible, soon
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ class _Arrivals:
             self._slides.clear()
             self._view = _view(viewer)
             once_visible(window, self._settle)
+        if slide.planes.names and not self._has_planes(viewer, slide):
+            show_plane(viewer, event.value, slide)
         self._slides.add(slide)
 
     def _on_fitted(self, event: Any) -> None:
@@ -106,6 +109,10 @@ class _Arrivals:
         if layers:
             fit_to(viewer, layers)
             self._view = _view(viewer)
+
+    def _has_planes(self, viewer: Viewer, slide: Slide) -> bool:
+        """Whether another layer has planes, of which the user may have chosen one."""
+        return any(layer.ndim > 2 and slide_of(layer) is not slide for layer in viewer.layers)
 
     def _layers(self, viewer: Viewer) -> list[Any]:
         return [layer for layer in viewer.layers if slide_of(layer) in self._slides]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from napari.utils.colormaps import CyclicLabelColormap, DirectLabelColormap, label_colormap
 
 from napari_wsigpu.viewer.place import place_of
+from napari_wsigpu.viewer.planes import along_planes, stacked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
     LabelData = tuple[list[LevelArray] | NDArray[Any], dict[str, Any], str]
 
+# Labels without a pyramid can be painted on, unless they are a stack that is larger.
+MOST_IN_MEMORY = 64 << 20
 TRANSPARENT = "#00000000"
 # Of labels whose colour the file does not say, where napari can show no more than what it says.
 UNNAMED = "#808080"
@@ -54,11 +58,20 @@ def label_layers(slide: Slide, name: str, *, private: bool = False) -> list[Labe
         attributes = _attributes(slide, label) | {"name": f"{name} {title}"}
         if label.properties:
             attributes["features"] = _features(label, private=private)
+        data: Any = levels
+        if slide.planes.names:
+            data = stacked(slide, levels, partial(_label_of, label.name))
+            attributes = along_planes(slide.planes, attributes)
         if len(levels) > 1:
-            layers.append((levels, {"multiscale": True, **attributes}, "labels"))
+            layers.append((data, {"multiscale": True, **attributes}, "labels"))
         else:  # napari takes no list of one level
-            layers.append((np.asarray(levels[0]), attributes, "labels"))
+            small = data[0].size * data[0].dtype.itemsize <= MOST_IN_MEMORY
+            layers.append((np.asarray(data[0]) if small else data[0], attributes, "labels"))
     return layers
+
+
+def _label_of(name: str, plane: Slide) -> Slide:
+    return plane.labels[name]
 
 
 def _attributes(slide: Slide, label: LabelLayout) -> dict[str, Any]:

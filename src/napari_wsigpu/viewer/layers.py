@@ -13,10 +13,12 @@ from napari_wsigpu.appearance import channel_colors, shown_limits
 from napari_wsigpu.layout import Channel
 from napari_wsigpu.privacy import Screen
 from napari_wsigpu.reading.level import LevelArray
+from napari_wsigpu.reading.stack import StackLevel
 from napari_wsigpu.slide import Slide
 from napari_wsigpu.storage.url import file_name
 from napari_wsigpu.viewer.labels import label_layers
 from napari_wsigpu.viewer.place import place_of
+from napari_wsigpu.viewer.planes import along_planes, stacked
 from napari_wsigpu.viewer.renderer import is_drawn_by_software
 
 if TYPE_CHECKING:
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
     LayerData = tuple[Any, dict[str, Any], str]
 
+# A plane without an overview that is read to find contrast limits has at most so many pixels.
+QUICK_PIXELS = 1 << 24
 RGB_TYPES = (np.uint8, np.uint16, np.float32)
 RGB_CHANNELS = (
     Channel("red", "#ff0000"),
@@ -81,7 +85,7 @@ def slide_layers(slide: Slide, *, private: bool = False) -> list[LayerData]:
         attributes = {
             "name": f"{name} {said}" if several else name,
             "rgb": False,
-            "contrast_limits": channel.window or _contrast_limits(levels[-1], color),
+            "contrast_limits": channel.window or _contrast_limits(slide, levels[-1], color),
             "colormap": NAMES.get(color, color) if color else _gray(slide),
             "blending": "additive" if several else "translucent_no_depth",
             "visible": channel.visible,
@@ -105,13 +109,14 @@ def slide_of(layer: Layer | None) -> Slide | None:
 def slide_of_data(data: Any) -> Slide | None:
     """Return the slide that a layer's finest level is of, or None."""
     data = getattr(data, "__wrapped__", data)  # napari hands proxies to widgets of plugins
-    if not isinstance(data, LevelArray) or data.layout.categorical:
+    if not isinstance(data, LevelArray | StackLevel) or data.layout.categorical:
         return None
     return data.slide if isinstance(data.slide, Slide) else None
 
 
-def _levels(slide: Slide, channel: int | None = None) -> list[LevelArray]:
-    return [slide.level_array(level.number, channel, tolerant=True) for level in slide.pyramid]
+def _levels(slide: Slide, channel: int | None = None) -> list[LevelArray] | list[StackLevel]:
+    levels = [slide.level_array(level.number, channel, tolerant=True) for level in slide.pyramid]
+    return stacked(slide, levels) if slide.planes.names else levels
 
 
 def _attributes(slide: Slide, metadata: dict[str, Any]) -> dict[str, Any]:
@@ -120,8 +125,9 @@ def _attributes(slide: Slide, metadata: dict[str, Any]) -> dict[str, Any]:
         "metadata": metadata,
         # Between levels a slide is shown smaller than its pixels; the nearest ones would flicker.
         # A processor that has to draw, too, takes twice the time for a frame.
+        "projection_mode": "none",  # by napari's own, planes become floating-point numbers
         "interpolation2d": "nearest" if is_drawn_by_software() else "linear",
-        **place_of(slide).attributes(),
+        **along_planes(slide.planes, place_of(slide).attributes()),
     }
 
 
@@ -133,10 +139,27 @@ def widen_limits(layer: Layer) -> None:
         layer.contrast_limits_range = (float(bounds.min), float(bounds.max))
 
 
-def _contrast_limits(coarsest: LevelArray, color: str | None) -> tuple[float, float]:
+def _contrast_limits(
+    slide: Slide, coarsest: LevelArray | StackLevel, color: str | None
+) -> tuple[float, float]:
     if coarsest.dtype == np.uint8 and color is None:
         return 0, 255
-    return shown_limits(np.asarray(coarsest))
+    if isinstance(coarsest, LevelArray):
+        return shown_limits(np.asarray(coarsest))
+    return shown_limits(np.stack([coarsest[plane] for plane in _sampled_planes(slide)]))
+
+
+def _sampled_planes(slide: Slide) -> list[tuple[int, ...]]:
+    """Return the plane that is shown, and where overviews are quickly had some others."""
+    planes = slide.planes
+    sizes = list(planes.sizes.values())
+    shown = tuple({"z": planes.z, "t": planes.t}[name] for name in planes.names)
+    base = slide.layout.levels[0]
+    if slide.pyramid[-1].layout.computed and base.width * base.height > QUICK_PIXELS:
+        return [shown]
+    parts = (0.0, 0.5, 1.0)
+    others = [tuple(round(part * (size - 1)) for size in sizes) for part in parts]
+    return list(dict.fromkeys([shown, *others]))
 
 
 def _gray(slide: Slide) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from napari_wsigpu.viewer.region import affine_of, in_units_of, pixels_in, seen_pixels
+from napari_wsigpu.viewer.region import flat_affine_of, in_units_of, pixels_in, seen_pixels
 
 if TYPE_CHECKING:
     from napari import Viewer
@@ -94,13 +94,13 @@ def set_screen_pixels(viewer: Viewer, layer: Layer, count: float) -> None:
 
 
 def _pixel_in_world(viewer: Viewer, layer: Layer) -> float:
-    matrix, _ = affine_of(layer)
+    matrix, _ = flat_affine_of(layer)
     units = in_units_of(viewer, layer)
-    return float(np.sqrt(abs(np.linalg.det(matrix[-2:, -2:])) / np.prod(units)))
+    return float(np.sqrt(abs(np.linalg.det(matrix)) / np.prod(units)))
 
 
 def _world(viewer: Viewer, layer: Layer, points: NDArray[np.float64]) -> NDArray[np.float64]:
-    matrix, origin = affine_of(layer)
+    matrix, origin = flat_affine_of(layer)
     moved: NDArray[np.float64] = (points @ matrix.T + origin) / in_units_of(viewer, layer)
     return moved
 

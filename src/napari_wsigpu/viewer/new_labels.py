@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from napari_wsigpu.errors import LevelError
-from napari_wsigpu.viewer.annotations import SLIDE
+from napari_wsigpu.viewer.annotations import SLIDE, flat_placement
 
 if TYPE_CHECKING:
     from napari import Viewer
@@ -51,17 +51,13 @@ def add_labels(viewer: Viewer, layer: Layer, slide: Slide, number: int) -> Label
         )
     downsample = image.downsample(slide.layout.levels[0])
     # napari has a layer's place at the centre of its first pixel.
-    first = np.full(2, (downsample - 1) / 2)
+    first = np.zeros(layer.ndim)
+    first[-2:] = (downsample - 1) / 2
     place = layer.affine.inverse(layer.data_to_world(first))
-    attributes: dict[str, Any] = {
+    attributes: dict[str, Any] = flat_placement(layer) | {
         "name": "Labels",
-        "scale": np.array(layer.scale) * downsample,
+        "scale": np.array(layer.scale)[-2:] * downsample,
         "translate": place[-2:],
-        "rotate": layer.rotate,
-        "shear": layer.shear,
-        "affine": layer.affine,
-        "units": layer.units,
-        "axis_labels": layer.axis_labels,
         "metadata": {SLIDE: slide.path, LEVEL: number},
     }
     return viewer.add_labels(np.zeros((image.height, image.width), np.uint16), **attributes)

@@ -23,7 +23,6 @@ from napari.utils.notifications import show_warning
 from qtpy.QtCore import QObject, QTimer, Signal
 
 from napari_wsigpu.display import resample
-from napari_wsigpu.display.at_hand import TilesAtHand
 from napari_wsigpu.display.device_picture import DevicePicture, DeviceTilesAtHand, draws
 from napari_wsigpu.display.device_pixels import DevicePixels
 from napari_wsigpu.display.device_source import DeviceSource
@@ -32,6 +31,7 @@ from napari_wsigpu.display.picture import Picture
 from napari_wsigpu.display.wanted import next_likely, on_screen, own_tiles
 from napari_wsigpu.errors import (
     DeviceError,
+    PlaneError,
     SlideChangedError,
     SlideClosedError,
     SlideError,
@@ -39,8 +39,18 @@ from napari_wsigpu.errors import (
 from napari_wsigpu.geometry import Rect
 from napari_wsigpu.memory import PictureMemory
 from napari_wsigpu.reading.level import VIEWER_CHUNK
+from napari_wsigpu.reading.stack import StackLevel
 from napari_wsigpu.viewer.frames import Frames
-from napari_wsigpu.viewer.layers import slide_of
+from napari_wsigpu.viewer.layers import slide_of, slide_of_data
+from napari_wsigpu.viewer.planes import (
+    ShownPlanes,
+    forever,
+    is_inside,
+    is_one_plane,
+    is_volume,
+    position_of,
+    tiles_at_hand,
+)
 from napari_wsigpu.viewer.texture import ON, LayerTexture
 
 if TYPE_CHECKING:
@@ -51,6 +61,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.display.fetcher import TileFetcher
+    from napari_wsigpu.display.planes import Position, VolumeLoader
     from napari_wsigpu.display.source import DisplaySource
     from napari_wsigpu.layout import LevelLayout
     from napari_wsigpu.reading.cache import TileKey
@@ -66,10 +77,13 @@ FIRST_PAUSE_MS, LONGEST_PAUSE_MS = 1_000, 30_000
 MOST_PIXELS = 40 << 20
 PREFETCH_SHARE = 0.25
 SEAM = ("_make_slice_request_internal", "_make_slice_request", "_update_slice_response")
-REQUEST = ("data_at_data_level", "data_level", "corner_pixels", "slice_input", "level_shapes")
+REQUEST = (
+    "corner_pixels", "data_at_data_level", "data_at_thumbnail_level", "data_level", "data_slice",
+    "downsample_factors", "level_shapes", "projection_mode", "slice_input",
+)  # fmt: skip
 
 # Whatever else a source says, it may give its tiles later: a link is renewed, a disk mounted.
-LASTING = DeviceError, SlideChangedError, SlideClosedError
+LASTING = DeviceError, PlaneError, SlideChangedError, SlideClosedError
 
 logger = logging.getLogger(__name__)
 
@@ -142,8 +156,12 @@ def _start_display(viewer: Viewer, layer: Layer) -> None:
     # The level that napari picks has up to twice the canvas' pixels along each axis.
     height, width = (2 * side + 2 * VIEWER_CHUNK for side in viewer.canvas.size)
     base = layer.data[0]
-    size = height * width * math.prod(base.shape[2:]) * base.dtype.itemsize
+    samples = 1 if base.channel is not None else base.layout.channels
+    size = height * width * samples * base.dtype.itemsize
     threading.Thread(target=_prepare, args=(size,), name="wsigpu-memory").start()
+    if isinstance(base, StackLevel):
+        # Its first plane is waited for: it was just read, which others may not be yet.
+        layer.refresh(thumbnail=False, highlight=False, extent=False)
 
 
 def _prepare(size: int) -> None:
@@ -282,6 +300,12 @@ class ProgressiveDisplay:
         self._source: DisplaySource | DeviceSource
         self._runtime = runtime
         self._levels: list[LevelArray] = []
+        # Of a stack: whether its plane is not open yet, or can't be; and its volume in space.
+        self._planes: ShownPlanes | None = None
+        self._is_behind = self._is_blank = self._rests = False
+        self._volume: VolumeLoader | None = None
+        self._position: Position = ()
+        self._view: View | None = None
         self._looks: tuple[str, int] = ("", 0)
         self.waits = False
         self._warned = False
@@ -324,7 +348,12 @@ class ProgressiveDisplay:
     def land(self, tiles: Mapping[TileKey, Any]) -> None:
         """Take tiles of one level and have the layer refreshed if it shows them."""
         picture = self._picture
-        if picture is not None and picture.land(tiles) and not self._news.is_set():
+        if picture is not None and picture.land(tiles):
+            self._tell()
+
+    def _tell(self) -> None:
+        """Have the main thread look at what has landed."""
+        if not self._news.is_set():
             self._news.set()
             with suppress(RuntimeError):  # the application ends, and Qt's part is gone already
                 self._landings.landed.emit()
@@ -339,47 +368,83 @@ class ProgressiveDisplay:
         if passing:
             with suppress(RuntimeError):  # the application ends, and Qt's part is gone already
                 self._landings.failed.emit()
+        again = ", and are tried again by themselves" if passing else ""
+        self._warn(
+            f"Some {'planes stay blank' if self._is_blank else 'tiles stay blurred'}{again}", error
+        )
+
+    def _warn(self, what: str, error: Exception) -> None:
+        """Tell the user, but once."""
         if not self._warned:
             self._warned = True
-            said = error.message if isinstance(error, SlideError) else str(error)
-            again = ", and are tried again by themselves" if passing else ""
-            show_warning(f"Some tiles stay blurred{again}: {said}")
+            show_warning(f"{what}: {error.message if isinstance(error, SlideError) else error}")
 
     # What napari calls, all in its main thread
 
     def _make_internal(self, **arguments: Any) -> Any:
         """Make a request whose pixels are composed instead of read."""
-        self._follow(self._layer())
+        layer = self._layer()
+        assert layer is not None
+        slice_input, data_slice = arguments["slice_input"], arguments["data_slice"]
+        position = position_of(data_slice, layer.data)
+        in_space = is_volume(layer, slice_input)
+        shown = is_one_plane(layer, slice_input, data_slice) and is_inside(position, layer.data)
+        if shown:
+            self._follow(layer, position)
         request = self._by_napari("_make_slice_request_internal", **arguments)
-        if (
-            self._picture is None
-            or request.slice_input.ndisplay != 2
-            or request.data_level == len(self._levels) - 1
-        ):
+        if in_space:
+            return self._in_space(request, layer, position)
+        self._view = None
+        if shown and self._is_blank:
+            return _blank(request, layer, len(position))
+        top = len(request.level_shapes) - 1
+        if self._picture is None or not shown or (request.data_level == top and not position):
             self._settle()
             return request
         level, corners = _affordable(request)
-        pixels: Any = self._levels[level]
         if self.waits:
             self._settle()
+            exact = layer.data[level]
+            return replace(
+                request, data_level=level, corner_pixels=corners, data_at_data_level=exact
+            )
+        overview = self._picture.tiles.overview
+        if level == top:
+            self._settle(exact=not self._is_behind)
+            rect = _within(level, corners[:, -2:], self._picture.levels[level]).rect
+            pixels = overview[Rect(0, 0, *overview.shape[:2]).slices(rect)]
         else:
-            level, corners, pixels = self._compose(self._picture, level, corners)
+            level, rect, pixels = self._compose(self._picture, level, corners[:, -2:])
+        corners = np.zeros_like(corners)
+        corners[:, -2:] = [rect.top, rect.left], [rect.bottom - 1, rect.right - 1]
         self._drawn = None
-        if isinstance(pixels, _Composed) and isinstance(pixels.pixels, DevicePixels):
-            displayed = list(request.slice_input.displayed)
+        if isinstance(pixels, DevicePixels):
+            displayed = list(slice_input.displayed)
             if displayed == sorted(displayed):
-                self._drawn = request.id, pixels.pixels
-                pixels = _Composed(np.broadcast_to(np.zeros((), pixels.dtype), pixels.shape))
+                self._drawn = request.id, pixels
+                pixels = np.broadcast_to(np.zeros((), pixels.dtype), pixels.shape)
             else:
-                pixels = _Composed(pixels.pixels.host)
-        return replace(request, data_level=level, corner_pixels=corners, data_at_data_level=pixels)
+                pixels = pixels.host
+        fixed = tuple(range(len(position)))
+        request = replace(
+            request,
+            data_level=level,
+            corner_pixels=corners,
+            data_at_data_level=_Composed(pixels, fixed),
+        )
+        if position:
+            request = replace(request, data_at_thumbnail_level=_Composed(overview, fixed))
+        return request
 
     def _make(self, dims: Any) -> Any:
         """Make a request for asynchronous slicing: shown at once, it has nothing left to do."""
         request = self._by_napari("_make_slice_request", dims)
         layer = self._layer()
-        if layer is None or self._picture is None or request.slice_input.ndisplay != 2:
+        shown = self._picture is not None or self._is_blank
+        if layer is None or not shown or request.slice_input.ndisplay != 2:
             return request
+        if isinstance(request.data_at_data_level, StackLevel) and not self.waits:
+            return request  # several planes, or a cut across them
         self._update(request())
         layer.events.set_data()
         return _Answered(request.id, self)
@@ -402,44 +467,66 @@ class ProgressiveDisplay:
 
     def _compose(
         self, picture: Picture | DevicePicture, level: int, corners: NDArray[Any]
-    ) -> tuple[int, NDArray[Any], _Composed]:
+    ) -> tuple[int, Rect, Any]:
         """Return the pixels of a region as they are at hand, and have the others fetched.
 
         Returns
         -------
         level : int
             That level, or a coarser one that stands in for it.
-        corners : ndarray, shape (2, 2)
-            The first and the last of its pixels, (y, x).
-        pixels
-            What a slice reads instead of the level.
+        rect : Rect
+            The region there.
+        pixels : ndarray
+            Its pixels.
         """
-        view = _within(level, corners, picture.levels[level])
+        view = self._view = _within(level, corners, picture.levels[level])
         if view != picture.view:
             self._forget_failure()
             self._motion = _motion(picture.view, view)
             self._asked = False
         try:
-            shown, pixels = picture.compose(view, lambda: self._fetch(picture))
+            if self._is_behind:
+                shown, pixels = picture.compose(view)
+            else:
+                shown, pixels = picture.compose(view, lambda: self._fetch(picture))
         except Exception as error:
             if not isinstance(picture, DevicePicture):
                 raise
             self._texture.refuse(error)
-            self._follow(self._layer())
-            assert isinstance(self._picture, Picture)
+            layer = self._layer()
+            assert layer is not None
+            self._follow(layer, self._position)
+            if not isinstance(self._picture, Picture):
+                raise
             return self._compose(self._picture, level, corners)
-        self._exact = not picture.missing
+        self._exact = not picture.missing and not self._is_behind
         if not self._asked:
             self._asked = True
             self._runtime.fetcher.shown(picture.found, picture.lacked)
             self.source.count_shown(len(picture.found) + len(picture.lacked), len(picture.found))
-        if self._exact:
-            self._idle.start(IDLE_MS)
-        else:
-            self._idle.stop()
-        rect = shown.rect
-        ends = np.array([[rect.top, rect.left], [rect.bottom - 1, rect.right - 1]])
-        return shown.level, ends, _Composed(pixels)
+        self._begin_to_rest()
+        return shown.level, shown.rect, pixels
+
+    def _in_space(self, request: Any, layer: Image, position: Position) -> Any:
+        """Make a request for all planes of a level, as far as they are read."""
+        self._view, level = None, request.data_level
+        displayed = request.slice_input.displayed
+        volume = self._volume = self._planes_of(layer).volume(displayed, position, level)
+        if self.waits:
+            volume.finish()
+        self._settle(exact=volume.at_rest)
+        if volume.error is not None:
+            self._warn("Some planes stay blank", volume.error)
+        factors = request.downsample_factors.copy()
+        factors[level, -2:] = request.level_shapes[0][-2:] / volume.pixels.shape[1:3]
+        fixed = tuple(axis for axis in range(len(position)) if axis not in displayed)
+        pixels = _Composed(volume.pixels, fixed)
+        return replace(
+            request,
+            data_at_data_level=pixels,
+            data_at_thumbnail_level=pixels,
+            downsample_factors=factors,
+        )
 
     # The rest
 
@@ -474,18 +561,35 @@ class ProgressiveDisplay:
             self._landings.landed.disconnect(self._on_landed)
             self._landings.failed.disconnect(self._on_failed)
         self._picture = None
+        if self._planes is not None:
+            self._planes.close()
         layer = self._layer()
         if layer is not None:
             for name in SEAM:
                 vars(layer._slicing_state).pop(name, None)
 
-    def _follow(self, layer: Image | None) -> None:
-        """Begin a new picture where the layer shows other levels or colours than before."""
+    def _follow(self, layer: Image, position: Position) -> None:
+        """Begin a new picture where the layer shows other levels, planes or colours than before."""
         slide = slide_of(layer)
-        if layer is None or slide is None:
+        self._is_behind, self._volume, self._position = False, None, position
+        if slide is None:
             self._picture = None
             return
-        levels = list(layer.data)
+        levels, plane = list(layer.data), None
+        if position:
+            first = self._picture is None and not self._is_blank
+            until = forever() if first or self.waits else _frames.patient_until()
+            try:
+                plane = self._planes_of(layer).plane(position, until)
+            except SlideError as error:
+                self._fail_plane(error)
+                return
+            self._is_behind = plane is None
+            if plane is None:
+                return
+            levels, slide = plane.levels, slide_of_data(plane.levels[0])
+            assert slide is not None
+        self._is_blank = False
         source = self._source_of(slide, levels)
         looks = slide.display_color, source.clearings
         before = self._picture
@@ -494,6 +598,8 @@ class ProgressiveDisplay:
             return
         if before is not None and same and looks[0] == self._looks[0]:
             overview = before.tiles.overview  # a cache that was cleared is no reason to wait for it
+        elif plane is not None:
+            overview = plane.overview
         else:
             if before is not None:
                 layer._reset_thumbnail_level_data()
@@ -501,13 +607,27 @@ class ProgressiveDisplay:
             overview = materialize(len(levels) - 1)
         self._source, self._levels, self._looks = source, levels, looks
         self._runtime = slide.runtime
-        color, shown = slide.display_color, {level.number: level.layout for level in levels}
-        common = source.number(color), shown, overview, source.background(color), levels[0].channel
-        if isinstance(source, DeviceSource):
-            on_device = DeviceTilesAtHand(source.tiles, *common)
-            self._picture = DevicePicture(on_device, source.table(color))
+        tiles = tiles_at_hand(source, slide, levels, overview)
+        if isinstance(source, DeviceSource) and isinstance(tiles, DeviceTilesAtHand):
+            self._picture = DevicePicture(tiles, source.table(slide.display_color))
         else:
-            self._picture = Picture(TilesAtHand(*common, self._runtime.tiles), _memory)
+            self._picture = Picture(tiles, _memory)
+
+    def _planes_of(self, layer: Image) -> ShownPlanes:
+        """Return what opens the planes of a layer's stack, in the colours that are shown."""
+        slide, levels = slide_of(layer), list(layer.data)
+        assert slide is not None
+        planes = self._planes
+        if (
+            planes is None
+            or not _same(levels, planes.levels)
+            or planes.color != slide.display_color
+        ):
+            if planes is not None:
+                planes.close()
+            planes = ShownPlanes(levels, slide, self._source_of, self._tell)
+        self._planes = planes
+        return planes
 
     def _source_of(self, slide: Slide, levels: list[LevelArray]) -> DisplaySource | DeviceSource:
         """Return what has the tiles where they are drawn, on a device if that can be."""
@@ -537,19 +657,49 @@ class ProgressiveDisplay:
 
     def _prefetch(self) -> None:
         """Have all that may be next fetched, now that the view is exact and at rest."""
-        if self._picture is not None and self._exact:
+        if self._picture is None or not self._exact:
+            return
+        self._rests = True
+        self._expect_planes()
+        if self._view is not None:
             self._runtime.fetcher.want(self, (), self._likely(self._picture, at_rest=True))
 
-    def _likely(self, picture: Picture | DevicePicture, *, at_rest: bool) -> list[TileKey]:
-        budget = int(self._runtime.tiles.budget * PREFETCH_SHARE)
-        return next_likely(picture, self._motion, budget, at_rest=at_rest)
+    def _expect_planes(self) -> None:
+        """Have the planes opened and fetched that may be next."""
+        if self._planes is not None and self._exact and self._volume is None:
+            self._planes.expect(self._view, self._most_ahead, at_rest=self._rests)
 
-    def _settle(self) -> None:
-        """Show what napari reads by itself: nothing is missing."""
-        self._exact = True
-        self._idle.stop()
+    def _likely(self, picture: Picture | DevicePicture, *, at_rest: bool) -> list[TileKey]:
+        return next_likely(picture, self._motion, self._most_ahead, at_rest=at_rest)
+
+    @property
+    def _most_ahead(self) -> int:
+        return int(self._runtime.tiles.budget * PREFETCH_SHARE)
+
+    def _begin_to_rest(self) -> None:
+        """Note that something else is shown; it may stay so, if it is exact."""
+        self._rests = False
+        if self._exact:
+            self._idle.start(IDLE_MS)
+            self._expect_planes()
+        else:
+            self._idle.stop()
+
+    def _settle(self, *, exact: bool = True) -> None:
+        """Show what is there as it is: no tile is missing."""
+        self._exact = exact
         self._forget_failure()
         self._runtime.fetcher.forget(self)
+        if self._planes is None:
+            self._idle.stop()
+        else:
+            self._begin_to_rest()
+
+    def _fail_plane(self, error: SlideError) -> None:
+        """Show no plane, say why, and try again what may pass."""
+        self._picture, self._is_blank, self._exact = None, True, False
+        self._runtime.fetcher.forget(self)
+        self.fail(error)
 
     def _forget_failure(self) -> None:
         """Begin anew with another view: what failed of the last one is of no interest."""
@@ -562,7 +712,7 @@ class ProgressiveDisplay:
         if isinstance(self._picture, DevicePicture) and self._texture.refusal is not None:
             self._exact = False  # what is shown may be lost
             self._timer.start(0)
-        elif self._picture is not None and self._error is not None and not self._exact:
+        elif self._error is not None and not self._exact:
             self._again.start(self._pause_ms)
             self._pause_ms = min(2 * self._pause_ms, LONGEST_PAUSE_MS)
 
@@ -570,23 +720,32 @@ class ProgressiveDisplay:
         """Want again what the view lacks; a hidden layer does so when it is shown."""
         self._error = None
         picture, layer = self._picture, self._layer()
-        if picture is not None and layer is not None and layer.visible:
+        if layer is None or not layer.visible:
+            return
+        if picture is not None:
             self._fetch(picture)
+        elif self._planes is not None:
+            self._planes.rest()
+            self._refresh()
 
     def _on_landed(self) -> None:
         """Refresh the layer, but not much more often than an eye can see."""
         self._news.clear()
         self._pause_ms = FIRST_PAUSE_MS
         picture, layer = self._picture, self._layer()
-        if picture is None:
+        if picture is None and self._planes is None:
             return
         if layer is None or not layer.visible:
             # It is sliced again when it is shown; until then tiles would only pile up.
             self._runtime.fetcher.forget(self)
+            if self._planes is not None:
+                self._planes.rest()
             return
         due = self._last_refresh + REST * _frames.seconds - time.perf_counter()
-        if due <= 0 or not picture.missing:
+        missing = picture is not None and bool(picture.missing)
+        if due <= 0 or not (missing if self._volume is None else not self._volume.at_rest):
             self._refresh()
+            self._expect_planes()
         elif not self._timer.isActive():
             self._timer.start(math.ceil(due * 1000))
 
@@ -594,28 +753,66 @@ class ProgressiveDisplay:
         self._timer.stop()
         layer = self._layer()
         if layer is not None and layer.visible and not self._exact:
+            was_behind = self._is_behind or self._volume is not None
             with _without_collection():
                 layer.set_view_slice()
                 layer.events.set_data()
+                if was_behind and self._exact:
+                    layer._update_thumbnail()
         self._last_refresh = time.perf_counter()
 
 
 @dataclass(frozen=True)
 class _Composed:
-    """What a slice reads instead of a level: pixels that were composed for it."""
+    """What a slice reads instead of a level: pixels that were composed for it.
+
+    Attributes
+    ----------
+    pixels : ndarray
+        The pixels.
+    fixed : tuple of int
+        Axes that they lack, as the plane was chosen along them.
+    """
 
     pixels: Any
+    fixed: tuple[int, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(self.pixels.shape)
+        return np.expand_dims(self.pixels, self.fixed).shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
         return self.pixels.dtype  # type: ignore[no-any-return]
 
-    def __getitem__(self, key: tuple[slice, ...]) -> Any:
-        return self.pixels
+    def __getitem__(self, key: tuple[slice | int, ...]) -> _Composed:
+        return _Composed(
+            self.pixels, tuple(axis for axis in self.fixed if isinstance(key[axis], slice))
+        )
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.asarray(np.expand_dims(self.pixels, self.fixed), dtype)
+
+
+def _blank(request: Any, layer: Image, planes: int) -> Any:
+    """Make a request show the background of a plane that can't be read."""
+    level = len(request.level_shapes) - 1
+    stack, slide = layer.data[level], slide_of(layer)
+    assert slide is not None
+    background = slide.displayed.background(slide.display_color)
+    if stack.channel is not None:
+        background = np.broadcast_to(background, stack.layout.channels)[stack.channel]
+    corners = np.zeros_like(request.corner_pixels)
+    corners[1, -2:] = request.level_shapes[level][-2:] - 1
+    empty = np.broadcast_to(np.asarray(background, stack.dtype), stack.level_shape)
+    pixels = _Composed(empty, tuple(range(planes)))
+    return replace(
+        request,
+        data_level=level,
+        corner_pixels=corners,
+        data_at_data_level=pixels,
+        data_at_thumbnail_level=pixels,
+    )
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def get_reader(
     -------
     callable or None
         Also for a damaged slide, so that reading it says what is wrong. None for what others
-        read better: small flat pictures and stacks of planes.
+        read better: small flat pictures and plain stacks of planes.
     """
     paths = _as_list(path)
     if len(paths) == 1 and _is_plain_folder(paths[0]):
@@ -86,10 +86,12 @@ def read_slides(path: str | Sequence[str]) -> list[LayerData]:
             slide.close()
         raise
     for slide in slides:
-        if slide.layout.hidden_planes:
+        further = slide.layout.further_planes
+        if further:
+            shown = slide.planes.count
             show_info(
-                f"'{file_name(slide.path)}' holds {slide.layout.hidden_planes + 1} planes; "
-                "one of them is shown."
+                f"'{file_name(slide.path)}' holds {further + shown} planes; "
+                f"{'one' if shown == 1 else shown} of them can be shown."
             )
     _prepare_viewers()
     return layers

@@ -176,8 +176,8 @@ def _world(layer: Layer, points: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def pixels_in(layer: Layer, world: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the data coordinates of points that are given in the layer's own units."""
-    matrix, origin = affine_of(layer)
+    """Return the data coordinates, (y, x), of points that are given in the layer's own units."""
+    matrix, origin = flat_affine_of(layer)
     pixels: NDArray[Any] = np.linalg.solve(matrix, (world - origin).T).T
     return pixels
 
@@ -194,6 +194,12 @@ def affine_of(layer: Layer) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     origin = np.array(layer.data_to_world(np.zeros(layer.ndim)))
     columns = [np.array(layer.data_to_world(axis)) - origin for axis in np.eye(layer.ndim)]
     return np.stack(columns, axis=1), origin
+
+
+def flat_affine_of(layer: Layer) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return what `affine_of` does for the last two axes of a slide's layer: those of a plane."""
+    matrix, origin = affine_of(layer)
+    return matrix[-2:, -2:], origin[-2:]
 
 
 def _factors(units: Sequence[Any], others: Sequence[Any]) -> NDArray[np.float64]:

@@ -76,8 +76,12 @@ class _Showing(QObject):  # type: ignore[misc]
 
 
 def fit_to(viewer: Viewer, layers: Sequence[Layer]) -> None:
-    """Fit layers to the canvas; napari 0.9.0 can only fit all of them."""
-    if "layers" in signature(viewer.fit_to_view).parameters:
+    """Fit layers to the canvas; all of them where napari can't fit some.
+
+    These are napari 0.9.0, and flat layers beside a stack.
+    """
+    deep = max(layer.ndim for layer in layers) == viewer.dims.ndim
+    if deep and "layers" in signature(viewer.fit_to_view).parameters:
         viewer.fit_to_view(layers=layers)
     else:
         viewer.fit_to_view()

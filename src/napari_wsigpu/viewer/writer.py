@@ -6,13 +6,16 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import napari
 from napari.utils import cancelable_progress
 from napari.utils.notifications import show_info
 from napari_builtins.io import napari_write_image
 
 from napari_wsigpu.conversion import convert
+from napari_wsigpu.conversion.options import kind_of
 from napari_wsigpu.errors import ConversionCancelledError, LayerError, SlideError
-from napari_wsigpu.viewer.layers import slide_of_data
+from napari_wsigpu.viewer.layers import slide_of, slide_of_data
+from napari_wsigpu.viewer.planes import shown_plane
 
 if TYPE_CHECKING:
     from napari_wsigpu.slide import Slide
@@ -79,10 +82,15 @@ def _write(slide: Slide, path: str, selected: int) -> list[str]:
         bar.total = total
         bar.update(done - bar.n)
 
+    # What holds one plane gets the one that is shown.
+    several = kind_of(Path(path)) in ("ome-tiff", "ome-zarr")
+    plane = {} if several else _shown_plane(slide)
     with bar:
         done = convert(
             slide,
             path,
+            z=plane.get("z"),
+            t=plane.get("t"),
             color=slide.display_color,
             overwrite=True,
             keep=False,
@@ -95,3 +103,11 @@ def _write(slide: Slide, path: str, selected: int) -> list[str]:
     if notes:
         show_info(f"Saved '{name}'. {' '.join(notes)}")
     return [done.path]
+
+
+def _shown_plane(slide: Slide) -> dict[str, int]:
+    """Return the plane of a slide that napari's current viewer shows."""
+    viewer = napari.current_viewer()
+    layers = [] if viewer is None else viewer.layers
+    shown = [shown_plane(viewer, layer, slide) for layer in layers if slide_of(layer) is slide]
+    return shown[0] if shown else {}

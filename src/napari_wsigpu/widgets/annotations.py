@@ -32,6 +32,7 @@ from napari_wsigpu.viewer.annotations import (
     SLIDE,
     annotation_layers,
     annotations_of,
+    flat_placement,
     placement,
     to_pixels,
 )
@@ -301,7 +302,7 @@ class Annotations(SlideDock):
         if layer is None or self.slide is None:
             return
         on_screen = 1 / screen_pixels(self.viewer, layer)
-        common = {"name": "Annotations", "ndim": 2, **placement(layer)}
+        common = {"name": "Annotations", "ndim": 2, **flat_placement(layer)}
         drawn: Layer | None
         if tool == "Point":
             active = self.viewer.layers.selection.active

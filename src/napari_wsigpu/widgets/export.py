@@ -22,8 +22,10 @@ from qtpy.QtWidgets import (
 from napari_wsigpu.conversion import convert
 from napari_wsigpu.errors import ConversionCancelledError, SlideError
 from napari_wsigpu.units import byte_size
+from napari_wsigpu.viewer.annotations import flat_placement
 from napari_wsigpu.viewer.layers import slide_name, slide_of
 from napari_wsigpu.viewer.pieces import Piece, pieces
+from napari_wsigpu.viewer.planes import shown_plane
 from napari_wsigpu.viewer.region import Region, drawn, seen, whole
 from napari_wsigpu.widgets.column import Column
 from napari_wsigpu.widgets.export_form import MASKED, ONE, VIEW, WHOLE, ExportForm
@@ -68,6 +70,8 @@ class Export:
                     level=plan.level,
                     color=plan.color,
                     outline=plan.outline,
+                    z=plan.plane.get("z"),
+                    t=plan.plane.get("t"),
                     overwrite=overwrite,
                     keep=False,
                     progress=self._note,
@@ -235,13 +239,7 @@ class RegionExport(SlideDock):
             shapes = self.viewer.add_shapes(
                 name="Regions",
                 ndim=2,
-                scale=layer.scale,
-                translate=layer.translate,
-                rotate=layer.rotate,
-                shear=layer.shear,
-                affine=layer.affine,
-                units=layer.units,
-                axis_labels=layer.axis_labels,
+                **flat_placement(layer),
                 face_color="transparent",
                 edge_color="lime",
                 edge_width=EDGE / (self.viewer.scene.camera.zoom * layer.scale[-1]),
@@ -275,10 +273,18 @@ class RegionExport(SlideDock):
         form = self.form
         choices = form.level.value, form.color.value, form.kind.value
         masked = form.pieces.value == MASKED
+        plane = shown_plane(self.viewer, self._layer(slide), slide)
         plans = [
-            Plan(slide, piece.region, *choices, piece.number, piece.outline if masked else None)
+            Plan(
+                slide,
+                piece.region,
+                *choices,
+                piece.number,
+                piece.outline if masked else None,
+                plane,
+            )
             for piece in self._pieces(slide)
-        ] or [Plan(slide, self._region(slide), *choices)]
+        ] or [Plan(slide, self._region(slide), *choices, plane=plane)]
         for plan in plans:
             plan.check()
         return plans
@@ -298,7 +304,9 @@ class RegionExport(SlideDock):
             size, notes = "", str(error)
         else:
             said = dict.fromkeys(note for plan in plans for note in plan.region.notes)
-            size, notes = summary(plans), " ".join(said)
+            plane = ", ".join(f"{axis} = {at}" for axis, at in plans[0].plane.items())
+            size = summary(plans)
+            notes = " ".join([*([f"It is the plane {plane}."] if plane else []), *said])
         _say(self.summary, size)
         _say(self.notes, notes)
         self.export.setEnabled(bool(size) and not self._running)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from napari_wsigpu.conversion.coding import check_ome
@@ -11,7 +12,7 @@ from napari_wsigpu.units import byte_size
 from napari_wsigpu.widgets.facts import TIMES, extent, pixel_size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     import numpy as np
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.slide import Slide
     from napari_wsigpu.viewer.region import Region
 
+NO_PLANE: Mapping[str, int] = MappingProxyType({})
 OME_TIFF, PNG, OME_ZARR = "OME-TIFF", "PNG", "OME-Zarr"
 ENDINGS = {
     OME_TIFF: (".ome.tif", ".ome.tiff"),
@@ -60,6 +62,8 @@ class Plan(NamedTuple):
         Of the shape, counted from 1; 0 if it is no single shape.
     outline : tuple of ndarray, optional
         Rings outside of which pixels become background.
+    plane : Mapping of str to int
+        Its "z" and "t", where the slide has several.
     """
 
     slide: Slide
@@ -69,6 +73,7 @@ class Plan(NamedTuple):
     kind: str
     number: int = 0
     outline: tuple[NDArray[np.float64], ...] | None = None
+    plane: Mapping[str, int] = NO_PLANE
 
     @property
     def size(self) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from napari_wsigpu.storage.url import file_name
 from napari_wsigpu.units import byte_size
 
 if TYPE_CHECKING:
-    from napari_wsigpu.layout import LevelLayout
+    from napari_wsigpu.layout import LevelLayout, Planes
     from napari_wsigpu.slide import Slide
 
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -76,9 +76,22 @@ def facts(slide: Slide) -> list[tuple[str, str]]:
         place = _unbroken(f"at {x:,}, {y:,} of its source")
         found.append(("Region", f"{_unbroken(f'{across:,} {TIMES} {down:,} px')} {place}"))
     found.append(("Channels", _channels(slide, screen)))
-    if layout.hidden_planes:
-        found.append(("Further planes", f"{layout.hidden_planes}, not shown"))
+    if slide.planes.names:
+        found.append(("Planes", _planes(slide.planes)))
+    if layout.further_planes:
+        found.append(("Further planes", f"{layout.further_planes:,}, not shown"))
     return found
+
+
+def _planes(planes: Planes) -> str:
+    """Say how many planes there are along each axis, and how far apart."""
+    steps = {"z": (planes.z_spacing, "µm"), "t": (planes.time_step, "s")}
+    found = []
+    for name, size in reversed(planes.sizes.items()):
+        step, unit = steps[name]
+        apart = "" if step is None else f", {_unbroken(f'{step:.4g} {unit}')} apart"
+        found.append(f"{size:,} along {name}{apart}")
+    return "; ".join(found)
 
 
 def said(slide: Slide, *, private: bool) -> Said:
