@@ -2,7 +2,9 @@
 
 import json
 import logging
+import pickle
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -50,6 +52,10 @@ def everything(folder):
     return b"\n".join(parts).decode("latin1")
 
 
+def names_of_files(slide):
+    return [Path(file.path).name for file in slide.layout.files]
+
+
 def test_the_command_line(path, capsys):
     assert main(["info", str(path)]) == main(["info", str(path), "--json"]) == 0
     assert main(["doctor", str(path)]) == main(["doctor", str(path), "--json"]) == 0
@@ -67,6 +73,11 @@ def test_layers_and_docks(path):
             check(f"{attributes}")
         check(f"{facts(slide)} {said(slide, private=False)}")
         check(f"{slide!r} {slide} {slide.stats()} {slide.levels} {slide.associated_images}")
+        pickled = pickle.dumps([slide, slide.levels, slide.opener("cpu")])
+        check(pickled.decode("latin1"), *slide.path.split("/"), *names_of_files(slide))
+        with pickle.loads(pickled)[0] as again:
+            assert again.metadata == slide.metadata
+            assert list(again.labels) == list(slide.labels)
         shown = f"{slide_layers(slide, private=True)} {said(slide, private=True)}"
         assert MARK in shown or path.parent.name in SILENT
 

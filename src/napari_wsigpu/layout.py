@@ -657,6 +657,12 @@ class SlideLayout:
         """Downsample of each level."""
         return tuple(level.downsample(self.levels[0]) for level in self.levels)
 
+    def without_words(self) -> SlideLayout:
+        """Return what pixels need of it, but nothing of what can name a patient."""
+        return replace(
+            self, metadata={}, scan_date=None, barcode=None, problems=(), labels=(), scanner=None
+        )
+
     def pyramid(self, largest_side: int) -> tuple[PyramidLevel, ...]:
         """Return the levels, and computed ones so that each is about half as large as the last.
 

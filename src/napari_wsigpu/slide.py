@@ -128,8 +128,9 @@ def open_slide(
 class Slide:
     """An open whole-slide image. Safe to use from many threads.
 
-    Made by `open_slide`. A slide can be pickled; another process then opens the file
-    without parsing it again, with the default runtime of that process.
+    Made by `open_slide`. A slide can be pickled; another process then opens the file with the
+    default runtime of that process, and parses it again only if asked for what it says: metadata
+    and label images, which can name a patient and don't travel with the pickle.
 
     Attributes
     ----------
@@ -139,10 +140,6 @@ class Slide:
         The file's levels, finest first, as exact array-likes.
     associated_images : Mapping of str to AssociatedImage
         Pictures beside the slide.
-    labels : Mapping of str to Slide
-        Label images that lie on the slide, each a slide of its own of one channel: its pixels are
-        numbers of objects, and 0 where there is none. They are closed with the slide.
-        ``layout.labels`` says where they lie, and their colours and properties.
     runtime : Runtime
         The caches and devices that it shares with other slides.
     displayed : DisplaySource
@@ -161,6 +158,8 @@ class Slide:
         decoder: CpuDecoder | None = None,
     ) -> None:
         self.layout = layout
+        self._described: SlideLayout | None = layout
+        self._labels: dict[str, Slide] | None = None
         self.runtime = default_runtime() if runtime is None else runtime
         self._number = next(_slide_numbers)
         self._idle = threading.Condition()
@@ -236,15 +235,6 @@ class Slide:
             )
             for index, item in enumerate(layout.associated)
         }
-        self.labels: Mapping[str, Slide] = {
-            item.name: Slide(
-                item.layout,
-                "cpu",
-                runtime=self.runtime,
-                title=f"{layout.path} (label image {number})",  # its name can tell of a patient
-            )
-            for number, item in enumerate(layout.labels, 1)
-        }
 
     # What it is
 
@@ -303,6 +293,35 @@ class Slide:
         return self.layout.planes
 
     @property
+    def labels(self) -> Mapping[str, Slide]:
+        """Label images that lie on the slide, each a slide of its own of one channel.
+
+        Their pixels are numbers of objects, and 0 where there is none. They are closed with the
+        slide. ``layout.labels`` says where they lie, and their colours and properties.
+        """
+        if self._labels is None:
+            self._labels = {
+                item.name: Slide(
+                    item.layout,
+                    "cpu",
+                    runtime=self.runtime,
+                    title=f"{self.path} (label image {number})",  # its name can tell of a patient
+                )
+                for number, item in enumerate(self._said().labels, 1)
+            }
+        return self._labels
+
+    def _said(self) -> SlideLayout:
+        """Return what the file says, asked anew where a pickle left it out."""
+        if self._described is None:
+            own = self.layout
+            found = describe(own.path if own.remote is None else own.remote.url)
+            if found.files != own.files or found.remote != own.remote:
+                raise changed_error(self.path)
+            self._described = found
+        return self._described
+
+    @property
     def metadata(self) -> dict[str, Any]:
         """All the file says, JSON-serialisable; vendor fields under the vendor's name.
 
@@ -310,7 +329,7 @@ class Slide:
         ``scanner``, ``objective``, ``mpp`` (x, y), ``scan_date``, ``barcode``, and whether there
         is an ``icc_profile``.
         """
-        layout = self.layout
+        layout = self._said()
         return {
             "vendor": self.vendor,
             "scanner": layout.scanner,
@@ -965,7 +984,8 @@ class Slide:
         choose, it is the device that pixels are to be on.
         """
         own = device if self.device == "auto" and device != "cpu" else self.device
-        return partial(_reopened, self.layout, own, self._threads or 1, self._display_color)
+        layout = self.layout.without_words()
+        return partial(_reopened, layout, own, self._threads or 1, self._display_color)
 
     def packed(self, device: str) -> PackedSlide:
         """Return what tasks of another process open the slide by, as `opener` says, but once."""
@@ -1064,7 +1084,7 @@ class Slide:
         self._source.release()
         self.clear_cache()
         self._release_readers()
-        for other in (*self.labels.values(), *self._planes.all()):
+        for other in (*(self._labels or {}).values(), *self._planes.all()):
             other.release()
 
     def close(self) -> None:
@@ -1080,7 +1100,7 @@ class Slide:
         self.runtime.fetcher.forget_slide(self._number)
         self.clear_cache()
         self._release_readers()
-        for other in (*self.labels.values(), *self._planes.all()):
+        for other in (*(self._labels or {}).values(), *self._planes.all()):
             other.close()
 
     def __getattr__(self, name: str) -> Any:
@@ -1113,14 +1133,14 @@ class Slide:
 
     def __reduce__(
         self,
-    ) -> tuple[type[Slide], tuple[SlideLayout, str, int | None], dict[str, Color]]:
-        state: dict[str, Color] = {"_display_color": self._display_color}
-        return type(self), (self.layout, self.device, self._threads), state
+    ) -> tuple[type[Slide], tuple[SlideLayout, str, int | None], dict[str, Any]]:
+        state = {"_display_color": self._display_color, "_described": None}
+        return type(self), (self.layout.without_words(), self.device, self._threads), state
 
     def __dask_tokenize__(self) -> Any:
         from dask.base import normalize_token
 
-        return normalize_token((self.layout, self.device, self._display_color))
+        return normalize_token((self.layout.without_words(), self.device, self._display_color))
 
     def __repr__(self) -> str:
         width, height = self.dimensions
@@ -1213,6 +1233,7 @@ class Slide:
 def _reopened(layout: SlideLayout, device: str, threads: int, color: Color) -> Slide:
     slide = Slide(layout, device, threads, keeps_whole=False)
     slide.display_color = color
+    slide._described = None
     return slide
 
 
