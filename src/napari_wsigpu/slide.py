@@ -287,8 +287,8 @@ class Slide:
     def planes(self) -> Planes:
         """How many planes along z and t can be chosen, how far apart they lie, and which is shown.
 
-        The one that is shown is the one that the file names, else the middle one along z and the
-        first one along t.
+        The one that is shown is the one that the file names, else the middle one along z (of some
+        vendors' slides the first one, as OpenSlide shows it) and the first one along t.
         """
         return self.layout.planes
 

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import tifffile
 import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from napari_wsigpu import cli, convert, open_slide
 from napari_wsigpu.errors import ConversionError, PlaneError
@@ -168,3 +170,59 @@ def test_planes_whose_levels_differ(tmp_path):
         np.testing.assert_array_equal(levels[0][0, z, 0], pixels)
         half = slides.average(pixels[..., None], 2)[..., 0]
         np.testing.assert_array_equal(levels[1][0, z, 0], half)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("options", [{}, {"tile_size": 48}], ids=str)
+def test_an_interrupted_conversion_goes_on(tmp_path, target, options):
+    path = save(tmp_path, "TZCYX", stack())
+    whole = convert(path, tmp_path / f"whole.{target}", **options)
+
+    def interrupt(done, total):
+        if done > 0.6 * total:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(path, tmp_path / target, progress=interrupt, workers=1, **options)
+    again = convert(path, tmp_path / target, **options)
+    assert again.tiles_found > 0.5 * (whole.tiles_copied + whole.tiles_encoded)
+    for one, other in zip(
+        read_back(tmp_path / target), read_back(tmp_path / f"whole.{target}"), strict=True
+    ):
+        np.testing.assert_array_equal(one, other)
+    assert again.checksum == whole.checksum
+
+
+STACKS = st.fixed_dictionaries(
+    {"t": st.integers(1, 3), "z": st.integers(1, 4), "c": st.integers(1, 3)}
+)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    STACKS,
+    st.sampled_from(TARGETS),
+    st.sampled_from(["uint8", "uint16", "float32"]),
+    st.sampled_from(["raw", "zstd", None]),
+    st.data(),
+)
+def test_any_stack(tmp_path_factory, sizes, target, dtype, compression, data):
+    folder = tmp_path_factory.mktemp("stack")
+    shape = (sizes["t"], sizes["z"], sizes["c"], 40, 50)
+    pixels = np.random.default_rng(0).integers(0, 255, shape).astype(dtype)
+    path = folder / "a.ome.tif"
+    axes = {"metadata": {"axes": "TZCYX"}, "photometric": "minisblack"}
+    tifffile.imwrite(path, pixels, ome=True, **axes)
+    at = {axis: data.draw(st.none() | st.integers(0, sizes[axis] - 1)) for axis in "zt"}
+    convert(path, folder / target, compression=compression, tile_size=16, **at)
+    chosen = [slice(None) if at[axis] is None else [at[axis]] for axis in "tz"]
+    expected = pixels[chosen[0]][:, chosen[1]]
+    np.testing.assert_array_equal(read_back(folder / target)[0], expected)
+    with open_slide(folder / target, "cpu") as slide, open_slide(path, "cpu") as source:
+        assert (slide.planes.size_t, slide.planes.size_z) == expected.shape[:2]
+        assert slide.layout.problems == ()
+        if at["z"] is None:
+            assert slide.planes.z == source.planes.z
+        for t, z in np.ndindex(expected.shape[:2]):
+            found = slide.plane(z, t).levels[0][...]
+            np.testing.assert_array_equal(found, np.moveaxis(expected[t, z], 0, -1))

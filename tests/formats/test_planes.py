@@ -354,3 +354,19 @@ def test_a_stack_with_fewer_pages_than_it_says(tmp_path):
     path.write_bytes(content.replace(b'"shape": [4,', b'"shape": [9,'))
     with pytest.raises(UnsupportedSlideError, match="1 pages where its axes speak of 9"):
         open_slide(path, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("times", "unit", "step"),
+    [((7, 67, 127), "s", 60), ((0, 250, 500), "ms", 0.25), ((0, 1, 5), "s", None), ((), "s", None)],
+)
+def test_the_time_step_of_ome_is_that_of_its_planes(tmp_path, times, unit, step):
+    path = tmp_path / "a.ome.tif"
+    taken = [time + c / 10 for time in times for c in range(2)]
+    metadata = {"axes": "TCYX"}
+    if times:
+        metadata["Plane"] = {"DeltaT": taken, "DeltaTUnit": [unit] * len(taken)}
+    pixels = np.zeros((3, 2, 20, 30), np.uint8)
+    tifffile.imwrite(path, pixels, metadata=metadata, ome=True, **MINISBLACK)
+    with open_slide(path, "cpu") as slide:
+        assert slide.planes.time_step == (step and pytest.approx(step))

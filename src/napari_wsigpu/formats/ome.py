@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from napari_wsigpu.errors import SlideError
 from napari_wsigpu.formats import markup, tiff, wsigpu
-from napari_wsigpu.formats.fields import positive_number
+from napari_wsigpu.formats.fields import even_step, number, positive_number
 from napari_wsigpu.layout import AssociatedLayout, Channel, SlideFile, SlideLayout
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def describe(root: Element, index: int = 0) -> OmeDescription | None:
         scan_date=markup.text(image, "AcquisitionDate"),
         problems=tuple(problems),
         z_spacing=_micrometres(pixels, "Z"),
-        time_step=_seconds(pixels),
+        time_step=_time_step(pixels),
     )
 
 
@@ -305,10 +305,26 @@ def _micrometres(pixels: Element, axis: str) -> float | None:
     return None if unit is None or size is None else size * unit
 
 
-def _seconds(pixels: Element) -> float | None:
-    unit = SECONDS.get(pixels.get("TimeIncrementUnit", "s"))
-    step = positive_number(pixels.get("TimeIncrement"))
-    return None if unit is None or step is None else step * unit
+def _time_step(pixels: Element) -> float | None:
+    """Return seconds between planes along t: as stated, or by when the first of each was taken."""
+    stated = _seconds(pixels, "TimeIncrement")
+    if stated is not None and stated > 0:
+        return stated
+    taken: dict[str | None, float | None] = {}
+    for plane in markup.children(pixels, "Plane"):
+        if plane.get("TheZ") == plane.get("TheC") == "0":
+            taken.setdefault(plane.get("TheT"), _seconds(plane, "DeltaT"))
+    times = [taken.get(str(index)) for index in range(len(taken))]
+    known = [time for time in times if time is not None]
+    return even_step(known) if len(known) == len(times) else None
+
+
+def _seconds(element: Element, name: str) -> float | None:
+    unit = SECONDS.get(element.get(f"{name}Unit", "s"))
+    try:
+        return None if unit is None else number(element.get(name)) * unit
+    except ValueError:
+        return None
 
 
 def _color(value: str | None) -> str | None:
