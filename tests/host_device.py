@@ -18,7 +18,8 @@ from napari_wsigpu.codecs.jpeg2000 import ycbcr_to_rgb as to_rgb_in_place
 from napari_wsigpu.errors import DeviceError
 from napari_wsigpu.gpu.device import Slots
 from napari_wsigpu.gpu.devices import Devices
-from napari_wsigpu.gpu.library import CPU_ONLY, NO_DEVICE, ImageFormat, Library
+from napari_wsigpu.gpu.library import CPU_ONLY, NO_DEVICE, Library
+from napari_wsigpu.gpu.library_handles import ImageFormat
 from napari_wsigpu.gpu.nvimagecodec import NvImageCodecDecoder
 from napari_wsigpu.gpu.verify import Verifier
 from napari_wsigpu.gpu.worker import DecodeWorker

@@ -1,18 +1,21 @@
 """JPEGs on the CPU, many at a time."""
 
+import io
 import threading
 
 import imagecodecs
 import numpy as np
 import pytest
 import tifffile
+from PIL import Image
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.codecs.jpeg import header_length, segments
 from napari_wsigpu.errors import DeviceError, SlideClosedError, TileError
-from napari_wsigpu.gpu import host_jpegs
+from napari_wsigpu.gpu import host_jpegs, jpeg_rows
 from napari_wsigpu.gpu.devices import Devices
 from napari_wsigpu.gpu.host_jpegs import HostJpegs
+from napari_wsigpu.gpu.library_handles import LibraryParts
 from napari_wsigpu.runtime import Runtime
 from tests import slides, tiffbytes
 from tests.host_device import library
@@ -55,14 +58,28 @@ def own_runtime():
 def batches(monkeypatch):
     """How many tiles each call decoded well."""
     found = []
-    decode = host_jpegs._Decoder.decode
+    decode = jpeg_rows.JpegRows.decode
 
-    def counted(self, encoded, targets, image):
-        worked = decode(self, encoded, targets, image)
+    def counted(self, numbers, *others):
+        worked = decode(self, numbers, *others)
         found.append(sum(worked))
         return worked
 
-    monkeypatch.setattr(host_jpegs._Decoder, "decode", counted)
+    monkeypatch.setattr(jpeg_rows.JpegRows, "decode", counted)
+    return found
+
+
+@pytest.fixture
+def parts(monkeypatch):
+    """The parts of tiles that were decoded to where they go."""
+    found = []
+    add = LibraryParts.add
+
+    def counted(self, streams, parts):
+        found.extend(parts.addresses.tolist())
+        return add(self, streams, parts)
+
+    monkeypatch.setattr(LibraryParts, "add", counted)
     return found
 
 
@@ -94,7 +111,8 @@ def write(path, *, encode, tables=False, spoilt=None, **options):
 def test_pixels_are_those_of_tifffile(
     tmp_path, monkeypatch, own_runtime, batches, colors, tables, at_once
 ):
-    monkeypatch.setattr(host_jpegs, "AT_ONCE", at_once)
+    for module in (host_jpegs, jpeg_rows):
+        monkeypatch.setattr(module, "AT_ONCE", at_once)
     path = write(tmp_path / "slide.tif", tables=tables, **COLORS[colors])
     expected = tifffile.imread(path).reshape(HEIGHT, WIDTH, -1)
     with open_slide(path, threads=THREADS, runtime=own_runtime) as slide:
@@ -117,8 +135,77 @@ def test_patches_of_which_no_tile_is_kept(tmp_path, own_runtime, batches):
     assert sum(batches) > host_jpegs.FEWEST
 
 
+def progressive(tile):
+    """Encode a tile in several scans, and with restart markers."""
+    buffer = io.BytesIO()
+    image = Image.fromarray(tile)
+    image.save(
+        buffer, "jpeg", quality=85, subsampling="4:2:0", progressive=True, restart_marker_blocks=2
+    )
+    return buffer.getvalue()
+
+
+PARTS = {**COLORS, "progressive": {"photometric": 6, "encode": progressive}}
+
+
+@pytest.mark.parametrize("tables", [False, True])
+@pytest.mark.parametrize("colors", PARTS)
+def test_parts_of_tiles_go_where_they_belong(tmp_path, own_runtime, parts, colors, tables):
+    path = write(tmp_path / "slide.tif", tables=tables, **PARTS[colors])
+    expected = tifffile.imread(path).reshape(HEIGHT, WIDTH, -1)
+    rng = np.random.default_rng(3)
+    for _ in range(6):
+        x, y = int(rng.integers(-9, 60)), int(rng.integers(-9, 50))
+        with open_slide(path, threads=THREADS, runtime=own_runtime) as slide:
+            (read,) = slide.read_regions([(x, y)], (230, 150))
+        around = np.pad(expected, ((9, 9), (9, 9), (0, 0)))
+        np.testing.assert_array_equal(read, around[y + 9 : y + 159, x + 9 : x + 239])
+    assert len(parts) > 6 * 24
+
+
+def test_few_threads_decode_small_parts(tmp_path, own_runtime, parts):
+    path = write(tmp_path / "slide.tif", **COLORS["4:2:0"])
+    expected = tifffile.imread(path)
+    places = [(x, y) for y in range(22, 180, 64) for x in range(36, 270, 96)]
+    with open_slide(path, threads=2, runtime=own_runtime) as slide:
+        (read,) = slide.read_regions(places, (20, 20), batch_size=len(places))
+    for (x, y), patch in zip(places, read, strict=True):
+        np.testing.assert_array_equal(patch, expected[y : y + 20, x : x + 20])
+    assert parts
+
+
+def test_parts_of_which_a_tile_is_damaged(tmp_path, own_runtime, parts):
+    path = write(
+        tmp_path / "slide.tif",
+        spoilt=lambda index, data: data[: len(data) // 2] if index == 9 else data,
+        **COLORS["4:2:0"],
+    )
+    places = [(x, y) for y in range(3, 140, 31) for x in range(2, 230, 43)]
+    with open_slide(path, threads=THREADS, runtime=own_runtime) as slide:
+        with pytest.raises(TileError, match=r"row 1, column 2.*end early"):
+            list(slide.read_regions(places, (50, 40), batch_size=len(places)))
+        slide.clear_cache()
+        assert parts
+        sound = [(x, y) for x, y in places if y >= 64]
+        (read,) = slide.read_regions(sound, (50, 40), batch_size=len(sound))
+    expected = tifffile_but(path, 9)
+    for (x, y), patch in zip(sound, read, strict=True):
+        np.testing.assert_array_equal(patch, expected[y : y + 40, x : x + 50])
+
+
+def tifffile_but(path, spoilt):
+    """Return the pixels of all tiles but one."""
+    pixels = np.zeros((7 * TILE[0], 7 * TILE[1], 3), np.uint8)
+    for number, data in enumerate(segments_of(path)):
+        row, column = divmod(number, 7)
+        if number != spoilt:
+            y, x = row * TILE[0], column * TILE[1]
+            pixels[y : y + TILE[0], x : x + TILE[1]] = imagecodecs.jpeg8_decode(data)
+    return pixels
+
+
 @pytest.mark.parametrize("threads", [1, THREADS - 1])
-def test_few_threads_decode_by_themselves(tmp_path, own_runtime, batches, threads):
+def test_few_threads_decode_whole_tiles_by_themselves(tmp_path, own_runtime, batches, threads):
     path = write(tmp_path / "slide.tif", **COLORS["4:2:0"])
     with open_slide(path, threads=threads, runtime=own_runtime) as slide:
         slide.read_region((0, 0), (WIDTH, HEIGHT))

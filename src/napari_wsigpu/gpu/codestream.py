@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from napari_wsigpu.codecs.jpeg import LONGEST_HEADER
 from napari_wsigpu.codecs.table import storage_name
-from napari_wsigpu.gpu.library import ImageFormat
+from napari_wsigpu.gpu.library_handles import ImageFormat
 from napari_wsigpu.tags import COMPRESSION, JPEG_2000
 
 if TYPE_CHECKING:

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
     from napari_wsigpu.gpu.device import Event, Stream, TileFormat
-    from napari_wsigpu.gpu.library import LibraryDecoder, LibraryImages, LibraryStreams
+    from napari_wsigpu.gpu.library import LibraryDecoder
+    from napari_wsigpu.gpu.library_handles import LibraryImages, LibraryStreams
 
 
 TO_HOST = 2

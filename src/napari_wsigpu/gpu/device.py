@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.codecs.color import ColorTable
     from napari_wsigpu.gpu.interop import SharedBuffer
-    from napari_wsigpu.gpu.library import LibraryDecoder, LibraryImages, LibraryStreams
+    from napari_wsigpu.gpu.library import LibraryDecoder
+    from napari_wsigpu.gpu.library_handles import LibraryImages, LibraryStreams
     from napari_wsigpu.layout import LevelLayout
 
 

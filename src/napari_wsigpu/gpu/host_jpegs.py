@@ -2,7 +2,8 @@
 
 Threads of Python wait for each other in the interpreter between any two tiles: sixteen decode
 hardly more small tiles than eight. nvImageCodec's CPU backend, which is libjpeg-turbo as well and
-gives the same pixels, decodes a hundred tiles by its own threads without the interpreter.
+gives the same pixels, decodes a hundred tiles by its own threads without the interpreter. Of a
+tile of which only a part is wanted it decodes no more than that, right to where it goes.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import logging
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from math import ceil
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,10 +27,12 @@ from napari_wsigpu.codecs.jpeg import (
 )
 from napari_wsigpu.errors import SlideError
 from napari_wsigpu.gpu.codestream import recipe
-from napari_wsigpu.gpu.library import CPU_ONLY, NO_DEVICE, ImageFormat, Library
+from napari_wsigpu.gpu.jpeg_rows import AT_ONCE, JpegRows
+from napari_wsigpu.gpu.library import Library
+from napari_wsigpu.gpu.library_handles import ImageFormat
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Hashable, Sequence
 
     from numpy.typing import NDArray
 
@@ -37,18 +41,19 @@ if TYPE_CHECKING:
 
     Data = bytes | memoryview
 
-# So many tiles at a time: their pixels stay in the processors' caches until they are pasted.
-AT_ONCE = 128
-# One batch is pasted while others are decoded.
-BATCHES = 2
-# For fewer or larger tiles, threads of Python do as well.
-FEWEST, LARGEST_PIXELS = 16, 1 << 19
+# Batches of many tiles come one after another. Some are decoded at a time, so that threads need
+# not wait while the next tiles are read, each by a part of the threads: more are in each other's
+# way, and in that of who reads.
+BATCHES, MANY, SHARE = 3, 256, 0.75
+# For fewer or larger tiles, threads of Python do as well; on few cores, for more than such a
+# share of the pixels of tiles.
+FEWEST, LARGEST_PIXELS, SMALL_SHARE = 16, 1 << 19, 0.6
+# libjpeg takes both edges of a narrower part for those of the image.
+NARROWEST = 8
 FORMATS = {"ycbcr": ("I_RGB", "SRGB"), "stored": ("I_RGB", "SRGB"), "gray": ("I_Y", "GRAY")}
 START_OF_IMAGE = b"\xff\xd8"
 # Adobe's segment, by which libjpeg knows that samples are RGB, if JFIF's does not say YCbCr.
 IS_RGB, JFIF = b"\xff\xee\0\x0eAdobe\0\x64\0\0\0\0\0", 0xE0
-# As libjpeg does by itself, and everybody else who decodes by it.
-SMOOTH = "libjpeg_turbo_decoder:fancy_upsampling=1"
 
 logger = logging.getLogger(__name__)
 
@@ -67,9 +72,9 @@ class HostJpegs:
         self._lock = threading.Lock()
         self._starting: threading.Thread | None = None
         self._library: Library | None = None
-        self._idle: dict[int, list[_Decoder]] = {}
+        self._idle: dict[int, list[JpegRows]] = {}
 
-    def take(self, threads: int) -> _Decoder | None:
+    def take(self, threads: int) -> JpegRows | None:
         """Return a decoder of so many threads to the caller alone; None while there is none."""
         self._begin()
         with self._lock:
@@ -78,9 +83,9 @@ class HostJpegs:
             idle = self._idle.get(threads)
             if idle:
                 return idle.pop()
-        return _Decoder(self._library, threads)
+        return JpegRows(self._library, threads)
 
-    def give(self, decoder: _Decoder) -> None:
+    def give(self, decoder: JpegRows) -> None:
         """Take a decoder back for the next batch."""
         with self._lock:
             self._idle.setdefault(decoder.threads, []).append(decoder)
@@ -117,54 +122,6 @@ class HostJpegs:
             self._library = library
 
 
-class _Decoder:
-    """A decoder with its handles, and memory for the pixels of tiles that nobody keeps."""
-
-    def __init__(self, library: Library, threads: int) -> None:
-        self.threads = threads
-        self._decoder = library.decoder(NO_DEVICE, CPU_ONLY, SMOOTH, threads)
-        self._streams, self._images = library.streams(), library.images(on_device=False)
-        self._memory = np.empty((0, 0), np.uint8)
-        self._addresses: list[int] = []
-
-    def memory(self, size: int) -> NDArray[np.uint8]:
-        """Return memory for so many bytes of each of `AT_ONCE` tiles."""
-        if self._memory.shape[1] != size:
-            self._memory = np.empty((AT_ONCE, size), np.uint8)
-            first = int(self._memory.ctypes.data)
-            self._addresses = [first + size * number for number in range(AT_ONCE)]
-        return self._memory
-
-    def decode(
-        self,
-        encoded: Sequence[Data],
-        targets: Sequence[NDArray[np.uint8] | None],
-        image: ImageFormat,
-    ) -> list[bool]:
-        """Decode up to `AT_ONCE` JPEGs, each to its target or a row of `memory`."""
-        joined = np.frombuffer(b"".join(encoded), np.uint8)
-        address = int(joined.ctypes.data)
-        self._streams.clear()
-        self._images.clear()
-        taken = []
-        for number, (data, target) in enumerate(zip(encoded, targets, strict=True)):
-            if self._streams.add(address, len(data)):
-                place = self._addresses[number] if target is None else int(target.ctypes.data)
-                self._images.add(place, image, 0)
-                taken.append(number)
-            address += len(data)
-        worked = [False] * len(encoded)
-        with suppress(RuntimeError):  # then each is decoded by itself
-            good = self._decoder.decode(self._streams.used, self._images.used)
-            for number, decoded in zip(taken, good, strict=True):
-                worked[number] = decoded
-        self._streams.clear()
-        return worked
-
-    def close(self) -> None:
-        self._decoder.close()
-
-
 class HostDecoder:
     """Decodes on the CPU: small JPEGs many at a time, anything else by threads of Python.
 
@@ -190,7 +147,8 @@ class HostDecoder:
 
     def schedule(self, batch: EncodedBatch, slots: HostSlots, deliver: Deliver) -> PendingBatch:
         """Begin to decode a batch and return at once; see `Decoder.schedule`."""
-        decoder = self._jpegs.take(self._cpu.threads) if self._takes(batch) else None
+        threads = self._cpu.threads if len(batch) < MANY else ceil(SHARE * self._cpu.threads)
+        decoder = self._jpegs.take(threads) if self._takes(batch, slots) else None
         if decoder is None:
             return self._cpu.schedule(batch, slots, deliver)
         pending = _JpegBatch(batch, slots, deliver, decoder, self._cpu, self._jpegs)
@@ -209,12 +167,20 @@ class HostDecoder:
             pool.shutdown(wait=True)
         self._cpu.release()
 
-    def _takes(self, batch: EncodedBatch) -> bool:
+    def _takes(self, batch: EncodedBatch, slots: HostSlots) -> bool:
         level = batch.level
         pixels = level.grid.tile_height * level.grid.tile_width
-        many = self._cpu.threads > FEW_CORES and len(batch) >= FEWEST and batch.single
-        if not many or pixels > LARGEST_PIXELS or level.encoding.jpeg_color not in FORMATS:
+        if len(batch) < FEWEST or not batch.single or pixels > LARGEST_PIXELS:
             return False
+        if level.encoding.jpeg_color not in FORMATS:
+            return False
+        if self._cpu.threads <= FEW_CORES:
+            parts = slots.parts
+            if parts is None:
+                return False
+            wanted = np.where(parts.only, parts.heights * parts.widths, pixels)
+            if wanted.sum() > SMALL_SHARE * pixels * len(batch):
+                return False
         how = recipe(level)
         return not isinstance(how, str) and how.kind == "jpeg"
 
@@ -227,7 +193,7 @@ class _JpegBatch:
         batch: EncodedBatch,
         slots: HostSlots,
         deliver: Deliver,
-        decoder: _Decoder,
+        decoder: JpegRows,
         cpu: CpuDecoder,
         jpegs: HostJpegs,
     ) -> None:
@@ -245,6 +211,7 @@ class _JpegBatch:
         if self._stored:
             self._begin = START_OF_IMAGE + IS_RGB + self._begin[len(START_OF_IMAGE) :]
         self._header = b"?"
+        self._form: Hashable = None
         self._ended = False
         self._failures: dict[int, str] = {}
         self._error: SlideError | None = None
@@ -255,14 +222,12 @@ class _JpegBatch:
         batch = self._batch
         if batch is None or self._ended:
             return
-        fetch = batch.fetcher(END_OF_IMAGE)
         rest: list[int] = []
         try:
             for first in range(0, len(batch), AT_ONCE):
                 if self._ended:
                     return
-                tiles = range(first, min(first + AT_ONCE, len(batch)))
-                rest += self._decode(tiles, [fetch(tile) for tile in tiles])
+                rest += self._decode(batch, first, min(first + AT_ONCE, len(batch)))
             if rest:
                 self._decode_alone(batch, rest)
         except SlideError as error:
@@ -293,36 +258,59 @@ class _JpegBatch:
         self.helper, self._batch = None, None
         self._slots, self._deliver = HostSlots([]), lambda indices: None
 
-    def _decode(self, tiles: range, found: Sequence[Data | None]) -> list[int]:
+    def _decode(self, batch: EncodedBatch, first: int, last: int) -> list[int]:
         """Decode some tiles and deliver them; return those that are for `CpuDecoder`."""
+        good = self._read(batch, first, last)
         memory, slots, deliver = self._decoder.memory(self._size), self._slots, self._deliver
-        chosen = [
-            (tile, data)
-            for tile, data in zip(tiles, found, strict=True)
-            if data is not None and self._fits(data)
-        ]
-        encoded = [data for _, data in chosen]
-        if self._begin != START_OF_IMAGE:
-            encoded = [self._whole(data) for data in encoded]
-        kept = [slots.memory[tile] for tile, _ in chosen]
-        worked = self._decoder.decode(encoded, kept, self._image) if chosen else []
-        done = set()
-        for number, ((tile, _), good) in enumerate(zip(chosen, worked, strict=True)):
-            if good:
-                target = kept[number]
+        parts = None if slots.parts is None else slots.parts.of(first + good)
+        if parts is not None:
+            direct = parts.only & (parts.widths >= NARROWEST)
+            parts, good = parts.of(np.flatnonzero(direct)), good[np.argsort(~direct, kind="stable")]
+        numbers: list[int] = good.tolist()
+        whole = numbers[0 if parts is None else len(parts) :]
+        targets = [slots.memory[first + number] for number in whole]
+        form = self._shape, self._form
+        worked = self._decoder.decode(numbers, parts, targets, self._image, form)
+        for number, target, fine in zip(
+            whole, targets, worked[len(numbers) - len(whole) :], strict=True
+        ):
+            if fine:
+                tile = first + number
                 pixels = memory[number] if target is None else target
                 slots.pixels[tile] = pixels.reshape(self._shape)
                 deliver((tile,))
                 slots.pixels[tile] = None
-                done.add(tile)
-        return [tile for tile in tiles if tile not in done]
+        if len(worked) == last - first and all(worked):
+            return []
+        done = {number for number, fine in zip(numbers, worked, strict=True) if fine}
+        return [first + number for number in range(last - first) if number not in done]
 
-    def _fits(self, data: Data) -> bool:
-        """Whether a header is as the level says.
+    def _read(self, batch: EncodedBatch, first: int, last: int) -> NDArray[np.int64]:
+        """Read some tiles into the decoder's rows; return the numbers of those it can take.
 
         nvImageCodec would refuse a whole batch for one tile that is too large, and fill in a
         smaller one in part.
         """
+        begin, sizes = self._begin, batch.lengths_of(first, last)
+        before = len(begin) - len(START_OF_IMAGE)
+        rows = self._decoder.make_room(before + max(sizes))[: len(sizes)]
+        batch.copy_to(first, last, rows[:, before:])
+        ends = before + np.array(sizes, np.int64)
+        every = np.arange(len(sizes))
+        good = ends >= len(begin) + len(END_OF_IMAGE)
+        for back, byte in enumerate(reversed(END_OF_IMAGE), 1):
+            good &= rows[every, ends - back] == byte
+        head = np.frombuffer(self._header, np.uint8)
+        alike = np.zeros_like(good)
+        if ends.max() >= before + len(head):
+            alike = good & (rows[:, before : before + len(head)] == head).all(axis=1)
+        for number in np.flatnonzero(good & ~alike).tolist():
+            good[number] = self._fits(rows[number, before : ends[number]].data)
+        rows[:, : len(begin)] = np.frombuffer(begin, np.uint8)
+        return np.flatnonzero(good)
+
+    def _fits(self, data: Data) -> bool:
+        """Whether a header is as the level says, and of the form of the batch's others."""
         if data[: len(self._header)] == self._header:
             return True
         head = bytes(data[:LONGEST_HEADER])
@@ -334,7 +322,10 @@ class _JpegBatch:
         jfif = any(marker == JFIF for marker, *_ in segments(whole))
         if self._stored and (jfif or header.transform != 0):
             return False
-        self._header = head
+        form = header.frame, header.sampling
+        if self._form not in (None, form):
+            return False
+        self._header, self._form = head, form
         return True
 
     def _whole(self, data: Data) -> bytes:

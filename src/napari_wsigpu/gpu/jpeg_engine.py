@@ -8,7 +8,8 @@ import imagecodecs
 import numpy as np
 
 from napari_wsigpu.codecs.jpeg import MOST_ROWS
-from napari_wsigpu.gpu.library import HARDWARE, HYBRID, ImageFormat
+from napari_wsigpu.gpu.library import HARDWARE, HYBRID
+from napari_wsigpu.gpu.library_handles import ImageFormat
 
 if TYPE_CHECKING:
     from napari_wsigpu.gpu.cuda import CudaDevice

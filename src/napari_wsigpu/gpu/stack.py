@@ -30,7 +30,7 @@ from napari_wsigpu.gpu.joining import (
     leave_room,
     stack_in_place,
 )
-from napari_wsigpu.gpu.library import ImageFormat
+from napari_wsigpu.gpu.library_handles import ImageFormat
 from napari_wsigpu.gpu.tables import JPEG_TILE
 from napari_wsigpu.storage.source import Spacing
 

@@ -14,6 +14,7 @@ from napari_wsigpu.codecs.raw import lies_decoded
 from napari_wsigpu.memory import RegionMemory, TileMemory
 from napari_wsigpu.reading.averages import Averages
 from napari_wsigpu.reading.cache import Recurrence, TileKey
+from napari_wsigpu.reading.pasting import Paste, slices_of
 from napari_wsigpu.reading.plan import Wish, regions_with, tile_rect
 from napari_wsigpu.reading.planning import plan_regions
 from napari_wsigpu.storage.source import FillingSource, ScatteredSource
@@ -24,21 +25,23 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.color import ColorTable
+    from napari_wsigpu.codecs.cpu import Parts
     from napari_wsigpu.codecs.decoder import Decoder, PendingBatch
     from napari_wsigpu.layout import LevelLayout, PyramidLevel
     from napari_wsigpu.reading.cache import TileCache
     from napari_wsigpu.reading.log import TileLog
-    from napari_wsigpu.reading.plan import Pastes, ReadPlan
+    from napari_wsigpu.reading.pasting import Targets
+    from napari_wsigpu.reading.plan import ReadPlan
     from napari_wsigpu.storage.source import ByteSource
 
     Integers = NDArray[np.int64]
-    # Where the pixels of each region go.
-    Targets = Sequence[NDArray[Any]] | NDArray[Any]
     # Takes the pixels of a tile, by its index in the plan; and shows one value in its place.
     Take = Callable[[int, NDArray[Any]], None]
     Fill = Callable[[int], None]
+    # Where the pixels of some tiles go, if each goes to one place only.
+    FindParts = Callable[[Integers], Parts | None]
 
-BATCH_TILES = 256
+BATCH_TILES = 512
 BATCH_BYTES = 64 << 20
 BATCH_PIXEL_BYTES = 256 << 20
 
@@ -156,16 +159,18 @@ class HostExecutor:
         for plan in plans:
             if len(plan.blanks):
                 self._fill_blanks(plan, regions, blank)
-            paste = _Paste(plan, regions, wish.channel, blank)
-            failures |= self._carry_out(plan, paste.take, paste.fill, wish)
+            paste = Paste(plan, regions, wish.channel, blank)
+            failures |= self._carry_out(plan, paste.take, paste.fill, wish, paste.parts)
         return failures
 
     def _fill_blanks(self, plan: ReadPlan, regions: Targets, blank: Any) -> None:
-        for region, y, end_y, x, end_x, *_ in _slices(plan.blanks, plan.regions.step):
+        for region, y, end_y, x, end_x, *_ in slices_of(plan.blanks, plan.regions.step):
             regions[region][y:end_y, x:end_x] = blank
         self._log.count(tiles_asked=len(plan.blanks), background=len(plan.blanks))
 
-    def _carry_out(self, plan: ReadPlan, take: Take, fill: Fill, wish: Wish) -> dict[TileKey, str]:
+    def _carry_out(
+        self, plan: ReadPlan, take: Take, fill: Fill, wish: Wish, parts: FindParts | None = None
+    ) -> dict[TileKey, str]:
         """Give all tiles of a plan to who takes them."""
         image = self._images[plan.image]
         absent = self._from_cache(plan, take, wish)
@@ -175,7 +180,7 @@ class HostExecutor:
             recur = self._recurrence.note(plan.image, image, plan.tiles[stored])
             wish = replace(wish, keep="all" if recur else "none")
         begin = time.perf_counter()
-        failures = self._decode(plan, image, stored, take, wish)
+        failures = self._decode(plan, image, stored, take, wish, parts)
         self._timed(image, len(stored), time.perf_counter() - begin)
         for tile in failures:
             fill(tile)
@@ -202,7 +207,13 @@ class HostExecutor:
         return np.array(absent, np.int64)
 
     def _decode(
-        self, plan: ReadPlan, image: LevelLayout, tiles: Integers, take: Take, wish: Wish
+        self,
+        plan: ReadPlan,
+        image: LevelLayout,
+        tiles: Integers,
+        take: Take,
+        wish: Wish,
+        parts: FindParts | None,
     ) -> dict[int, str]:
         """Read and decode tiles: one batch is read while the one before it is decoded."""
         failures: dict[int, str] = {}
@@ -210,7 +221,7 @@ class HostExecutor:
         try:
             for batch in _batches(image, plan.tiles, tiles):
                 wish.check()
-                flying.append((batch, self._schedule(plan, image, batch, take, wish)))
+                flying.append((batch, self._schedule(plan, image, batch, take, wish, parts)))
                 if len(flying) > 1:
                     failures |= self._finish(image, *flying.pop(0))
             while flying:
@@ -221,18 +232,28 @@ class HostExecutor:
         return failures
 
     def _schedule(
-        self, plan: ReadPlan, image: LevelLayout, batch: Integers, take: Take, wish: Wish
+        self,
+        plan: ReadPlan,
+        image: LevelLayout,
+        batch: Integers,
+        take: Take,
+        wish: Wish,
+        parts: FindParts | None,
     ) -> PendingBatch:
-        kept = wish.kept(plan, image, batch).tolist()
+        keep = wish.kept(plan, image, batch)
+        kept = keep.tolist()
         coloured = wish.table is not None
         # Taken in one thread: a pool's threads would scatter it over as many heaps.
         memory = [
-            self._tile_memory.take(image.tile_bytes) if keep and not coloured else None
-            for keep in kept
+            self._tile_memory.take(image.tile_bytes) if stays and not coloured else None
+            for stays in kept
         ]
-        slots = HostSlots(memory)
-        numbers = batch.tolist()
         colours = wish.table
+        alone = None if parts is None or coloured else parts(batch)
+        if alone is not None:
+            alone = replace(alone, only=alone.only & ~keep)
+        slots = HostSlots(memory, alone)
+        numbers = batch.tolist()
         if colours is None and not any(kept):
             pixels_of = slots.pixels
 
@@ -309,54 +330,6 @@ class HostExecutor:
                 take(tile, average)
             self._log.count(computed=len(group.tiles))
         return failures
-
-
-class _Paste:
-    """Copies parts of tiles to their places in regions."""
-
-    def __init__(
-        self,
-        plan: ReadPlan,
-        regions: Targets,
-        channel: int | None,
-        blank: Any,
-    ) -> None:
-        self._regions = regions
-        self._slices = _slices(plan.pastes, plan.regions.step)
-        self._starts = plan.starts.tolist()
-        self._channel = channel
-        self._blank = blank
-        self._step = plan.regions.step
-
-    def take(self, tile: int, pixels: NDArray[Any]) -> None:
-        if self._channel is not None:
-            pixels = pixels[..., self._channel]
-        regions = self._regions
-        down, across = self._step
-        for index in range(self._starts[tile], self._starts[tile + 1]):
-            region, y, end_y, x, end_x, top, bottom, left, right = self._slices[index]
-            regions[region][y:end_y, x:end_x] = pixels[top:bottom:down, left:right:across]
-
-    def fill(self, tile: int) -> None:
-        for index in range(self._starts[tile], self._starts[tile + 1]):
-            region, y, end_y, x, end_x, *_ = self._slices[index]
-            self._regions[region][y:end_y, x:end_x] = self._blank
-
-
-def _slices(pastes: Pastes, step: tuple[int, int]) -> list[tuple[int, ...]]:
-    """Return (region, y, end, x, end, top, bottom, left, right) of each paste."""
-    columns = (
-        pastes.region,
-        pastes.y,
-        pastes.y + pastes.height,
-        pastes.x,
-        pastes.x + pastes.width,
-        pastes.top,
-        pastes.top + (pastes.height - 1) * step[0] + 1,
-        pastes.left,
-        pastes.left + (pastes.width - 1) * step[1] + 1,
-    )
-    return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
 def _batches(image: LevelLayout, places: Integers, tiles: Integers) -> Iterator[Integers]:

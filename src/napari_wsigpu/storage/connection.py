@@ -1,7 +1,4 @@
-"""Ranges of one object on a server, many at the same time, with retries and deadlines.
-
-Asked for by obstore, and where a URL's query may be a secret by `signed.SignedStore`.
-"""
+"""Ranges of one object on a server, many at the same time: obstore, with retries and deadlines."""
 
 from __future__ import annotations
 
@@ -21,12 +18,10 @@ from napari_wsigpu.errors import (
     UnsupportedSlideError,
 )
 from napari_wsigpu.storage.redirect import final_url, same_server
-from napari_wsigpu.storage.refusal import BREAKS_OFF, UNREADABLE, server_error
-from napari_wsigpu.storage.signed import SentOn, SignedStore, is_secret
+from napari_wsigpu.storage.refusal import BREAKS_OFF, server_error
 from napari_wsigpu.storage.url import is_supported, public_url
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from concurrent.futures import Future
 
 MOST_AT_ONCE = 16
@@ -74,7 +69,7 @@ class Connection:
         self._lock = threading.Lock()
         self._closed = False
         self._running: tuple[asyncio.AbstractEventLoop, threading.Thread] | None = None
-        self._stores: list[Any] = []  # the last is used
+        self._store: Any = None
         self._slots = asyncio.Semaphore(MOST_AT_ONCE)
 
     def get(self, offset: int, length: int) -> Future[Answer]:
@@ -99,7 +94,7 @@ class Connection:
                 raise closed_error(self._name)
             _check_process(self._name)
             if self._running is None:
-                self._stores = [_open_store(self._url, self._address, self._name)]
+                self._store = _open_store(self._url, self._address, self._name)
                 self._slots = asyncio.Semaphore(MOST_AT_ONCE)
                 loop = asyncio.new_event_loop()
                 thread = threading.Thread(
@@ -108,7 +103,7 @@ class Connection:
                 thread.start()
                 self._running = loop, thread
             return asyncio.run_coroutine_threadsafe(
-                self._get(self._stores[-1], offset, length), self._running[0]
+                self._get(self._store, offset, length), self._running[0]
             )
 
     def release(self) -> None:
@@ -116,8 +111,8 @@ class Connection:
         with self._lock:
             if self._running is not None:
                 loop, thread = self._running
-                stores, self._running, self._stores = self._stores, None, []
-                asyncio.run_coroutine_threadsafe(_end(stores), loop).result()
+                self._running = self._store = None
+                asyncio.run_coroutine_threadsafe(_cancel_others(), loop).result()
                 loop.call_soon_threadsafe(loop.stop)
                 thread.join()
                 loop.close()
@@ -137,24 +132,16 @@ class Connection:
             raise _no_object(self._name) from None
 
     async def _get(self, store: Any, offset: int, length: int) -> Answer:
-        try:
-            return await self._got(store, offset, length)
-        except SentOn:
-            raise SlideReadError(UNREADABLE.format(self._name)) from None
-
-    async def _got(self, store: Any, offset: int, length: int) -> Answer:
         async with self._slots:
             for pause in PAUSES:
                 try:
                     answer = await self._ask(store, offset, length)
-                except (SlidePermissionError, SentOn):
-                    address = await asyncio.to_thread(self._find)
-                    if self._address == address == self._url:
+                except SlidePermissionError:
+                    if self._address == self._url:
                         raise
                     # What a server sends on to may hold for some minutes only.
-                    self._address = address
-                    store = _open_store(self._url, address, self._name)
-                    self._stores.append(store)
+                    self._address = await asyncio.to_thread(self._find)
+                    store = self._store = _open_store(self._url, self._address, self._name)
                     answer = await self._ask(store, offset, length)
                 if answer is not None:
                     return answer
@@ -163,12 +150,12 @@ class Connection:
 
     async def _ask(self, store: Any, offset: int, length: int) -> Answer | None:
         """Ask once for a range; None if it arrives incomplete."""
+        from obstore import get_async
         from obstore.exceptions import BaseError
 
+        options = {"range": (offset, offset + length)}
         try:
-            result = await _begun(store, offset, offset + length)
-        except SentOn:
-            raise
+            result = await get_async(store, "", options=options)
         except (BaseError, OSError) as error:
             raise server_error(self._name, error) from None
         meta, (begin, _) = result.meta, result.range
@@ -220,9 +207,7 @@ def _no_object(name: str) -> SlideNotFoundError:
 
 def _open_store(url: str, address: str, name: str) -> Any:
     """Open where a URL leads to; its user and password are for its own server."""
-    login = _login(url) if address == url or same_server(url, address) else {}
     try:
-        import aiohttp  # noqa: F401
         from obstore.exceptions import BaseError
         from obstore.store import from_url
     except ImportError:
@@ -231,8 +216,6 @@ def _open_store(url: str, address: str, name: str) -> Any:
             'run pip install "napari-wsigpu[remote]" and start again.'
         ) from None
     try:
-        if is_secret(address):
-            return SignedStore(address, login, CONNECT_SECONDS, SILENT_SECONDS)
         return from_url(
             address,
             client_options={
@@ -240,7 +223,9 @@ def _open_store(url: str, address: str, name: str) -> Any:
                 "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
                 "read_timeout": timedelta(seconds=SILENT_SECONDS),
                 "timeout": timedelta(seconds=REQUEST_SECONDS),
-                "default_headers": login,
+                "default_headers": _login(url)
+                if address == url or same_server(url, address)
+                else {},
             },
             retry_config={
                 "max_retries": RETRIES,
@@ -260,23 +245,10 @@ def _login(url: str) -> dict[str, str]:
     return {"Authorization": f"Basic {b64encode(login.encode()).decode()}"}
 
 
-async def _begun(store: Any, begin: int, end: int) -> Any:
-    """Ask for a range; what is returned has obstore's attributes."""
-    from obstore import get_async
-
-    if isinstance(store, SignedStore):
-        return await store.get(begin, end)
-    return await get_async(store, "", options={"range": (begin, end)})
-
-
-async def _end(stores: Sequence[Any]) -> None:
-    """Cancel what is asked for, and let go of connections."""
+async def _cancel_others() -> None:
     others: list[asyncio.Task[Any]] = [
         task for task in asyncio.all_tasks() if task is not asyncio.current_task()
     ]
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
-    for store in stores:
-        if isinstance(store, SignedStore):
-            await store.close()

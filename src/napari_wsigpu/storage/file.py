@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from napari_wsigpu.errors import SlideChangedError, SlideClosedError, changed_error, file_error
+from napari_wsigpu.storage.page_cache import read_rows
 from napari_wsigpu.storage.source import ByteRange, JoinedBytes
 
 if TYPE_CHECKING:
@@ -213,7 +214,7 @@ class FileSource:
         with self._handle() as file:
             self._check_unchanged(file)
             for offset, place, size in joined.runs:
-                self._read_into(file, view[place : place + size], offset)
+                self.read_into(file, view[place : place + size], offset)
         return JoinedBytes(buffer, joined.starts, joined.lengths)
 
     def read_later(
@@ -256,13 +257,13 @@ class FileSource:
         """
         with self._handle() as file:
             self._check_unchanged(file)
-            yield partial(self._read_into, file)
+            yield partial(self.read_into, file)
 
     def _fill(self, offset: int, length: int, view: memoryview) -> int:
         length = max(0, min(length, len(view), self._size - offset)) if offset >= 0 else 0
         with self._handle() as file:
             self._check_unchanged(file)
-            self._read_into(file, view[:length], offset)
+            self.read_into(file, view[:length], offset)
         return length
 
     def release(self) -> None:
@@ -316,7 +317,8 @@ class FileSource:
                 )
             raise changed_error(self._path)
 
-    def _read_into(self, file: FileIO, view: memoryview, offset: int) -> None:
+    def read_into(self, file: FileIO, view: memoryview, offset: int) -> None:
+        """Fill a view with bytes of the file, which is open and was checked."""
         while view:
             try:
                 count = self._read_some(file, view, offset)
@@ -368,11 +370,18 @@ class _LaterReads:
         lengths: list[int],
     ) -> None:
         self._source, self._file, self._held = source, file, held
-        self._offsets, self._lengths = offsets, lengths
+        self._offsets, self.lengths = offsets, lengths
 
     def read(self, index: int) -> bytes:
         """Return the bytes of a range."""
-        return self._source.read_bytes(self._file, self._offsets[index], self._lengths[index])
+        return self._source.read_bytes(self._file, self._offsets[index], self.lengths[index])
+
+    def read_rows(self, first: int, last: int, rows: NDArray[np.uint8]) -> None:
+        """Read ranges, each to the beginning of a row."""
+        offsets, lengths = self._offsets[first:last], self.lengths[first:last]
+        for index in read_rows(self._file.fileno(), offsets, lengths, rows):
+            view = rows[index, : lengths[index]].data
+            self._source.read_into(self._file, view, offsets[index])
 
     def close(self) -> None:
         """Let the file be closed."""

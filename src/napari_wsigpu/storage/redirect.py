@@ -39,7 +39,7 @@ def final_url(url: str, login: Mapping[str, str], seconds: float) -> str:
     for _ in range(MOST_REDIRECTS):
         try:
             headers = {"Range": "bytes=0-0", **(login if same_server(url, address) else {})}
-            with opener.open(Request(plain_url(address), headers=headers), timeout=seconds):
+            with opener.open(Request(_plain(address), headers=headers), timeout=seconds):
                 return address
         except HTTPError as answer:
             with answer:
@@ -72,7 +72,7 @@ class _Stay(HTTPRedirectHandler):
         return None
 
 
-def plain_url(url: str) -> str:
+def _plain(url: str) -> str:
     """Return a URL without user, password and fragment, in ASCII."""
     parts = urlsplit(url)
     plain = parts._replace(netloc=parts.netloc.rpartition("@")[2], fragment="")
