@@ -38,6 +38,8 @@ with napari_wsigpu.open_slide(sys.argv[1]) as slide:
     assert slide.read_region((0, 0), (20, 10), 1).shape == (10, 20, 3)
     assert slide.associated_images["label"].read().any()
 assert not FORBIDDEN & {name.partition(".")[0] for name in sys.modules}
+assert not any(name.startswith("napari_wsigpu.conversion") for name in sys.modules)
+assert callable(napari_wsigpu.convert)
 """
 
 

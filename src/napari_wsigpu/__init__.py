@@ -8,7 +8,7 @@ in `napari_wsigpu.runtime`.
 from __future__ import annotations
 
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from napari_wsigpu import engine as engine
 from napari_wsigpu import runtime as runtime
@@ -19,13 +19,14 @@ from napari_wsigpu.annotations import (
     read_geojson,
     write_geojson,
 )
-from napari_wsigpu.conversion import Conversion, convert
 from napari_wsigpu.errors import SlideError
 from napari_wsigpu.slide import Slide, open_slide
 from napari_wsigpu.zarr_to_gpu import read_zarr_to_gpu
 
 if TYPE_CHECKING:
     from napari.layers import Layer
+
+    from napari_wsigpu.conversion import Conversion, convert
 
 __all__ = [
     "Annotation",
@@ -43,6 +44,15 @@ __all__ = [
     "write_geojson",
 ]
 __version__ = version("napari-wsigpu")
+
+
+def __getattr__(name: str) -> Any:
+    """Import what few who open a slide need when it is asked for."""
+    if name in ("Conversion", "convert"):
+        from napari_wsigpu import conversion
+
+        return getattr(conversion, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def wait(layer: Layer, timeout: float = 60.0) -> None:
