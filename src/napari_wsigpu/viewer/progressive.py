@@ -296,7 +296,7 @@ class ProgressiveDisplay:
 
     def __init__(self, viewer: Viewer, layer: Image, runtime: Runtime) -> None:
         self._layer = ref(layer)
-        self._on_host = "nothing was drawn yet"
+        self._on_host = "only the overview is shown"
         self._source: DisplaySource | DeviceSource
         self._runtime = runtime
         self._levels: list[LevelArray] = []
