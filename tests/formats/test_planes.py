@@ -370,3 +370,25 @@ def test_the_time_step_of_ome_is_that_of_its_planes(tmp_path, times, unit, step)
     tifffile.imwrite(path, pixels, metadata=metadata, ome=True, **MINISBLACK)
     with open_slide(path, "cpu") as slide:
         assert slide.planes.time_step == (step and pytest.approx(step))
+
+
+@pytest.mark.parametrize("cut", [3, 6, 14])
+def test_dicom_planes_of_a_concatenation(tmp_path, cut):
+    """Its parts end anywhere: in a plane, or with one."""
+    planes = focal_planes()
+    count = len(dicomslides.tiles_of(planes[0]))
+    frames = [tile for plane in planes for tile in dicomslides.tiles_of(plane)]
+    for number, (first, past) in enumerate(((0, cut), (cut, len(frames))), 1):
+        dataset = dicomslides.instance(planes[0], "raw", part=(0, count, number))
+        measures = dataset.SharedFunctionalGroupsSequence[0].PixelMeasuresSequence[0]
+        measures.SpacingBetweenSlices = 0.0015
+        dataset.ConcatenationFrameOffsetNumber = first
+        dataset.InConcatenationTotalNumber = 2
+        dataset.NumberOfFrames = past - first
+        dataset.TotalPixelMatrixFocalPlanes = len(planes)
+        dataset.PixelData = b"".join(tile.tobytes() for tile in frames[first:past])
+        dicomslides.save(tmp_path / f"{number}.dcm", dataset)
+    with open_slide(tmp_path) as slide:
+        assert (slide.planes.size_z, slide.layout.problems) == (4, ())
+        for z, plane in enumerate(planes):
+            np.testing.assert_array_equal(slide.plane(z).levels[0][...], plane)

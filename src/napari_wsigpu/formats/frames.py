@@ -9,11 +9,15 @@ from napari_wsigpu.errors import UnsupportedSlideError
 from napari_wsigpu.tags import PHOTOMETRIC, PLANARCONFIG
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tifffile import TiffFrame, TiffPage, TiffPageSeries
 
 
-def pages_of(series: TiffPageSeries, count: int) -> list[TiffPage | TiffFrame | None]:
-    """Return so many pages of a series.
+def pages_of(
+    series: TiffPageSeries, count: int, numbers: Sequence[int]
+) -> list[TiffPage | TiffFrame | None]:
+    """Return some of the pages of a series that is said to have `count`, by their numbers.
 
     Of some stacks only the first page has a directory, and the others lie behind it (ImageJ's of
     more than 4 GiB); in others, planes are stored as the samples of a page.
@@ -24,21 +28,21 @@ def pages_of(series: TiffPageSeries, count: int) -> list[TiffPage | TiffFrame | 
         If the file holds another number of them.
     """
     if len(series.pages) == count:
-        return [series.pages[index] for index in range(count)]
+        return [series.pages[number] for number in numbers]
     first = series.keyframe
     samples = first.samplesperpixel
     separate = first.planarconfig == PLANARCONFIG.SEPARATE and "S" not in series.axes
     if separate and len(series.pages) * samples == count:
-        pages = [series.pages[index] for index in range(len(series.pages))]
+        places = [divmod(number, samples) for number in numbers]
+        wholes = [(series.pages[index], sample) for index, sample in places]
         return [
-            None if page is None else _sample(page.aspage(), number, samples)
-            for page in pages
-            for number in range(samples)
+            None if whole is None else _sample(whole.aspage(), sample, samples)
+            for whole, sample in wholes
         ]
     if len(series.pages) == 1 and first.is_contiguous and series.dataoffset is not None:
         held = (first.parent.filehandle.size - series.dataoffset) // first.nbytes
         if held >= count:
-            return [_behind(first, number) for number in range(count)]
+            return [_behind(first, number) for number in numbers]
     raise UnsupportedSlideError(
         f"'{first.parent.filename}' holds {len(series.pages)} pages where its axes speak of "
         f"{count}; save it as OME-TIFF."

@@ -469,17 +469,16 @@ def _channel_pages(series: TiffPageSeries, at: Mapping[str, int]) -> list[TiffPa
     """Return one page a channel: of z and t the plane `at`, of any other axis the first."""
     leading = _axes_of_pages(series)
     count = _image_count(series)
-    stored = pages_of(series, count)
     pages = np.arange(count).reshape([length for _, length in leading])
     shown = _shown_of(series, at)
-    single_sample = _page_of(series, stored).samplesperpixel == 1
+    single_sample = _page_of(series, pages_of(series, count, [0])).samplesperpixel == 1
     for axis, length in leading[::-1]:
         unnamed = axis in "IQ" and single_sample and length <= UNNAMED_CHANNELS
         position = [a for a, _ in leading].index(axis)
         if not (axis == "C" or unnamed):
             plane, _ = shown.get(axis.lower(), (0, 1))
             pages = np.take(pages, [plane], axis=position)
-    found = [stored[int(index)] for index in pages.ravel()]
+    found = pages_of(series, count, pages.ravel().tolist())
     if any(page is None for page in found):
         raise CorruptSlideError(
             f"A channel of '{keyframe(series).parent.filename}' is missing; get a fresh copy of "
