@@ -25,7 +25,7 @@ FLOORS = [
     {"slide", "zarr_to_gpu", "engine"},
     {"conversion", "doctor"},
     {"compat", "datasets"},
-    {"torch"},
+    {"torch", "integrations"},
     {"viewer"},
     {"widgets", "bench"},
     {PACKAGE},

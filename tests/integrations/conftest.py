@@ -1,0 +1,12 @@
+"""A slide with missing tiles; the packages themselves warn of much that is not ours."""
+
+import pytest
+
+from tests import slides
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "slide.svs"
+    slides.write_aperio(path, slides.picture(600, 800), (4,), missing=[(0, 7), ()])
+    return str(path)
