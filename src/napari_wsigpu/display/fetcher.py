@@ -82,8 +82,9 @@ class TileFetcher:
 
     What is on any screen comes before what may be next on one. Batches take about 50 ms each, of
     what may be next 15 ms, so that a new view waits no longer than that for the end of an old one;
-    tiles of which one alone takes longer than 0.2 s are not fetched ahead. While a frame is drawn
-    nothing is begun for later: the interpreter would have two threads take turns.
+    tiles of which one alone takes longer than 0.2 s are not fetched ahead. Where a
+    GPU decodes, nothing is begun for later while a frame is drawn: the interpreter would have the
+    two threads take turns.
     """
 
     def __init__(self) -> None:

@@ -246,8 +246,9 @@ def _slice_before_drawing(viewer: Viewer) -> None:
 
 
 def _fetchers(viewer: Viewer) -> set[TileFetcher]:
+    """Return what has a GPU decode; cores decode beside what draws, without the interpreter."""
     displays = (_displays.get(layer) for layer in viewer.layers)
-    return {display.fetcher for display in displays if display is not None}
+    return {each.fetcher for each in displays if each is not None and each.interop == ON}
 
 
 def _laid_out(canvas: Any) -> tuple[int, ...] | None:
