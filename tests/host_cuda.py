@@ -1,6 +1,7 @@
 """CUDA's kernels, compiled for the host, and as much of CuPy as a `CudaDevice` needs to start them.
 
-Threads run one after another, each block after the one before it.
+Threads run one after another, each block after the one before it. Where threads wait for each
+other, a block has one, or `TOGETHER` side by side.
 """
 
 from __future__ import annotations
@@ -28,26 +29,30 @@ if TYPE_CHECKING:
 # which a GPU would refuse.
 SHIM = r"""
 #include <algorithm>
+#include <barrier>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #define __global__
 #define __device__
 #define __shared__ static
 #define __align__ alignas
 #define __launch_bounds__(threads)
-#define __syncthreads()
+#define __syncthreads() (meeting ? meeting->arrive_and_wait() : (void)0)
 using std::max;
 using std::min;
 
 struct Place { unsigned x, y, z; };
 static thread_local Place blockIdx, threadIdx, gridDim, blockDim;
 static thread_local long long misaligned;
+static std::barrier<> *meeting;
 
 static int __clz(unsigned value) { return value ? __builtin_clz(value) : 32; }
 static int __ffsll(unsigned long long value) { return __builtin_ffsll(value); }
@@ -96,7 +101,30 @@ static void call(void (*kernel)(Arguments...), void **arguments, std::index_sequ
 }
 
 template <typename... Arguments>
+static long long launch_together(void (*kernel)(Arguments...), const unsigned *sizes,
+                                 void **arguments) {
+    long long found = 0;
+    for (unsigned block = 0; block < sizes[0]; ++block) {
+        std::barrier<> all(sizes[3]);
+        std::vector<std::thread> threads;
+        meeting = &all;
+        for (unsigned thread = 0; thread < sizes[3]; ++thread)
+            threads.emplace_back([&, block, thread] {
+                gridDim = {sizes[0], 1, 1}, blockDim = {sizes[3], 1, 1};
+                blockIdx = {block, 0, 0}, threadIdx = {thread, 0, 0};
+                call(kernel, arguments, std::index_sequence_for<Arguments...>());
+                all.arrive_and_drop();
+                __sync_fetch_and_add(&found, misaligned);
+            });
+        for (std::thread &thread : threads) thread.join();
+    }
+    return found;
+}
+
+template <typename... Arguments>
 static long long launch(void (*kernel)(Arguments...), const unsigned *sizes, void **arguments) {
+    if (sizes[4]) return launch_together(kernel, sizes, arguments);
+    meeting = nullptr;
     misaligned = 0;
     gridDim = {sizes[0], sizes[1], sizes[2]};
     blockDim = {sizes[3], 1, 1};
@@ -115,7 +143,9 @@ extern "C" long long launch_{0}(const unsigned *sizes, void **arguments) {{
     return launch({0}, sizes, arguments);
 }}
 """
-FLAGS = ("-shared", "-fPIC", "-O1", "-std=c++17", "-w")
+FLAGS = ("-shared", "-fPIC", "-O1", "-std=c++20", "-w", "-pthread")
+# Threads of a block in modules where they wait for each other; several are there at once.
+TOGETHER = 1
 
 
 class HostArray(np.ndarray):
@@ -172,10 +202,11 @@ class Kernel:
             for value in arguments
         ]
         places = [ctypes.cast(ctypes.pointer(value), ctypes.c_void_p) for value in values]
-        # Threads that wait for each other are one.
-        sizes = [*grid, *[1] * (3 - len(grid)), 1 if self._together else block[0]]
+        threads = min(TOGETHER, block[0]) if self._together else block[0]
+        at_once = self._together and threads > 1
+        sizes = [*grid, *[1] * (3 - len(grid)), threads, at_once]
         misaligned = self._launch(
-            (ctypes.c_uint * 4)(*sizes), (ctypes.c_void_p * len(places))(*places)
+            (ctypes.c_uint * 5)(*sizes), (ctypes.c_void_p * len(places))(*places)
         )
         assert not misaligned, f"{self._name} is not aligned at {misaligned} places"
         self.launched += 1

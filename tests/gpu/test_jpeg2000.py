@@ -16,9 +16,10 @@ from napari_wsigpu.gpu.device import TileFormat
 from napari_wsigpu.gpu.jpeg2000.decoder import Jpeg2000, form_of
 from napari_wsigpu.gpu.jpeg2000.engine import Jpeg2000Engine, form_of_stream
 from napari_wsigpu.gpu.jpeg2000.header import read_header
-from tests import openjpeg
+from napari_wsigpu.reading.in_use import ENGINES
+from tests import host_cuda, openjpeg
 from tests.host_cuda import host_cuda_device
-from tests.host_device import HostDevice, OnDevice, joined, level_of
+from tests.host_device import HostDevice, OnDevice, at, joined, level_of
 from tests.openjpeg import (
     BYPASS,
     CAUSAL,
@@ -197,6 +198,38 @@ def test_a_thousand_code_blocks_in_one_batch(device, path):
     assert not status.any()
     for stream, pixels in zip(streams, tiles, strict=True):
         np.testing.assert_array_equal(pixels, np.stack(openjpeg.decode(stream, path), -1))
+
+
+def test_threads_of_a_block_wait_for_each_other(host, monkeypatch, path):
+    streams = [stream_of(seed, path, rates=(20, 4), lossy=True) for seed in (1, 2)]
+    _, alone = decoded(host, streams)
+    for count in (3, 32, 64):
+        monkeypatch.setattr(host_cuda, "TOGETHER", count)
+        status, tiles = decoded(host, streams)
+        assert not status.any()
+        np.testing.assert_array_equal(tiles, alone)
+
+
+def test_what_decodes_is_told(on, path):
+    assert not on.worker.has_tried("jpeg2000")
+    on.schedule(tiles_of([stream_of(1, path, size=(48, 64))])).wait()
+    assert on.worker.has_tried("jpeg2000")
+    assert ("jpeg2000", on.worker.made_engine("jpeg2000")) in ENGINES
+
+
+@pytest.mark.parametrize(("lossy", "agrees"), [(False, False), (True, True)])
+def test_a_difference_of_one_is_none_of_a_lossless_slide(on, lossy, agrees, path, monkeypatch):
+    """Where the kernels round another way, what is lossless is left to the CPU."""
+    decode = Jpeg2000Engine.decode
+
+    def rounded(self, form, encoded, starts, lengths, targets, status, stream):
+        decode(self, form, encoded, starts, lengths, targets, status, stream)
+        for target in targets.tolist():
+            at(target, (1,), "uint8")[0] ^= 1
+
+    monkeypatch.setattr(Jpeg2000Engine, "decode", rounded)
+    on.schedule(tiles_of([stream_of(1, path, size=(48, 64), lossy=lossy, rates=(9,))])).wait()
+    assert (on.verifier.reason is None) == agrees
 
 
 # Forms that are refused

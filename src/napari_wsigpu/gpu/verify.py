@@ -15,7 +15,13 @@ if TYPE_CHECKING:
 
 # What the samples of a tile may differ by, for each path that nvImageCodec decodes on, and for
 # our own kernels.
-TOLERANCES = {"hardware": 0, "hybrid": 3, "GPU": 1, "kernels": 1}
+TOLERANCES = {
+    "hardware": 0,
+    "hybrid": 3,
+    "GPU": 1,
+    "JPEG 2000": 1,
+    "lossless JPEG 2000": 0,
+}
 TILES_A_BATCH = 1
 TILES_A_SLIDE = 8
 BATCHES_IN_DOUBT = 3

@@ -14,7 +14,7 @@ import numpy as np
 from napari_wsigpu.codecs.tile import decode_tile
 from napari_wsigpu.errors import DeviceError
 from napari_wsigpu.gpu.gds import Loader
-from napari_wsigpu.gpu.jpeg2000.engine import Jpeg2000Engine
+from napari_wsigpu.gpu.jpeg2000.engine import KERNELS, Jpeg2000Engine
 from napari_wsigpu.gpu.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     Job = Callable[["DecodeWorker"], None]
 
+JPEG2000 = "jpeg2000"
 MOST_IDLE = 4
 # To make it page-locked takes longer than to fill it: one for a thousand tiles serves fewer, too.
 SMALLEST_BUFFER = 16 << 20
@@ -178,7 +179,7 @@ class DecodeWorker:
 
         From jobs only.
         """
-        own = kind == "jpeg2000" and self.jpeg2000.ready()
+        own = kind == JPEG2000 and self.jpeg2000.ready()
         return self.engine(kind) is not None or own
 
     def engine(self, kind: str) -> str | None:
@@ -197,10 +198,13 @@ class DecodeWorker:
 
     def has_tried(self, kind: str) -> bool:
         """Whether a decoder of a kind was made, or could not be."""
-        return kind in self._decoders
+        own = kind == JPEG2000 and bool(self.jpeg2000.works)
+        return own or kind in self._decoders
 
     def made_engine(self, kind: str) -> str | None:
-        """Return what `engine` does, from any thread and without making a decoder."""
+        """Return what decodes a kind first, from any thread and without making a decoder."""
+        if kind == JPEG2000 and self.jpeg2000.works:
+            return KERNELS
         made = self._decoders.get(kind)
         return None if made is None else made[1]
 

@@ -19,6 +19,7 @@ ENGINES = {
     ("jpeg", "hybrid"): "JPEG without a hardware engine",
     ("jpeg", "GPU"): "JPEG without a hardware engine",
     ("jpeg2000", "GPU"): "JPEG 2000",
+    ("jpeg2000", "JPEG 2000"): "JPEG 2000, in batches",
 }
 
 

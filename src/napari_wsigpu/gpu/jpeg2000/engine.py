@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 TILE_PART = b"\xff\x90\x00\x0a"
 LONGEST_HEADER = 4096
 MOST_DECODERS = 16
+# As `gpu.verify.TOLERANCES` names them.
+KERNELS, EXACT = "JPEG 2000", "lossless JPEG 2000"
 # Of device memory, for what lies between encoded bytes and pixels: at most this, or that part of
 # it all. More tiles at once are decoded one part after the other.
 MOST_MEMORY, PART_OF_DEVICE = 2 << 30, 16
@@ -44,25 +46,30 @@ class Jpeg2000Engine:
     ----------
     device : Device
         The device.
+
+    Attributes
+    ----------
+    works : bool or None
+        Whether the device runs the kernels; None until that was tried.
     """
 
     def __init__(self, device: Device) -> None:
+        self.works: bool | None = None
         self._device = device
         self._decoders: dict[Form, Jpeg2000] = {}
         self._scratch: _Scratch | None = None
         self._lock = threading.Lock()
-        self._works: bool | None = None
 
     def ready(self) -> bool:
         """Whether the device runs the kernels; they are compiled the first time."""
-        if self._works is None:
+        if self.works is None:
             try:
                 self._device.compile(code())
-                self._works = True
+                self.works = True
             except DeviceError as error:
-                self._works = False
+                self.works = False
                 logger.info("JPEG 2000 is decoded by nvJPEG2000 and the CPU: %s", error)
-        return self._works
+        return self.works
 
     def decode(
         self,

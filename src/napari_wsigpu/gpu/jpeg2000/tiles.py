@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from napari_wsigpu.gpu.codestream import Jpeg2000Streams
-from napari_wsigpu.gpu.jpeg2000.engine import form_of_stream
+from napari_wsigpu.gpu.jpeg2000.engine import EXACT, KERNELS, form_of_stream
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from napari_wsigpu.gpu.worker import DecodeWorker
     from napari_wsigpu.gpu.workspace import Workspace
     from napari_wsigpu.layout import LevelLayout
-
-KERNELS = "kernels"
 
 
 class Jpeg2000Tiles:
@@ -100,7 +98,9 @@ class _Tiles:
         return worked + self._others.decode(worker)
 
     def engine(self, worker: DecodeWorker) -> str:
-        return KERNELS
+        codings = [coding for form in self._forms for coding in form.header.coding]
+        exact = all(coding.reversible for coding in codings) and not self._others.groups
+        return EXACT if exact else KERNELS
 
     def finish(self, worked: list[bool], slots: Slots, device: Device, stream: Stream) -> None:
         if self._convert:
