@@ -5,6 +5,7 @@ import random
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -100,6 +101,25 @@ def interrupted(source, target, **options):
     with pytest.raises(KeyboardInterrupt):
         convert(source, target, progress=stop, **options)
     assert not target.exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system can't fork")
+@pytest.mark.parametrize("name", ["out.tif", "out.zarr"])
+def test_a_conversion_that_is_killed_anywhere_goes_on(tmp_path, name):
+    if name == "out.zarr":
+        pytest.importorskip("zarr")
+    slides.write_aperio(tmp_path / "s.svs", slides.picture(200, 300), (2,), tile=(64, 64))
+    command = [sys.executable, "-m", "tests.conversion.killed"]
+    done = subprocess.run(
+        [*command, tmp_path / "s.svs", tmp_path, name, "4"],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    steps, killed = map(int, done.stdout.split())
+    assert steps > killed == 4
 
 
 @pytest.mark.parametrize("shard", [None, 4])
