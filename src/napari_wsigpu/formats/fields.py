@@ -80,6 +80,8 @@ def iso_date(text: str | None) -> str | None:
     None for what is no date, such as zeros.
     """
     words = (text or "").strip()
+    if not words:
+        return None
     for pattern in DATES:
         try:
             return datetime.strptime(words, pattern).isoformat()

@@ -45,7 +45,9 @@ class Node(NamedTuple):
 
 def folder_of(path: Path) -> Path | None:
     """Return the folder of an array or group by its path, or by that of its metadata; or None."""
-    folder = path.parent if path.name in DOCUMENTS and path.is_file() else path
+    folder = path if path.is_dir() else path.parent
+    if folder is not path and path.name not in DOCUMENTS:
+        return None
     return folder if any((folder / name).is_file() for name in DOCUMENTS) else None
 
 
