@@ -76,6 +76,7 @@ def resample_area(
     size: tuple[int, int],
     scale: tuple[float, float],
     first: tuple[int, int] = (0, 0),
+    out: NDArray[Any] | None = None,
 ) -> NDArray[Any]:
     """Average pictures to a smaller size, each pixel by the area that lies under it.
 
@@ -94,25 +95,25 @@ def resample_area(
     first : tuple of (int, int)
         Row and column of the first pixel that is wanted, where `pixels` are not the whole source
         but begin with what lies under that one; see `source_span`.
+    out : ndarray, optional
+        Where to put them.
 
     Returns
     -------
     ndarray, shape (pictures, *size, channels)
-        Same type as `pixels`.
+        `out`, or a new array; same type as `pixels`.
     """
     count, height, width, channels = pixels.shape
+    average = np.empty((count, *size, channels), pixels.dtype) if out is None else out
+    # One picture after the other stays in the processor's cache.
     if scale in ((2.0, 2.0), (4.0, 4.0)) and (height, width) == tuple(
         int(length * step) for length, step in zip(size, scale, strict=True)
     ):
-        average = np.empty((count, *size, channels), pixels.dtype)
-        # One picture after the other stays in the processor's cache.
         for picture, target in zip(pixels, average, strict=True):
             target[...] = area_average(picture, int(scale[0]), int(scale[1]))
         return average
     down = _taps(first[0], size[0], height, scale[0])
     across = _taps(first[1], size[1], width, scale[1])
-    average = np.empty((count, *size, channels), pixels.dtype)
-    # One picture after the other stays in the processor's cache.
     for picture, target in zip(pixels, average, strict=True):
         sums = np.zeros((size[0], width, channels), np.float32)
         for rows, weight in down:

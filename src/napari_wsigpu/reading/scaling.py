@@ -189,8 +189,8 @@ class ScaledReader:
                 pixels[piece.place] = self._reader.fetch(averaged, "cuda")
             else:
                 finer = self._reader.read(target.level, piece.finer, wish)
-                size = piece.shape[1:]
-                pixels[piece.place] = resample_area(finer, size, target.scale, piece.first)
+                part = pixels[piece.place]
+                resample_area(finer, piece.shape[1:], target.scale, piece.first, part)
         return pixels
 
     def held(self, regions: Regions) -> NDArray[np.bool_]:
