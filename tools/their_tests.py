@@ -1,6 +1,7 @@
 """Run the tests of a library that `compat` stands in for, from a checkout of it, on ours.
 
-Usage: ``python tools/their_tests.py openslide CHECKOUT/tests [-- pytest's own arguments]``
+Usage: ``python tools/their_tests.py openslide CHECKOUT/tests [pytest's own arguments]``, or
+``python tools/their_tests.py cucim CHECKOUT/python/cucim/tests/unit/clara``
 
 The library's name is imported as ours, and nothing of the checkout but its tests is used. What is
 meant for a part that there is not (openslide's `lowlevel`, say) gets what its tests ask of it.
@@ -14,7 +15,11 @@ import tempfile
 from pathlib import Path
 
 # What stands in for each module of a library.
+CUCIM = "from napari_wsigpu.compat.cucim import *\n"
 STAND_INS = {
+    "cucim": dict.fromkeys(
+        ("cucim/__init__.py", "cucim/clara/__init__.py", "cucim/clara/cache.py"), CUCIM
+    ),
     "openslide": {
         # What is really OpenSlide's own reads some formats for us; not here.
         "openslide/__init__.py": (
@@ -41,7 +46,7 @@ def main(arguments: list[str]) -> int:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(text, "utf-8")
         code = f"import sys, pytest; sys.path.insert(0, {folder!r}); sys.exit(pytest.main())"
-        options = ["-q", "-p", "no:cacheprovider", "-W", "ignore", "--rootdir", tests, *rest]
+        options = ["-q", "-p", "no:cacheprovider", "-W", "ignore", *rest]
         # Without `-I`, the tests' own folder would hide what is installed.
         command = [sys.executable, "-c", code, *options, "."]
         return subprocess.run(command, cwd=tests, check=False).returncode
