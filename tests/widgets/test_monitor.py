@@ -187,8 +187,7 @@ class TestDevice:
         click(buttons["cpu"])
         assert slide.device == "cpu"
         assert monitor.decoder.text() == "CPU: chosen."
-        layer.refresh()
-        display.waitUntil(lambda: value(monitor, "Drawn") == "on the host: the CPU decodes")
+        display.waitUntil(monitor.drawn.isHidden)
         assert not monitor.device.isVisible()
         slide.clear_cache()
         before = slide.stats()["decoded"]
@@ -199,7 +198,8 @@ class TestDevice:
         assert slide.device == "cuda"
         assert monitor.decoder.text().startswith("GPU 0 (host memory): ")
         layer.refresh()
-        display.waitUntil(lambda: value(monitor, "Drawn") == "on the GPU")
+        display.waitUntil(lambda: monitor.drawn.text() == "Drawn on the GPU.")
+        assert monitor.drawn.isVisible()
         slide.clear_cache()
         found = slide.levels[2][...]
         assert slide.stats()["decoded"]["nvimagecodec"] >= 25

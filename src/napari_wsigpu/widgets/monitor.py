@@ -18,6 +18,7 @@ from qtpy.QtWidgets import (
 from superqt import QElidingLabel
 
 from napari_wsigpu.gpu.devices import device_index
+from napari_wsigpu.reading.in_use import CPU as CPU_DECODER
 from napari_wsigpu.runtime import default
 from napari_wsigpu.units import byte_size
 from napari_wsigpu.viewer.layers import slide_of
@@ -48,7 +49,7 @@ NO_SLIDE = "Open a slide, or select its layer, to see how it is decoded."
 STARTING = "Starting the GPU…"
 TILES, DECODED, READ = "Tiles", "Decoded", "Read"
 WAITING, BATCH, HITS = "Waiting", "Batch", "Cache hits"
-PREFETCH, ALL_READ, DRAWN = "Prefetch hits", "Read in all", "Drawn"
+PREFETCH, ALL_READ = "Prefetch hits", "Read in all"
 READINGS = {
     TILES: "Tiles of this slide that are decoded now",
     DECODED: "Pixels that are decoded now",
@@ -58,7 +59,6 @@ READINGS = {
     HITS: "Part of the tiles of the last minute that were in memory already",
     PREFETCH: "Part of the tiles decoded ahead that were shown later",
     ALL_READ: "Encoded bytes read since the slide was opened",
-    DRAWN: "Where the pictures on screen are put together",
 }
 
 
@@ -91,6 +91,10 @@ class DecodeMonitor(SlideDock):
         self.decoder.setWordWrap(True)
         self.decoder.setTextInteractionFlags(Qt.TextSelectableByMouse)
         self.decoder.setToolTip("What decodes the finest level, and why")
+        self.drawn = QLabel()
+        self.drawn.setWordWrap(True)
+        self.drawn.setTextInteractionFlags(Qt.TextSelectableByMouse)
+        self.drawn.setToolTip("Where the pictures on screen are put together, and why there")
         self.choice = DeviceChoice()
         self.plot = RatePlot()
         self.readings = Readings(READINGS)
@@ -117,6 +121,7 @@ class DecodeMonitor(SlideDock):
         inner.setContentsMargins(0, 0, 0, 0)
         inner.addWidget(self.title)
         inner.addWidget(self.decoder)
+        inner.addWidget(self.drawn)
         inner.addWidget(self.choice)
         for part in (self.plot, self.readings, self.host, self.device):
             inner.addWidget(part)
@@ -199,9 +204,6 @@ class DecodeMonitor(SlideDock):
         values[WAITING] = f"{display['queue']:,} tiles"
         values[BATCH] = f"{display['batch']:,} tiles"
         values[PREFETCH] = _part(display["prefetch_hits"], display["prefetched"])
-        shown = (display_of(layer) for layer in self.viewer.layers if slide_of(layer) is self.slide)
-        ways = dict.fromkeys(_way(display.interop) for display in shown if display is not None)
-        values[DRAWN] = "; ".join(ways)
         return values
 
     def _show_decoder(self, slide: Slide) -> None:
@@ -210,6 +212,10 @@ class DecodeMonitor(SlideDock):
             self.choice.show_device(slide.device)
             decoder, why = slide.decoder
             self.decoder.setText(f"{decoder}: {why}.")
+            shown = (display_of(each) for each in self.viewer.layers if slide_of(each) is slide)
+            ways = dict.fromkeys(_way(display.interop) for display in shown if display is not None)
+            self.drawn.setText(" ".join(ways))
+            self.drawn.setVisible(bool(ways) and decoder != CPU_DECODER)
 
     @property
     def _runtime(self) -> Runtime:
@@ -272,7 +278,7 @@ class DecodeMonitor(SlideDock):
 
 
 def _way(interop: str) -> str:
-    return "on the GPU" if interop == ON else f"on the host: {interop}"
+    return "Drawn on the GPU." if interop == ON else f"Drawn on the host: {interop}."
 
 
 def _part(count: int, whole: int) -> str:
