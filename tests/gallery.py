@@ -138,6 +138,14 @@ def _ome(folder: Path, text: str) -> Path:
     return path
 
 
+def _stack(folder: Path, text: str) -> Path:
+    path = folder / "slide.ome.tif"
+    planes = np.stack([CHANNELS, CHANNELS[::-1], CHANNELS // 2])
+    metadata = {"axes": "ZCYX", "Name": text, "Description": text}
+    tifffile.imwrite(path, planes, metadata=metadata, ome=True, tile=(64, 64), photometric=1)
+    return path
+
+
 def _ome_zarr(folder: Path, text: str, version: str = "0.5", **options: Any) -> Path:
     path = folder / "slide.zarr"
     omero = {
@@ -382,6 +390,7 @@ WRITERS: dict[str, Callable[[Path, str], Path]] = {
     "tiff": _tiff,
     "imagej": _imagej,
     "ome-tiff": _ome,
+    "ome-stack": _stack,
     "ome-zarr": _ome_zarr,
     "old-ome-zarr": _old_ome_zarr,
     "bare-zarr": _bare_zarr,

@@ -424,6 +424,12 @@ def test_sentences_name_the_slide_alone(sentence, shown):
     assert Screen({"barcode": "S21-10045"}, "/x/a b.tif").sentence(sentence) == shown
 
 
+def test_a_word_that_names_nobody_stays_in_sentences():
+    screen = Screen({"ome-zarr": {"name": "image"}, "aperio": {"User": "Roe Image"}})
+    sentence = "A label image is left out of roe image."
+    assert screen.sentence(sentence) == f"A label image is left out of {MASK}."
+
+
 def test_the_table_is_in_order():
     """No field is listed twice, and a private one isn't within what is hidden as a whole."""
     for section, kinds in SECTIONS.items():

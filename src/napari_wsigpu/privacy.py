@@ -34,6 +34,13 @@ DYE = re.compile(
     r"|(af|alexa( ?fluor)?|atto|bodipy|cf|cy|draq|dylight|opal)[ -]?\d{1,5}",
     re.IGNORECASE,
 )
+# Words of files that name nobody, and that sentences about slides need.
+COMMON = frozenset({
+    "area", "associated", "channel", "channels", "data", "default", "file", "image", "images",
+    "label", "labels", "level", "levels", "macro", "name", "none", "other", "part", "pixel",
+    "pixels", "plane", "planes", "region", "scan", "slide", "test", "thumbnail", "tile", "tiles",
+    "unknown", "untitled",
+})  # fmt: skip
 PATH = re.compile(r"\\|\.[A-Za-z]\w*$")
 # A document (XML, JSON), which repeats all a file says; a date; a path to a folder.
 TELLING = re.compile(
@@ -70,9 +77,10 @@ class Screen:
     metadata : dict
         The same with `MASK` in place of the values of all fields that aren't known to be technical,
         and of the names of those that aren't known at all. Hidden is also, whatever their names:
-        what repeats a hidden value other than a usual dye's name, and a text that holds a date or a
-        path, or is a document (XML, JSON) or longer than 4096 characters; and, where hidden values
-        are so many that they can't be looked for, every text. What is None or an empty text stays.
+        what repeats a hidden value other than a usual dye's name or a word like "image", and a
+        text that holds a date or a path, or is a document (XML, JSON) or longer than 4096
+        characters; and, where hidden values are so many that they can't be looked for, every text.
+        What is None or an empty text stays.
     """
 
     def __init__(self, metadata: Mapping[str, Any], path: str = "") -> None:
@@ -180,7 +188,7 @@ def _texts(value: Any) -> Iterable[str]:
             yield from _texts(item)
         return
     text = "" if value is None or isinstance(value, bool) else str(value).strip()
-    if len(text) > LONGEST_TEXT or DYE.fullmatch(text):
+    if len(text) > LONGEST_TEXT or text.casefold() in COMMON or DYE.fullmatch(text):
         return
     shortest = SHORTEST_NUMBER if _is_plain(text) else SHORTEST_REPEAT
     path = PureWindowsPath(text if PATH.search(text) else "")  # knows both kinds of slashes

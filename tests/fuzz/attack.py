@@ -156,6 +156,8 @@ class _User:
                 "tolerant",
                 lambda level=number: slide.level_array(level, tolerant=True)[:SIDE, :SIDE],
             )
+        last = {"z": slide.planes.size_z - 1, "t": slide.planes.size_t - 1}
+        self.attempt("plane", lambda: slide.read_region((0, 0), (SIDE, SIDE), **last))
         self.attempt("outside", lambda: slide.read_region((-50, -50), (100, 100), 0))
         if slide.layout.icc is not None:
             self.attempt("srgb", lambda: slide.read_region((0, 0), (99, 99), 0, color="srgb"))
