@@ -249,3 +249,44 @@ def stall(seconds: float) -> Callable[[Handler], None]:
         handler.close_connection = True
 
     return trouble
+
+
+def drip(pause: float) -> Callable[[Handler], None]:
+    """Send a byte at a time."""
+
+    def trouble(handler: Handler) -> None:
+        begin, end, _ = handler.part
+        handler.begin_answer(206, end - begin, partial=True)
+        with suppress(OSError):
+            for _ in range(end - begin):
+                handler.wfile.write(b"x")
+                handler.wfile.flush()
+                time.sleep(pause)
+        handler.close_connection = True
+
+    return trouble
+
+
+def drip_headers(pause: float) -> Callable[[Handler], None]:
+    """Send a header at a time, and never the last one."""
+
+    def trouble(handler: Handler) -> None:
+        with suppress(OSError):
+            handler.wfile.write(b"HTTP/1.1 206 OK\r\n")
+            while True:
+                handler.wfile.write(b"X-More: 1\r\n")
+                handler.wfile.flush()
+                time.sleep(pause)
+        handler.close_connection = True
+
+    return trouble
+
+
+def send_more(handler: Handler) -> None:
+    """Send far more than was asked for, and than is said to come."""
+    handler.begin_answer(206, 1 << 40, partial=True)
+    with suppress(OSError):
+        while True:
+            handler.wfile.write(bytes(1 << 20))
+            handler.server.sent += 1 << 20
+    handler.close_connection = True

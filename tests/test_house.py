@@ -15,7 +15,7 @@ ROOT = Path(napari_wsigpu.__file__).parent
 # Rooms from the ground up: each may import those of the lines above its own, and itself.
 FLOORS = [
     {"errors", "tags", "technical", "units", "geometry", "interrupt"},
-    {"memory", "layout", "privacy", "annotations"},
+    {"limits", "memory", "layout", "privacy", "annotations"},
     {"storage", "appearance", "truncation"},
     {"codecs"},
     {"formats", "gpu"},

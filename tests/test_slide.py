@@ -3,8 +3,10 @@ import gc
 import json
 import os
 import pickle
+import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -526,3 +528,34 @@ def test_every_error_is_a_slide_error():
     assert len(kinds) >= 13
     for kind in kinds:
         assert issubclass(kind, SlideError)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked on this system")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_forked_process_reads_while_threads_of_its_parent_do(tmp_path):
+    pixels = slides.picture(600, 600)
+    path = tmp_path / "a.tif"
+    made = tiffbytes.page(pixels, tiffbytes.deflate, compression=8, tile=(64, 64))
+    tiffbytes.write(path, [made])
+    with open_slide(path, "cpu") as slide, ThreadPoolExecutor(3) as threads:
+        ended = threading.Event()
+
+        def read():
+            while not ended.is_set():
+                slide.read_region((10, 10), (300, 300))
+
+        reads = [threads.submit(read) for _ in range(3)]
+        children = []
+        for _ in range(8):
+            child = os.fork()
+            if not child:
+                signal.alarm(10)
+                whole = slide.levels[0][...]
+                slide.close()
+                os._exit(not np.array_equal(whole, pixels))
+            children.append(child)
+        found = [os.waitpid(child, 0)[1] for child in children]
+        ended.set()
+        for each in reads:
+            each.result()
+    assert found == [0] * len(children)

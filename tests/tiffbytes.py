@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-BYTE, ASCII, SHORT, LONG, RATIONAL, UNDEFINED, LONG8 = 1, 2, 3, 4, 5, 7, 16
-FORMATS = {SHORT: "H", LONG: "I", LONG8: "Q"}
+BYTE, ASCII, SHORT, LONG, RATIONAL, UNDEFINED, SLONG, LONG8 = 1, 2, 3, 4, 5, 7, 9, 16
+FORMATS = {SHORT: "H", LONG: "I", SLONG: "i", LONG8: "Q"}
 SAMPLE_FORMAT = {"u": 1, "i": 2, "f": 3}
 
 
@@ -149,7 +149,7 @@ class _Writer:
         head = self.pack("Q" if self.bigtiff else "H", len(tags))
         start = self.append(head + entries + self.offset(0))
         self.data[link : link + room] = self.offset(start)
-        for child, place in zip(item.subifds, subifd_links, strict=True):
+        for child, place in zip(item.subifds, subifd_links[: len(item.subifds)], strict=True):
             self.add(child, place if place >= 0 else start + len(head) - place - 1)
         return start + len(head) + len(entries)
 

@@ -26,7 +26,7 @@ JpegColor = Literal["gray", "stored", "ycbcr", "auto", "cmyk"]
 # The axes of a Zarr array that lie in its tiles, in their order.
 SHOWN = "yxc"
 COMPUTED_TILE = 512
-LARGEST_COMPUTED_TILE = 2048
+LARGEST_COMPUTED_TILE, LARGEST_COMPUTED_BYTES = 2048, 64 << 20
 LARGEST_STEP = 2.1
 
 
@@ -739,6 +739,9 @@ class PyramidLevel(NamedTuple):
 def computed_level(finer: LevelLayout, width: int, height: int) -> LevelLayout:
     """Return a level of that size that the file lacks, averaged from the next finer one."""
     tile = _computed_side(finer.grid.tile_height), _computed_side(finer.grid.tile_width)
+    pixel = finer.channels * finer.dtype.itemsize
+    while math.prod(tile) * pixel > LARGEST_COMPUTED_BYTES:  # of very many channels
+        tile = -(-tile[0] // 2), -(-tile[1] // 2)
     return replace(
         finer,
         width=width,

@@ -162,6 +162,7 @@ class Slide:
         self._labels: dict[str, Slide] | None = None
         self.runtime = default_runtime() if runtime is None else runtime
         self._number = next(_slide_numbers)
+        self._process, self._asked = os.getpid(), device
         self._idle = threading.Condition()
         self._reading = 0
         self._closed = False
@@ -921,15 +922,13 @@ class Slide:
                 f"{layout.channels - 1}."
             )
 
-        reader = self._of_memory.get(index, self._reader)
-
         def read(rows: Span, columns: Span, channel: int | None) -> NDArray[Any]:
             shown = self.display_color if tolerant and index >= 0 else "stored"
             table = self._profile.table(color or shown)
             wanted = channel if table is None else None
             wish = Wish(channel=wanted, tolerant=tolerant, table=table)
             pixels: NDArray[Any] = self._guarded(
-                lambda: reader.read(index, Regions.slice(rows, columns), wish)[0]
+                lambda: self._reader_of(index).read(index, Regions.slice(rows, columns), wish)[0]
             )
             return pixels if wanted == channel else pixels[..., channel]
 
@@ -971,7 +970,8 @@ class Slide:
         -------
         cupy.ndarray, shape (height, width, channels), or (height, width) for one channel
         """
-        reader = self._of_memory.get(index, self._reader)
+        self._renew()
+        reader = self._reader_of(index)
         regions, wish = Regions.slice(rows, columns), Wish(channel=channel)
         read = partial(reader.read_to_device, index, regions, device, wish=wish)
         return self._guarded(read)[0]
@@ -1022,6 +1022,7 @@ class Slide:
     def device(self, device: str) -> None:
         for reader in (self._reader, *self._of_memory.values()):
             reader.offload.device = device
+        self._asked = device
         for plane in self._planes.all():
             plane.device = device
 
@@ -1079,6 +1080,7 @@ class Slide:
 
     def release(self) -> None:
         """Let go of file handle, threads and tiles; the next read takes them again."""
+        self._renew()
         self._source.release()  # a server's answers could be long in coming
         self.runtime.fetcher.forget_slide(self._number)
         self._source.release()
@@ -1092,6 +1094,7 @@ class Slide:
 
         Reads in flight in other threads end first, with `SlideClosedError` if they are long.
         """
+        self._renew()
         with self._idle:
             self._closed = True
         self._source.close()
@@ -1159,6 +1162,7 @@ class Slide:
 
     def _scaled(self, level: int, mpp: float | None) -> tuple[ScaledReader, Target]:
         """Return what reads a level, or at a resolution."""
+        self._renew()
         if mpp is not None and level != 0:
             raise RegionError(f"Both level={level!r} and mpp={mpp!r} were given; give one of them.")
         if mpp is None:
@@ -1213,11 +1217,15 @@ class Slide:
 
     def _guarded(self, read: Callable[[], Any]) -> Any:
         """Read while the slide is open, and keep it open meanwhile."""
-        with self._idle:
-            if self._closed:
-                raise SlideClosedError(f"'{self.path}' was closed; open the slide again.")
-            self._reading += 1
+        self._renew()
+        counted = False
         try:
+            with self._idle:
+                if self._closed:
+                    raise SlideClosedError(f"'{self.path}' was closed; open the slide again.")
+                # Ctrl-C can't come between these two, as nothing is called.
+                self._reading += 1
+                counted = True
             return read()
         except MemoryError:
             raise RegionError(
@@ -1225,9 +1233,52 @@ class Slide:
                 "or let go of others."
             ) from None
         finally:
-            with self._idle:
-                self._reading -= 1
-                self._idle.notify_all()
+            if counted:
+                self._end_read()
+
+    def _end_read(self) -> None:
+        """Count a read as ended, before Ctrl-C is heeded."""
+        counted, interrupt = True, None
+        while counted:
+            try:
+                with self._idle:
+                    self._reading -= counted
+                    counted = False
+                    self._idle.notify_all()
+            except KeyboardInterrupt as error:
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt
+
+    def _reader_of(self, index: int) -> RegionReader:
+        return self._of_memory.get(index, self._reader)
+
+    def _renew(self) -> None:
+        """Take new locks, threads and handles in a process that was forked from the slide's own.
+
+        Those that it has copies of may be held by threads that are not there.
+        """
+        if self._process == os.getpid():
+            return
+        with _renewing:
+            if self._process != os.getpid():
+                closed, color = self._closed, self._display_color
+                Slide.__init__(
+                    self, self.layout, self._asked, self._threads, keeps_whole=self._keeps_whole
+                )
+                self._closed, self._display_color = closed, color
+
+
+_renewing = threading.Lock()
+
+
+def _renew_lock() -> None:
+    global _renewing
+    _renewing = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
 
 
 def _reopened(layout: SlideLayout, device: str, threads: int, color: Color) -> Slide:

@@ -1,6 +1,7 @@
 import pytest
 
 from napari_wsigpu.formats import markup
+from napari_wsigpu.limits import limits
 
 
 @pytest.mark.parametrize(
@@ -20,7 +21,7 @@ def test_what_is_no_xml_or_hostile(xml):
 
 
 def test_what_is_longer_than_any_honest_one():
-    assert markup.parse(f'<a b="{"x" * markup.LONGEST}"/>') is None
+    assert markup.parse(f'<a b="{"x" * limits.xml_bytes}"/>') is None
 
 
 @pytest.mark.parametrize(

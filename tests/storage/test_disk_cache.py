@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from napari_wsigpu.storage import disk_cache as module
-from napari_wsigpu.storage.disk_cache import HEAD, DiskCache, disk_cache
+from napari_wsigpu.storage.disk_cache import HEAD, SECRET, DiskCache, disk_cache
 
 BLOCK = 1000
 ENTRY = BLOCK + HEAD.size
@@ -21,7 +21,8 @@ def cache(tmp_path):
 
 
 def files(cache):
-    return sorted(path for path in cache.folder.rglob("*") if path.is_file())
+    found = (path for path in cache.folder.rglob("*") if path.is_file())
+    return sorted(path for path in found if path.name != SECRET)
 
 
 def used(cache):
@@ -47,6 +48,39 @@ def test_keeps_what_was_put(cache):
 def test_is_the_owners_only(cache):
     cache.put("key", 0, content(0))
     assert (cache.folder / "key").stat().st_mode & 0o77 == 0
+
+
+def test_blocks_are_bound_to_name_number_and_owner(cache, tmp_path):
+    cache.put("key", 0, content(0))
+    sealed = (cache.folder / "key" / "0").read_bytes()
+    cache.put("other", 0, content(1))
+    for key, block in (("key", 1), ("other", 0)):
+        path = cache.folder / key / str(block)
+        path.unlink(missing_ok=True)
+        path.write_bytes(sealed)
+        assert cache.get(key, block) is None
+    strange = DiskCache(tmp_path / "strange", cache.budget)
+    strange.put("key", 0, content(2))
+    (strange.folder / "key" / "0").replace(cache.folder / "key" / "0")
+    assert cache.get("key", 0) is None
+
+
+@pytest.mark.skipif(not hasattr(os, "O_NOFOLLOW"), reason="links are followed on this system")
+def test_links_and_pipes_are_not_followed(cache, tmp_path):
+    cache.put("key", 0, content(0))
+    path = cache.folder / "key" / "0"
+    path.replace(tmp_path / "0")
+    path.symlink_to(tmp_path / "0")
+    assert cache.get("key", 0) is None
+    cache.put("key", 0, content(0))
+    assert cache.get("key", 0) == content(0)
+    path.unlink()
+    os.mkfifo(path)
+    assert cache.get("key", 0) is None
+    (tmp_path / "elsewhere").mkdir()
+    (cache.folder / "link").symlink_to(tmp_path / "elsewhere")
+    cache.put("link", 0, content(0))
+    assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 def test_what_was_unused_the_longest_goes(cache):

@@ -21,6 +21,7 @@ from napari_wsigpu.errors import (
     SlideReadError,
     UnsupportedSlideError,
 )
+from napari_wsigpu.limits import limits
 from napari_wsigpu.storage import connection
 from napari_wsigpu.storage.disk_cache import disk_cache
 from napari_wsigpu.storage.remote import BLOCK, HEAD, LONGEST_REQUEST, MERGED_GAP, RemoteSource
@@ -28,10 +29,13 @@ from tests.conftest import decoding_threads
 from tests.rangeserver import (
     RangeServer,
     break_off,
+    drip,
+    drip_headers,
     hang_up,
     redirect,
     send_all,
     send_half,
+    send_more,
     send_nonsense,
     send_unnamed,
     stall,
@@ -85,7 +89,7 @@ def quick(monkeypatch):
     """Give up soon."""
     monkeypatch.setattr(connection, "RETRIES", 1)
     monkeypatch.setattr(connection, "PAUSES", (0.01, 0.01))
-    monkeypatch.setattr(connection, "SILENT_SECONDS", 0.3)
+    monkeypatch.setattr(limits, "first_byte_seconds", 0.3)
     monkeypatch.setattr(connection, "RETRY_SECONDS", 1)
 
 
@@ -290,6 +294,27 @@ class TestTroubles:
             RemoteSource.connect(url)
         assert time.monotonic() - begin < 5
         check_sentence(caught.value, f"http://127.0.0.1:{server.server_port}/slide%20x.bin")
+
+    def test_slow_bytes_are_given_up(self, quick, server, url):
+        server.always = drip(0.1)
+        begin = time.monotonic()
+        with pytest.raises(SlideReadError, match="sends its bytes too slowly"):
+            RemoteSource.connect(url)
+        assert time.monotonic() - begin < 1
+
+    def test_slow_headers_are_given_up(self, quick, server, url):
+        server.always = drip_headers(0.1)
+        for end in ("", SECRETS):
+            begin = time.monotonic()
+            with pytest.raises(SlideReadError, match="does not answer in time"):
+                RemoteSource.connect(url + end)
+            assert time.monotonic() - begin < 1
+
+    def test_more_bytes_than_were_said_are_not_kept(self, quick, server, url):
+        server.always = send_more
+        with pytest.raises(SlideReadError, match="breaks off"):
+            RemoteSource.connect(url)
+        assert server.sent < 64 << 20
 
     def test_do_not_outlast_themselves(self, quick, server, source):
         server.always = status(500)

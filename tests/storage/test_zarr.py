@@ -1,8 +1,14 @@
 """Tiles of Zarr arrays as bytes: any range, damage, change, threads."""
 
+import bz2
+import gzip
+import json
+import lzma
 import os
 import pickle
 import threading
+import tracemalloc
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 
 import imagecodecs
@@ -10,7 +16,13 @@ import numpy as np
 import pytest
 
 from napari_wsigpu import open_slide
-from napari_wsigpu.errors import SlideClosedError, SlideError, SlideReadError, TileError
+from napari_wsigpu.errors import (
+    SlideClosedError,
+    SlideError,
+    SlideReadError,
+    TileError,
+    UnsupportedSlideError,
+)
 from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.storage.source import Unreadable
 from napari_wsigpu.storage.zarr import ZarrSource
@@ -258,3 +270,70 @@ class TestResources:
         source = ZarrSource(copy.path, copy.levels, copy.files)
         [view] = source.read(places(copy.levels[0])[:1])
         assert bytes(view) == tile_bytes(copy.levels[0], pixels, 0, 0)
+
+
+def bare(folder, chunk, **said):
+    """Write a Zarr array of one chunk, version 2."""
+    (folder / "a.zarr").mkdir()
+    document = {
+        "zarr_format": 2, "shape": [64, 64], "chunks": [64, 64], "dtype": "|u1", "order": "C",
+        "fill_value": 0, "dimension_separator": ".", "compressor": None, "filters": None,
+    }  # fmt: skip
+    (folder / "a.zarr/.zarray").write_text(json.dumps(document | said))
+    if chunk is not None:
+        (folder / "a.zarr/0.0").write_bytes(chunk)
+    return folder / "a.zarr"
+
+
+SMALL, BOMB = bytes(range(256)) * 16, bytes(1 << 24)
+COMPRESS = {
+    "lzma": lambda data: lzma.compress(data, preset=0),
+    "bz2": lambda data: bz2.compress(data, 1),
+    "zlib": lambda data: zlib.compress(data, 1),
+    "gzip": lambda data: gzip.compress(data, 1),
+    "zstd": imagecodecs.zstd_encode,
+    "blosc": imagecodecs.blosc_encode,
+    "lz4": lambda data: imagecodecs.lz4_encode(data, header=True),
+}
+
+
+@pytest.mark.parametrize("order", ["C", "F"])  # read here, and by zarr itself
+@pytest.mark.parametrize("codec", COMPRESS)
+def test_chunks_that_would_grow_are_not_unpacked(tmp_path, codec, order):
+    said = {"compressor": {"id": codec}, "order": order}
+    with open_slide(bare(tmp_path, COMPRESS[codec](SMALL), **said)) as slide:
+        expected = np.frombuffer(SMALL, np.uint8).reshape(64, 64, order=order)
+        assert (np.asarray(slide.levels[0][...]).reshape(64, 64) == expected).all()
+        chunk = COMPRESS[codec](BOMB)
+        (tmp_path / "a.zarr/0.0").write_bytes(chunk)
+        slide.clear_cache()
+        tracemalloc.start()
+        with pytest.raises(TileError, match="chunks can't be read"):
+            slide.read_region((0, 0), (64, 64))
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"filters": [{"id": name}]}, f"encoded by '{name}'")
+        for name in ("pickle", "json2", "msgpack2", "vlen-bytes", "categorize")
+    ]
+    + [
+        ({"filters": [{"id": "lzma"}], "compressor": {"id": "zlib"}}, "more than once"),
+        ({"filters": [{"id": "zlib"}, {"id": "delta", "dtype": "|u1"}]}, "more than once"),
+    ],
+)
+def test_codecs_that_no_image_needs(tmp_path, said, words):
+    with pytest.raises(UnsupportedSlideError, match=words):
+        open_slide(bare(tmp_path, b"", **said))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes on this system")
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_pipe_is_no_chunk(tmp_path, order):
+    path = bare(tmp_path, None, order=order)
+    os.mkfifo(path / "0.0")
+    with open_slide(path) as slide, pytest.raises(TileError, match="regular file"):
+        slide.read_region((0, 0), (64, 64))

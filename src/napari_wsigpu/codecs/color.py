@@ -160,6 +160,16 @@ _tables: weakref.WeakValueDictionary[bytes, ColorTable] = weakref.WeakValueDicti
 _tables_lock = threading.Lock()
 
 
+def _renew_lock() -> None:
+    """Take a new lock in a process that was forked: the old one's holder may not be there."""
+    global _tables_lock
+    _tables_lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
+
+
 @cache
 def srgb_profile() -> bytes:
     """Return an ICC profile of sRGB."""

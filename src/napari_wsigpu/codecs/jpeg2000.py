@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.layout import Encoding
 
-CODESTREAM_HEAD = 4096
+CODESTREAM, CODESTREAM_HEAD = b"\xff\x4f\xff\x51", 48
+BOXES = b"\0\0\0\x0cjP  "
 
 
 def decode_jpeg2000(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) -> None:
@@ -42,16 +43,31 @@ def _check_codestream(data: memoryview, shape: tuple[int, ...]) -> bool:
     ValueError
         If the stream is damaged or of another size.
     """
-    head = bytes(data[:CODESTREAM_HEAD])
-    start = head.find(b"\xff\x4f\xff\x51")
-    if start < 0 or len(head) < start + 48:
+    start = _start(data)
+    head = bytes(data[start : start + CODESTREAM_HEAD])
+    if not head.startswith(CODESTREAM) or len(head) < CODESTREAM_HEAD:
         raise ValueError("it is no JPEG 2000 code stream")
-    right, lower, left, upper = struct.unpack_from(">4I", head, start + 8)
-    (components,) = struct.unpack_from(">H", head, start + 40)
+    right, lower, left, upper = struct.unpack_from(">4I", head, 8)
+    (components,) = struct.unpack_from(">H", head, 40)
     found = (lower - upper, right - left, components)
     if found != shape:
         raise ValueError(f"its code stream says {found} pixels instead of {shape}")
-    return components > 1 and head[start + 46 : start + 48] != b"\x01\x01"
+    return components > 1 and head[46:48] != b"\x01\x01"
+
+
+def _start(data: memoryview) -> int:
+    """Return where the code stream lies that is decoded: the first one in a box of its kind."""
+    offset = 0
+    if bytes(data[: len(BOXES)]) != BOXES:
+        return offset
+    while (head := bytes(data[offset : offset + 16]))[4:8] != b"jp2c":
+        length = int.from_bytes(head[:4], "big")
+        if length == 1:
+            length = int.from_bytes(head[8:], "big")
+        if length < 8 or len(head) < 8:
+            raise ValueError("it is no JPEG 2000 code stream")
+        offset += length
+    return offset + (16 if head[:4] == b"\0\0\0\1" else 8)
 
 
 def ycbcr_to_rgb(pixels: NDArray[Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +76,7 @@ class Journal:
         self.checks = [np.zeros(shape, np.uint32) for shape in shapes]
         self.changed: str | None = None
         self._pending: list[tuple[int, ...]] = []
-        self._file = path.open("a+b")
+        self._file = open(path, "a+b", opener=no_link)  # noqa: SIM115 - kept open
         try:
             _lock(self._file.fileno(), path)
             self._file.seek(0)
@@ -148,6 +149,11 @@ class Journal:
             offsets[place] = own["offset"]
             counts[place] = own["count"]
             self.checks[level][place] = own["check"]
+
+
+def no_link(path: str | os.PathLike[str], flags: int) -> int:
+    """Open a file of an unfinished conversion, but no link to another one; see `os.open`."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 def _seals(records: bytes) -> list[int]:

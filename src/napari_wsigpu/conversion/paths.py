@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -115,24 +116,53 @@ def work_of(path: Path) -> Path:
     """
     work = path.with_name(f"{path.name}.part")
     with refused(work):
-        ours = _is_ours(work, png=kind_of(path) == "png")
+        ours = is_ours(work, png=kind_of(path) == "png")
     if not ours:
-        raise TargetExistsError(
-            f"'{work}' is in the way, as it holds no unfinished conversion; "
-            "move it away, or choose another name for the target."
-        )
+        raise in_the_way(work)
     return work
 
 
-def _is_ours(work: Path, *, png: bool) -> bool:
-    if not work.exists():
+def is_ours(work: Path, *, png: bool = False) -> bool:
+    """Whether nothing has that name, or an unfinished conversion of this user.
+
+    No link is followed, which somebody else may have put there.
+    """
+    if not os.path.lexists(work):
         return True
-    if png:
-        return work.is_file() and PNG_SIGNATURE.startswith(_beginning(work))
-    if not work.is_dir():
+    status = work.lstat()
+    if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
         return False
-    names = {file.name for file in work.iterdir()}
-    return not names or JOURNAL in names <= {JOURNAL, DATA, HEAD, OLD}
+    if png:
+        return stat.S_ISREG(status.st_mode) and PNG_SIGNATURE.startswith(_beginning(work))
+    if not stat.S_ISDIR(status.st_mode):
+        return False
+    files = list(work.iterdir())
+    names = {file.name for file in files}
+    known = not names or JOURNAL in names <= {JOURNAL, DATA, HEAD, OLD}
+    return known and not any(file.is_symlink() for file in files)
+
+
+def make_own(folder: Path) -> None:
+    """Make a folder that no other user can look into, unless it is there and this user's.
+
+    Raises
+    ------
+    TargetExistsError
+        If something else has come to its name.
+    """
+    try:
+        folder.mkdir(0o700)
+    except FileExistsError:
+        if not is_ours(folder):
+            raise in_the_way(folder) from None
+
+
+def in_the_way(work: Path) -> TargetExistsError:
+    """Say that something has the name of an unfinished conversion."""
+    return TargetExistsError(
+        f"'{work}' is in the way, as it holds no unfinished conversion of yours; "
+        "move it away, or choose another name for the target."
+    )
 
 
 def _beginning(path: Path) -> bytes:

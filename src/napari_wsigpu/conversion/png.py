@@ -130,7 +130,8 @@ def write_png(
     data = _encoded(slide, pixels, level.layout, options.color)
     _go_on(cancelled)
     try:
-        with work.open("wb") as file:
+        work.unlink(missing_ok=True)
+        with work.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

@@ -13,6 +13,7 @@ import tifffile
 
 from napari_wsigpu.conversion.checksum import crc32
 from napari_wsigpu.conversion.coding import encoder
+from napari_wsigpu.conversion.journal import no_link
 from napari_wsigpu.conversion.ome import described, image_metadata
 from napari_wsigpu.conversion.pixels import Segment
 from napari_wsigpu.formats.wsigpu import VERSION
@@ -104,7 +105,7 @@ class TiffTarget:
                 first = file.pages.first
                 first.tags[Tag.DESCRIPTION].overwrite(described(first.description, self._record))
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
-        self._handle = os.open(self._path, flags, 0o666)
+        self._handle = no_link(self._path, flags)
         self._forget_damaged(checked)
         _write_at(self._handle, head.getbuffer(), 0)
         self._end = max(self._journal.end, len(head.getbuffer()))

@@ -13,6 +13,7 @@ from napari_wsigpu.conversion.paths import (
     JOURNAL,
     OLD,
     check_path,
+    make_own,
     put_in_place,
     refused,
     remove,
@@ -111,7 +112,7 @@ def working_on(
     """
     folder = work_of(target)
     with refused(target):
-        folder.mkdir(exist_ok=True)
+        make_own(folder)
         journal = Journal(folder / JOURNAL, identity, shapes)
     work = Work(folder, target, journal, overwrite=overwrite)
     try:

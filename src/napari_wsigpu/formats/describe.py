@@ -22,7 +22,7 @@ from napari_wsigpu.errors import (
     UnsupportedSlideError,
     file_error,
 )
-from napari_wsigpu.formats import dicom
+from napari_wsigpu.formats import claims, dicom
 from napari_wsigpu.formats.fields import finite, iso_date
 from napari_wsigpu.formats.registry import PATH_FORMATS, TIFF_FORMATS
 from napari_wsigpu.layout import RemoteFile, SlideFile
@@ -174,6 +174,7 @@ def _describe_tiff(source: SlideFile, stream: str | IO[bytes], plane: Plane) -> 
     name = source.path
     try:
         with tifffile.TiffFile(stream, name=file_name(name)) as file:
+            claims.check(file, name)
             if not len(file.pages):
                 raise CorruptSlideError(
                     f"'{name}' is cut off: its list of images lies beyond the end of the file; "
@@ -190,8 +191,10 @@ def _describe_tiff(source: SlideFile, stream: str | IO[bytes], plane: Plane) -> 
         raise
     except OSError as error:
         raise file_error(name, error) from error
-    except (MemoryError, RecursionError):
-        raise
+    except MemoryError:
+        raise UnsupportedSlideError(
+            f"'{name}' claims more than there is memory for; get a fresh copy of the file."
+        ) from None
     except Exception as error:
         # The parser's own checks end here: on damaged structures it raises whatever the
         # damaged value happened to break (struct.error, IndexError, AssertionError, ...).

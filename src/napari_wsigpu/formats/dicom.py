@@ -21,6 +21,7 @@ from napari_wsigpu.layout import (
     SlideLayout,
     TileGrid,
 )
+from napari_wsigpu.limits import limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -35,7 +36,6 @@ WSI_CLASS = b"\x02\0\x02\0UI\x1e\x001.2.840.10008.5.1.4.1.1.77.1.6"
 FILE_META = 1024
 MOST_ENTRIES = 4096
 MOST_STRANGERS = 64
-MOST_TILES = 1 << 24
 CONTRADICTORY = 0.01
 ASSOCIATED = {"LABEL": "label", "OVERVIEW": "macro", "THUMBNAIL": "thumbnail"}
 
@@ -288,7 +288,7 @@ def _level(
     rows = math.ceil(first.height / first.tile_height)
     columns = math.ceil(first.width / first.tile_width)
     shape = (len(shown), rows, columns)
-    if len(shown) > tiff.MOST_CHANNELS or math.prod(shape) > MOST_TILES:
+    if len(shown) > tiff.MOST_CHANNELS or math.prod(shape) > limits.tiles:
         raise UnsupportedSlideError(
             f"'{first.path}' claims {len(shown)} channels of {rows * columns} frames, more than a "
             "slide can have; get a fresh copy of the file."

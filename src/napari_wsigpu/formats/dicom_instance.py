@@ -43,8 +43,9 @@ from napari_wsigpu.errors import (
     file_error,
 )
 from napari_wsigpu.formats.fields import positive_number
-from napari_wsigpu.formats.tiff import LARGEST_SIDE, LARGEST_TILE
+from napari_wsigpu.formats.tiff import LARGEST_SIDE
 from napari_wsigpu.layout import Encoding, JpegColor, SlideFile
+from napari_wsigpu.limits import limits
 from napari_wsigpu.tags import COMPRESSION, FILLORDER, PHOTOMETRIC, PREDICTOR
 
 if TYPE_CHECKING:
@@ -350,7 +351,7 @@ def _check_sizes(
         raise CorruptSlideError(f"'{path}' holds an image without pixels; get a fresh copy of it.")
     tiles = math.ceil(height / tile_height) * math.ceil(width / tile_width)
     tile_bytes = tile_width * tile_height * encoding.samples * np.dtype(encoding.dtype).itemsize
-    if max(width, height) >= LARGEST_SIDE or tile_bytes > LARGEST_TILE:
+    if max(width, height) >= LARGEST_SIDE or tile_bytes > limits.tile_bytes:
         raise UnsupportedSlideError(
             f"'{path}' claims {width} x {height} pixels in frames of {tile_width} x {tile_height}, "
             "more than a slide can have; get a fresh copy of the file."

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from napari_wsigpu.errors import UnsupportedSlideError
+from napari_wsigpu.limits import limits
 from napari_wsigpu.tags import BMP, COMPRESSION
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.geometry import Integers
 
 HEAD, INNER, SIZE = 64, 188, 8  # bytes; the last two numbers may be missing
-MOST_TILES, MOST_DIMENSIONS = 1 << 24, 16
+MOST_DIMENSIONS = 16
 COMPRESSIONS = {
     0: COMPRESSION.NONE,
     2: COMPRESSION.JPEG,
@@ -85,7 +86,7 @@ def read_ets(path: Path) -> Ets:
             raise ValueError(f"'{path.name}' is no such file, or damaged")
         dimensions, inner = struct.unpack_from("<IQ", head, 12)
         begin, count = struct.unpack_from("<QI", head, 32)
-        if not 2 <= dimensions <= MOST_DIMENSIONS or not 0 < count <= MOST_TILES:
+        if not 2 <= dimensions <= MOST_DIMENSIONS or not 0 < count <= limits.tiles:
             raise ValueError(f"'{path.name}' claims {count} tiles of {dimensions} dimensions")
         file.seek(min(inner, size))
         header = file.read(INNER + SIZE)

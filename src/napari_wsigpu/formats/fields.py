@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 LONGEST_TEXT = 4096
 LONGEST_NUMBER = 32
-LARGEST_NUMBER = 1 << 53
+LARGEST_NUMBER, DEEPEST = 1 << 53, 100
 UNEVEN = 0.01  # by how much of it steps may differ that are called the same
 DATES = ("%Y:%m:%d %H:%M:%S", "%Y%m%d%H%M%S.%f", "%Y%m%d%H%M%S")
 
@@ -65,12 +65,15 @@ def texts(pairs: Iterable[tuple[str, str | None]]) -> dict[str, str]:
     return {name[:LONGEST_TEXT]: text[:LONGEST_TEXT] for name, text in pairs if text}
 
 
-def finite(value: Any) -> Any:
-    """Return nested values with numbers that JSON has no words for, such as NaN, as text."""
+def finite(value: Any, depth: int = DEEPEST) -> Any:
+    """Return nested values with numbers that JSON has no words for, such as NaN, as text.
+
+    What lies deeper than `depth` is left out.
+    """
     if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
+        return {key: finite(item, depth - 1) for key, item in value.items() if depth}
     if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
+        return [finite(item, depth - 1) for item in value if depth]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 

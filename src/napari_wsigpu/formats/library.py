@@ -21,6 +21,7 @@ from napari_wsigpu.layout import (
     SlideLayout,
     TileGrid,
 )
+from napari_wsigpu.limits import limits
 from napari_wsigpu.storage.library import LIBRARIES, open_library
 from napari_wsigpu.tags import COMPRESSION
 
@@ -35,7 +36,6 @@ SQLITE, SAKURA, SAKURA_ENDING = b"SQLite format 3\0", b"SVSlideDataXPO", ".svsli
 PHILIPS = b'ObjectType="DPUfsImport"'
 TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 SMALLEST_TILE, USUAL_TILE, LARGEST_TILE = 128, 512, 2048
-MOST_TILES = 1 << 24
 
 
 def probe(path: Path) -> bool:
@@ -166,7 +166,7 @@ def _images(
                 "a fresh copy of it."
             )
         rows, columns = -(-height // tile_height), -(-width // tile_width)
-        if rows * columns > MOST_TILES:
+        if rows * columns > limits.tiles:
             raise UnsupportedSlideError(
                 f"'{path}' is said to have {width} x {height} pixels by {library}, more than any "
                 "slide; get a fresh copy of it."

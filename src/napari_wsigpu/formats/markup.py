@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from defusedxml import DefusedXmlException, ElementTree
 
+from napari_wsigpu.limits import limits
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from xml.etree.ElementTree import Element
 
-LONGEST = 16 << 20
 DEEPEST = 32
 
 
@@ -22,7 +23,7 @@ def root(xml: str | None) -> Element:
     ValueError
         If it is no valid XML, attacks its reader, or is longer than any honest one.
     """
-    if not xml or len(xml) > LONGEST:
+    if not xml or len(xml) > limits.xml_bytes:
         raise ValueError("its XML is missing or too long")
     try:
         found: Element = ElementTree.fromstring(xml)

@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from napari_wsigpu.errors import SlideError
-from napari_wsigpu.formats import markup, tiff, wsigpu
+from napari_wsigpu.formats import claims, markup, tiff, wsigpu
 from napari_wsigpu.formats.fields import even_step, number, positive_number
 from napari_wsigpu.layout import AssociatedLayout, Channel, SlideFile, SlideLayout
+from napari_wsigpu.limits import limits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,7 +25,6 @@ MICROMETRES = {
 SECONDS = {"d": 86400.0, "h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
 CONTRADICTION = "The OME-XML contradicts itself, so that it is left aside."
 LONGEST_KEPT = 1 << 18
-MOST_PLANES = 1 << 18
 MOST_NAMED = 5
 PLACES = ("IFD", "FirstC", "FirstZ", "FirstT", "PlaneCount", "NumPlanes")
 ASSOCIATED = {
@@ -55,7 +55,7 @@ def parse(file: TiffFile, source: SlideFile, at: Mapping[str, int] = tiff.MIDDLE
     """Describe a plane of the largest image of an OME-TIFF; see `tiff.parse`."""
     xml = file.pages.first.description
     root = markup.parse(xml)
-    distrust = _distrust(root, file.filename)
+    distrust = _distrust(root, file)
     if distrust is not None:
         # tifffile would look for images where such XML says.
         setattr(file, "is_ome", False)  # noqa: B010
@@ -132,7 +132,7 @@ def describe(root: Element, index: int = 0) -> OmeDescription | None:
     )
 
 
-def _distrust(root: Element | None, filename: str) -> str | None:
+def _distrust(root: Element | None, file: TiffFile) -> str | None:
     """Say why the XML is no guide to the file's images; None if it is."""
     if root is None:
         return "The OME-XML can't be read, so that channels have no names and pixels no size."
@@ -141,16 +141,37 @@ def _distrust(root: Element | None, filename: str) -> str | None:
         return (
             "The OME-XML lies in another file, so that channels have no names and pixels no size."
         )
-    others = _other_files(root, filename)
+    others = _other_files(root, file.filename)
     if others:
         return (
             f"The OME-XML says that planes lie in {len(others)} other file(s), which are not shown."
         )
     try:
-        sound = all(_is_sound(element) for element in root.iter())
+        sound = all(_is_sound(element) for element in root.iter()) and _fits(root, file)
     except (ValueError, KeyError):
         sound = False
     return None if sound else CONTRADICTION
+
+
+def _fits(root: Element, file: TiffFile) -> bool:
+    """Whether images have no more planes, each as large as those of the file, than any slide has.
+
+    tifffile makes a list of as many as fit the sizes, whatever the file holds.
+    """
+    areas = [directory.pixels for directory in claims.directories(file)]
+    named = 0
+    for pixels in (part for image in root for part in markup.children(image, "Pixels")):
+        samples = math.prod(int(pixels.attrib[f"Size{axis}"]) for axis in "XYCZT")
+        held: list[int] = []
+        for data in markup.children(pixels, "TiffData"):
+            first = int(data.get("IFD", 0))
+            count = int(data.get("PlaneCount", data.get("NumPlanes", "IFD" in data.attrib)))
+            held += areas[first : first + (count or len(areas))]
+            named += count or len(areas)
+        smallest = min(filter(None, held), default=samples)
+        if samples // smallest > limits.planes or named > 4 * limits.planes:
+            return False
+    return True
 
 
 def _other_files(root: Element, filename: str) -> list[str]:
@@ -187,20 +208,22 @@ def _is_sound(element: Element) -> bool:
             sorted(axes) == sorted(sizes)
             and axes[:2] == "XY"
             and min(sizes.values()) > 0
-            and math.prod(sizes[axis] for axis in "CZT") <= MOST_PLANES
+            and math.prod(sizes[axis] for axis in "CZT") <= limits.planes
             and len(samples) < 2
             and min(samples, default=1) > 0
         )
     if name == "TiffData":
         return all(
-            0 <= int(value) <= MOST_PLANES for key, value in element.attrib.items() if key in PLACES
+            0 <= int(value) <= limits.planes
+            for key, value in element.attrib.items()
+            if key in PLACES
         )
     if name.startswith("ModuloAlong") and "Start" in element.attrib:
         start, end, step = (
             float(element.get(key, missing))
             for key, missing in (("Start", ""), ("End", ""), ("Step", "1"))
         )
-        return step != 0 and 0 <= (end - start) / step <= MOST_PLANES
+        return step != 0 and 0 <= (end - start) / step <= limits.planes
     return True
 
 

@@ -18,6 +18,7 @@ from napari_wsigpu.errors import (
 from napari_wsigpu.formats import markup, ngff, ome, tiff, wsigpu
 from napari_wsigpu.formats.zarr_image import ZarrImage, bare_image, child, read_image, slide_file
 from napari_wsigpu.layout import AssociatedLayout, LabelLayout, Planes, SlideFile, SlideLayout
+from napari_wsigpu.limits import limits
 from napari_wsigpu.storage.zarr_array import brief, folder_of, open_array, read_node
 
 if TYPE_CHECKING:
@@ -191,7 +192,7 @@ def _described(document: Path, problems: list[str]) -> tuple[ome.OmeDescription 
     if not document.is_file():
         return None, []
     try:
-        large = document.stat().st_size > markup.LONGEST
+        large = document.stat().st_size > limits.xml_bytes
         root = None if large else markup.parse(document.read_text("utf-8", "replace"))
     except OSError as error:
         raise file_error(str(document), error) from error

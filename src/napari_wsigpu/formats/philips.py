@@ -22,6 +22,7 @@ from napari_wsigpu.layout import (
     SlideLayout,
     TileGrid,
 )
+from napari_wsigpu.limits import limits
 from napari_wsigpu.tags import COMPRESSION, FILLORDER, PHOTOMETRIC, PREDICTOR
 
 if TYPE_CHECKING:
@@ -217,7 +218,7 @@ def _jpeg_image(data: bytes) -> LevelLayout:
     if not data.startswith(b"\xff\xd8\xff"):
         raise ValueError("it does not begin as a JPEG does")
     bits, height, width, samples = jpeg_shape(data[:JPEG_HEAD])
-    if bits != 8 or samples not in (1, 3) or not 0 < height * width <= tiff.LARGEST_TILE // samples:
+    if bits != 8 or samples not in (1, 3) or not 0 < height * width <= limits.tile_bytes // samples:
         raise ValueError(f"{width} x {height} pixels, {samples} samples of {bits} bit")
     encoding = Encoding(
         compression=COMPRESSION.JPEG,

@@ -8,6 +8,7 @@ import numpy as np
 
 from napari_wsigpu.codecs.jpeg import ADOBE, FRAMES, segments
 from napari_wsigpu.layout import Encoding, LevelLayout, TileGrid
+from napari_wsigpu.limits import limits
 from napari_wsigpu.tags import COMPRESSION, FILLORDER, PHOTOMETRIC, PREDICTOR
 
 if TYPE_CHECKING:
@@ -83,6 +84,8 @@ def jpeg_picture(head: bytes, offset: int, length: int) -> LevelLayout:
             frame = head[start + 4 :]
             height = int.from_bytes(frame[1:3], "big")
             width = int.from_bytes(frame[3:5], "big")
+            if height * width * frame[5] > limits.tile_bytes:
+                raise ValueError(f"it claims {width} x {height} pixels")
             if frame[0] == 8 and height and width and frame[5] in (1, 3):
                 return one_tile(
                     width,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -22,7 +22,7 @@ from napari_wsigpu.errors import (
     SlideError,
     UnsupportedSlideError,
 )
-from napari_wsigpu.formats import imagej
+from napari_wsigpu.formats import claims, imagej
 from napari_wsigpu.formats.frames import pages_of
 from napari_wsigpu.formats.siblings import PageFiles, missing_planes
 from napari_wsigpu.layout import (
@@ -36,6 +36,7 @@ from napari_wsigpu.layout import (
     SlideLayout,
     TileGrid,
 )
+from napari_wsigpu.limits import limits
 from napari_wsigpu.tags import (
     COMPRESSION,
     FILETYPE,
@@ -45,6 +46,7 @@ from napari_wsigpu.tags import (
     RESUNIT,
     Tag,
 )
+from napari_wsigpu.units import byte_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -52,7 +54,6 @@ if TYPE_CHECKING:
     from tifffile import TiffFile, TiffFrame, TiffPageSeries
 
 MIDDLE: Mapping[str, int] = MappingProxyType({})
-LARGEST_TILE = 1 << 30
 LARGEST_SIDE = 1 << 31
 MOST_CHANNELS = 64
 RAW_BLOCK = 4 << 20
@@ -89,6 +90,8 @@ CONVERTED = (
     PHOTOMETRIC.MINISWHITE, PHOTOMETRIC.MINISBLACK, PHOTOMETRIC.RGB, PHOTOMETRIC.YCBCR
 )  # fmt: skip
 SHORTEST_PROFILE = 128
+# Names become those of files and folders where a slide is converted.
+NO_NAME = re.compile(r"[/\\\0]|^\.")
 BESIDE, LONGEST_TITLE = re.compile(r"\b(label|macro|overview)\b", re.IGNORECASE), 256
 
 
@@ -102,6 +105,7 @@ def parse(file: TiffFile, source: SlideFile, at: Mapping[str, int] = MIDDLE) -> 
 
     `at` says which one along "z" and "t"; by default it is the middle one along z, the first of t.
     """
+    claims.check_xml(file, source.path)
     main = main_image(file, source.path)
     at = at or _default_plane(main)
     files = PageFiles(file, source)
@@ -163,6 +167,7 @@ def slide_layout(
         If the levels can't belong together, or no tile is left of them.
     """
     _check_alike(levels, source.path)
+    _check_averages(levels, source.path)
     check_tiles_present(levels, source.path, source.size)
     base = levels[0]
     rgb = is_rgb(base)
@@ -297,7 +302,7 @@ def associated_images(
     """Describe the first page of each name that can be shown; pages without a name are none."""
     found: dict[str, AssociatedLayout] = {}
     for name, page in named:
-        if name and name not in found:
+        if name and not NO_NAME.search(name) and name not in found:
             try:
                 found[name] = AssociatedLayout(name, page_level(page, path), icc=icc_range(page))
             except SlideError as error:
@@ -339,13 +344,35 @@ def _check_alike(levels: Sequence[LevelLayout], path: str) -> None:
         )
 
 
+def _check_averages(levels: Sequence[LevelLayout], path: str) -> None:
+    """Refuse more levels, or more to average for those that lack tiles, than are read.
+
+    A tile that is averaged from the level below it holds that in memory meanwhile, and so on.
+    """
+    if len(levels) > limits.levels:
+        raise UnsupportedSlideError(
+            f"'{path}' claims {len(levels)} levels, more than any slide has: "
+            f"{limits.advice('levels')}."
+        )
+    held = 0
+    for finer, level in pairwise(levels):
+        if level.missing == "finer" and not (level.grid.byte_counts > 0).all():
+            area = (finer.width / level.width) * (finer.height / level.height)
+            held += round(area * level.tile_bytes)
+    if held > limits.averaged_bytes:
+        raise UnsupportedSlideError(
+            f"'{path}' lacks tiles of so many levels, or so large ones, that their averages "
+            f"would take {byte_size(held)}: {limits.advice('averaged_bytes')}."
+        )
+
+
 def check_tile_size(level: LevelLayout, path: str) -> None:
     """Refuse a level whose tiles are too large to decode."""
-    if level.tile_bytes > LARGEST_TILE:
+    if level.tile_bytes > limits.tile_bytes:
         raise UnsupportedSlideError(
             f"'{path}' claims tiles of {level.grid.tile_width} x {level.grid.tile_height} pixels "
-            f"({level.tile_bytes / 2**30:.0f} GiB each), too large to decode; "
-            "convert it with tiles of 256 to 1024 pixels."
+            f"({byte_size(level.tile_bytes)} each), too large to decode: "
+            f"{limits.advice('tile_bytes')}, or convert it with tiles of 256 to 1024 pixels."
         )
 
 
@@ -469,6 +496,11 @@ def _channel_pages(series: TiffPageSeries, at: Mapping[str, int]) -> list[TiffPa
     """Return one page a channel: of z and t the plane `at`, of any other axis the first."""
     leading = _axes_of_pages(series)
     count = _image_count(series)
+    if max(count, len(series.pages)) > limits.planes:
+        raise UnsupportedSlideError(
+            f"'{keyframe(series).parent.filename}' claims {count} planes, more than any slide has: "
+            f"{limits.advice('planes')}."
+        )
     pages = np.arange(count).reshape([length for _, length in leading])
     shown = _shown_of(series, at)
     single_sample = _page_of(series, pages_of(series, count, [0])).samplesperpixel == 1
@@ -532,6 +564,8 @@ def _build_level(
     tile_width = page.tilewidth if tiled else width
     dtype = np.dtype(np.uint8 if page.bitspersample in PACKED else page.dtype)
     _, _, page_height, page_width, _ = page.shaped
+    if min(tile_width, tile_height, page_width, page_height) < 1:
+        raise CorruptSlideError(f"'{path}' holds tiles without pixels; get a fresh copy of it.")
     rows = math.ceil(page_height / tile_height)
     columns = math.ceil(page_width / tile_width)
     planes = page.samplesperpixel if separate else 1
@@ -539,6 +573,11 @@ def _build_level(
     offsets = [_segments(p.dataoffsets, planes, rows, columns, path) for p in pages]
     byte_counts = [_segments(p.databytecounts, planes, rows, columns, path) for p in pages]
     needed_rows, needed_columns = math.ceil(height / tile_height), math.ceil(width / tile_width)
+    if needed_rows > rows or needed_columns > columns:
+        raise CorruptSlideError(
+            f"'{path}' claims {width} x {height} pixels, but holds {page_width} x {page_height}; "
+            "get a fresh copy of the file."
+        )
     starts = np.concatenate(offsets)[:, :needed_rows, :needed_columns]
     lengths = np.concatenate(byte_counts)[:, :needed_rows, :needed_columns]
     lengths[starts == 0] = 0
@@ -550,7 +589,7 @@ def _build_level(
     lerc = page.tags.valueof(Tag.LERC_PARAMETERS)
     encoding = Encoding(
         compression=int(page.compression),
-        photometric=int(PHOTOMETRIC.RGB if colors else page.photometric),
+        photometric=int(PHOTOMETRIC.RGB if colors else _photometric(page, channels)),
         predictor=int(page.predictor),
         fill_order=int(page.fillorder),
         byte_order=page.parent.byteorder,
@@ -566,6 +605,15 @@ def _build_level(
     level = LevelLayout(width, height, channels, encoding, grid, missing)
     check_tile_size(level, path)
     return level
+
+
+def _photometric(page: TiffPage, channels: int) -> int:
+    """Return what samples are; brightness where they are said to be what they can't."""
+    said = page.photometric
+    colors = said in (PHOTOMETRIC.RGB, PHOTOMETRIC.YCBCR)
+    if said not in list(PHOTOMETRIC) or (colors and channels < 3):
+        return PHOTOMETRIC.MINISBLACK
+    return said
 
 
 def _table(page: TiffPage) -> bytes | None:

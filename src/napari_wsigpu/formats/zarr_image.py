@@ -20,6 +20,7 @@ from napari_wsigpu.errors import (
 )
 from napari_wsigpu.formats import ngff, tiff
 from napari_wsigpu.layout import SHOWN, Encoding, LevelLayout, SlideFile, TileGrid, ZarrArray
+from napari_wsigpu.limits import limits
 from napari_wsigpu.storage.zarr_array import open_array, read_node
 from napari_wsigpu.tags import COMPRESSION, FILLORDER, PHOTOMETRIC, PREDICTOR
 
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from napari_wsigpu.storage.zarr_array import Node
 
 VERSIONS = ("0.1", "0.2", "0.3", "0.4", "0.5")
-MOST_LEVELS = 64
-MOST_TILES = 1 << 23
 SMALLEST_TILE = 256
 LARGEST_GROWN = 4 << 20
 LONGEST_PATH = 1024
@@ -148,6 +147,7 @@ def read_image(
             planes = _scaled(position, shape, array.shape)
             level = _level(array_node.folder, array, axes.letters, planes, photometric)
             _check_alike(level, [item[0] for item in found], array_node.folder)
+            _check_number([*(item[0] for item in found), level], array_node.folder)
         except SlideError as error:
             if not found:
                 raise
@@ -239,7 +239,7 @@ def _image_of_well(node: Node) -> str | None:
 def _paths(said: Any, name: str) -> list[str]:
     """Return the paths in a list that metadata may have."""
     items = said.get(name) if isinstance(said, dict) else None
-    found = items[:MOST_LEVELS] if isinstance(items, list) else []
+    found = items[: limits.levels] if isinstance(items, list) else []
     paths = [item.get("path") for item in found if isinstance(item, dict)]
     return [path for path in paths if isinstance(path, str)]
 
@@ -250,11 +250,11 @@ def _arrays(
     """Open the arrays of a multiscale image, the largest first."""
     datasets = said.get("datasets")
     stated = datasets if isinstance(datasets, list) else []
-    if len(stated) > MOST_LEVELS:
-        problems.append(f"Of {len(stated)} levels, only {MOST_LEVELS} are looked at.")
+    if len(stated) > limits.levels:
+        problems.append(f"Of {len(stated)} levels, only {limits.levels} are looked at.")
     found: list[tuple[dict[str, Any], Node, Any]] = []
     errors: list[SlideError] = []
-    for item in stated[:MOST_LEVELS]:
+    for item in stated[: limits.levels]:
         dataset = item if isinstance(item, dict) else {}
         try:
             array_node = child(node, dataset.get("path"))
@@ -350,21 +350,18 @@ def _level(
             f"'{folder}' claims a shape of {_product(shape)} in chunks of {_product(chunks)}, more "
             "than a slide can have; get a fresh copy of it."
         )
-    if math.prod(chunks) * dtype.itemsize > tiff.LARGEST_TILE:
+    if math.prod(chunks) * dtype.itemsize > limits.tile_bytes:
         raise UnsupportedSlideError(
-            f"'{folder}' has chunks of {_product(chunks)}, too large to decode; "
-            "save it with chunks of 256 to 1024 pixels."
+            f"'{folder}' has chunks of {_product(chunks)}, too large to decode: "
+            f"{limits.advice('tile_bytes')}, or save it with chunks of 256 to 1024 pixels."
         )
     chunk = dict(zip(letters, chunks, strict=True))
     pixel = count * dtype.itemsize
     tile_width = _grown(chunk["x"], width, LARGEST_GROWN // (pixel * chunk["y"]))
     tile_height = _grown(chunk["y"], height, LARGEST_GROWN // (pixel * tile_width))
     rows, columns = math.ceil(height / tile_height), math.ceil(width / tile_width)
-    if rows * columns > MOST_TILES:
-        raise UnsupportedSlideError(
-            f"'{folder}' claims {rows * columns} tiles, more than a slide can have; "
-            "get a fresh copy of it."
-        )
+    if rows * columns > limits.tiles:
+        raise _too_many(folder, rows * columns)
     size = pixel * tile_height * tile_width
     offsets = np.arange(rows * columns, dtype=np.int64).reshape(1, rows, columns) * size
     shown = [0 if letter in SHOWN else at for letter, at in zip(letters, position, strict=True)]
@@ -386,6 +383,19 @@ def _level(
     )
     tiff.check_tile_size(level, str(folder))
     return level
+
+
+def _check_number(levels: Sequence[LevelLayout], folder: Path) -> None:
+    """Refuse a level with which there are too many tiles."""
+    tiles = sum(level.grid.rows * level.grid.columns for level in levels)
+    if tiles > limits.tiles:
+        raise _too_many(folder, tiles)
+
+
+def _too_many(folder: Path, tiles: int) -> UnsupportedSlideError:
+    return UnsupportedSlideError(
+        f"'{folder}' claims {tiles} tiles, more than any slide has: {limits.advice('tiles')}."
+    )
 
 
 def _product(lengths: Sequence[int]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from base64 import b64encode
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,8 +18,9 @@ from napari_wsigpu.errors import (
     SlideReadError,
     UnsupportedSlideError,
 )
+from napari_wsigpu.limits import limits
 from napari_wsigpu.storage.redirect import final_url, same_server
-from napari_wsigpu.storage.refusal import BREAKS_OFF, server_error
+from napari_wsigpu.storage.refusal import BREAKS_OFF, SILENT, SLOW, server_error
 from napari_wsigpu.storage.url import is_supported, public_url
 
 if TYPE_CHECKING:
@@ -26,7 +28,10 @@ if TYPE_CHECKING:
 
 MOST_AT_ONCE = 16
 ENTITY_TAG = "ETag "
-CONNECT_SECONDS, SILENT_SECONDS, REQUEST_SECONDS = 5, 10, 120
+CONNECT_SECONDS = 5
+# How fast an answer comes is looked at here, after each of these.
+PART = 4 << 10
+FOR_EVER = timedelta(days=1)
 RETRIES, RETRY_SECONDS = 4, 20
 PAUSES = (0.1, 0.3, 1.0)
 
@@ -127,7 +132,9 @@ class Connection:
         """Return where the object is: elsewhere, if its server sends on to there."""
         _check_url(self._url, self._name)
         try:
-            return final_url(self._url, _login(self._url), SILENT_SECONDS)
+            return final_url(self._url, _login(self._url), limits.first_byte_seconds)
+        except TimeoutError:
+            raise SlideReadError(SILENT.format(self._name)) from None
         except ValueError:
             raise _no_object(self._name) from None
 
@@ -150,23 +157,48 @@ class Connection:
 
     async def _ask(self, store: Any, offset: int, length: int) -> Answer | None:
         """Ask once for a range; None if it arrives incomplete."""
-        from obstore import get_async
         from obstore.exceptions import BaseError
 
-        options = {"range": (offset, offset + length)}
         try:
-            result = await get_async(store, "", options=options)
+            result = (await _begun(store, offset, offset + length)).result()
+        except TimeoutError:
+            raise SlideReadError(SILENT.format(self._name)) from None
         except (BaseError, OSError) as error:
             raise server_error(self._name, error) from None
-        meta, (begin, _) = result.meta, result.range
+        meta, (begin, end) = result.meta, result.range
+        size = int(meta["size"])
+        if (begin, end) != (offset, min(offset + length, size)):
+            return None
         try:
-            data = memoryview(await result.bytes_async())
+            data = await self._received(result.stream(min_chunk_size=PART), end - begin)
+        except TimeoutError:
+            raise SlideReadError(SLOW.format(self._name)) from None
         except (BaseError, OSError):
             return None
-        size = int(meta["size"])
-        if (begin, begin + len(data)) != (offset, min(offset + length, size)):
-            return None
-        return Answer(data, size, _version(meta))
+        return None if data is None else Answer(data, size, _version(meta))
+
+    async def _received(self, parts: Any, length: int) -> memoryview | None:
+        """Put an answer together; None if there is not as much as was said, or more.
+
+        Raises
+        ------
+        TimeoutError
+            If it comes too slowly.
+        """
+        data, received = bytearray(length), 0
+        begin = time.monotonic()
+        parts = aiter(parts)
+        while True:
+            least = received / limits.bytes_per_second
+            left = begin + limits.first_byte_seconds + least - time.monotonic()
+            try:
+                part = await asyncio.wait_for(anext(parts), left)
+            except StopAsyncIteration:
+                return memoryview(data) if received == length else None
+            if received + len(part) > length:
+                return None
+            data[received : received + len(part)] = part
+            received += len(part)
 
 
 def closed_error(name: str) -> SlideClosedError:
@@ -221,8 +253,8 @@ def _open_store(url: str, address: str, name: str) -> Any:
             client_options={
                 "allow_http": not url.lower().startswith("https:"),
                 "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
-                "read_timeout": timedelta(seconds=SILENT_SECONDS),
-                "timeout": timedelta(seconds=REQUEST_SECONDS),
+                "read_timeout": FOR_EVER,
+                "timeout": FOR_EVER,
                 "default_headers": _login(url)
                 if address == url or same_server(url, address)
                 else {},
@@ -243,6 +275,31 @@ def _login(url: str) -> dict[str, str]:
         return {}
     login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
     return {"Authorization": f"Basic {b64encode(login.encode()).decode()}"}
+
+
+async def _begun(store: Any, begin: int, end: int) -> asyncio.Future[Any]:
+    """Ask for a range, after half of the time once more, as a connection may be lost.
+
+    Raises
+    ------
+    TimeoutError
+        If no answer begins in time.
+    """
+    from obstore import get_async
+
+    asked: list[asyncio.Future[Any]] = []
+    try:
+        for _ in range(2):
+            begun = get_async(store, "", options={"range": (begin, end)})
+            asked.append(asyncio.ensure_future(begun))
+            seconds = limits.first_byte_seconds / 2
+            done, _ = await asyncio.wait(asked, timeout=seconds, return_when="FIRST_COMPLETED")
+            if done:
+                return done.pop()  # whose error shall not hold this frame
+        raise TimeoutError
+    finally:
+        for future in asked:
+            future.cancel()
 
 
 async def _cancel_others() -> None:

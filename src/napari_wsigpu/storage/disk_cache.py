@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
+import stat
 import struct
 import threading
 from contextlib import suppress
 from functools import cache
+from hashlib import blake2b
+from hmac import compare_digest
 from itertools import count
 from pathlib import Path
+from secrets import token_bytes
 from typing import TYPE_CHECKING, NamedTuple
-from zlib import crc32
 
 from napari_wsigpu.units import byte_size
 
@@ -20,8 +23,9 @@ if TYPE_CHECKING:
 
 FOLDER, BUDGET = "WSIGPU_DISK_CACHE_FOLDER", "WSIGPU_DISK_CACHE_BYTES"
 DEFAULT_BUDGET = 2 << 30
-HEAD = struct.Struct("<4sII")
-MAGIC = b"WSB1"
+HEAD = struct.Struct("<4sI16s")
+MAGIC = b"WSB2"
+SECRET, SECRET_BYTES = "secret", 32
 LEFT_AFTER_EVICTION = 0.9
 # Other processes write too: how much of the budget this one writes before it looks again.
 SHARE_UNSEEN = 1 / 16
@@ -62,6 +66,7 @@ class DiskCache:
         self._used: int | None = None
         self._unseen = 0
         self._warned = False
+        self._secret: bytes | None = None
 
     def get(self, key: str, block: int) -> bytes | None:
         """Return a block, now the most recently used; None if it is not there or damaged.
@@ -77,7 +82,7 @@ class DiskCache:
             return None
         path = self.folder / key / str(block)
         try:
-            data = _checked(path.read_bytes())
+            data = self._checked(_content(path), key, block)
             if data is None:
                 path.unlink()
             else:
@@ -95,10 +100,13 @@ class DiskCache:
         unfinished = path.with_suffix(f".{os.getpid()}-{next(_numbers)}")
         try:
             self._make_room(size)
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            seal = self._seal(key, block, data)
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            if path.parent.is_symlink():
+                raise PermissionError(f"'{path.parent}' is a link")
             try:
                 with unfinished.open("xb") as file:
-                    file.write(HEAD.pack(MAGIC, len(data), crc32(data)))
+                    file.write(HEAD.pack(MAGIC, len(data), seal))
                     file.write(data)
                 unfinished.replace(path)
             except OSError:
@@ -114,6 +122,30 @@ class DiskCache:
         """Remove all blocks."""
         with self._lock:
             self._evict(0)
+
+    def _checked(self, content: bytes, key: str, block: int) -> bytes | None:
+        """Return the data of a file's content; None if it is damaged, or of another block."""
+        if len(content) < HEAD.size:
+            return None
+        magic, length, seal = HEAD.unpack_from(content)
+        data = content[HEAD.size :]
+        if magic != MAGIC or length != len(data):
+            return None
+        return data if compare_digest(seal, self._seal(key, block, data)) else None
+
+    def _seal(self, key: str, block: int, data: bytes | memoryview) -> bytes:
+        """Return what only this user can make of a block's name and data.
+
+        Raises
+        ------
+        OSError
+            If there is no secret, nor can one be kept.
+        """
+        if self._secret is None:
+            self._secret = _secret_in(self.folder)
+        seal = blake2b(f"{key}/{block}/".encode(), key=self._secret, digest_size=16)
+        seal.update(data)
+        return seal.digest()
 
     def _make_room(self, size: int) -> None:
         with self._lock:
@@ -148,14 +180,47 @@ class DiskCache:
                             yield _Entry(status.st_mtime_ns, status.st_size, block.path)
 
 
-def _checked(content: bytes) -> bytes | None:
-    """Return the data of a file's content; None if it is damaged."""
-    if len(content) < HEAD.size:
-        return None
-    magic, length, checksum = HEAD.unpack_from(content)
-    data = content[HEAD.size :]
-    sound = magic == MAGIC and length == len(data) and checksum == crc32(data)
-    return data if sound else None
+def _content(path: Path) -> bytes:
+    """Return what a file of this user holds; no link is followed, nor is a pipe waited for.
+
+    Raises
+    ------
+    OSError
+        If it is something else, or can't be read.
+    """
+    flags = (getattr(os, name, 0) for name in ("O_RDONLY", "O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
+    with open(os.open(path, sum(flags)), "rb") as file:  # noqa: PTH123 - a handle
+        status = os.fstat(file.fileno())
+        own = not hasattr(os, "geteuid") or status.st_uid == os.geteuid()
+        if not (own and stat.S_ISREG(status.st_mode)):
+            raise PermissionError(f"'{path}' is no file of this user")
+        return file.read()
+
+
+def _secret_in(folder: Path) -> bytes:
+    """Return what seals a folder's blocks, made when it is asked for first.
+
+    Raises
+    ------
+    OSError
+        If it can't be read or kept.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = folder / SECRET
+    if not path.exists():
+        unfinished = path.with_suffix(f".{os.getpid()}-{next(_numbers)}")
+        handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(handle, "wb") as file:  # noqa: PTH123 - a handle
+            file.write(token_bytes(SECRET_BYTES))
+        try:
+            with suppress(FileExistsError):  # another process was faster
+                os.link(unfinished, path)
+        finally:
+            unfinished.unlink()
+    secret = _content(path)
+    if len(secret) != SECRET_BYTES:
+        raise OSError(f"'{path}' is damaged; remove it")
+    return secret
 
 
 @cache

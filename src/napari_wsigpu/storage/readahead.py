@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 from napari_wsigpu.errors import CorruptSlideError, SlideError
+from napari_wsigpu.limits import limits
 
 if TYPE_CHECKING:
     from typing import Any
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 FIRST_STEP, LARGEST_STEP = 128 << 10, 8 << 20
 GROWTH = 4
 TAIL = 512 << 10
-LARGEST_HEADER = 256 << 20
 
 
 class ReadAheadFile(io.RawIOBase):
@@ -76,6 +76,8 @@ class ReadAheadFile(io.RawIOBase):
         """Read on into a buffer; fewer bytes at the file's end."""
         view = memoryview(buffer).cast("B")
         length = max(0, min(len(view), self._size - self._position))
+        if self.failure is not None:
+            raise self.failure
         try:
             self._read_ahead(self._position, length)
             [data] = self._source.read([(self._position, length)])
@@ -103,10 +105,10 @@ class ReadAheadFile(io.RawIOBase):
             self._leapt = True
             ahead.append((max(0, self._size - TAIL), TAIL))
         self._fetched += sum(wanted for _, wanted in ahead)
-        if self._fetched > LARGEST_HEADER:
+        if self._fetched > limits.header_bytes:
             raise CorruptSlideError(
-                f"The header of '{self._name}' seems to be larger than "
-                f"{LARGEST_HEADER >> 20} MiB; get a fresh copy of the file."
+                f"The header of '{self._name}' seems to be larger than any slide's: "
+                f"{limits.advice('header_bytes')}."
             )
         self._source.read(ahead)
         self._known += [(first, min(first + wanted, self._size)) for first, wanted in ahead]

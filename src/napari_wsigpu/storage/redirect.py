@@ -6,14 +6,25 @@ next server (`Referer`), and has no option against it.
 
 from __future__ import annotations
 
-from http.client import HTTPException
+from contextlib import suppress
+from functools import partial
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from socket import SHUT_RDWR
+from threading import Timer
 from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError
 from urllib.parse import quote, urljoin, urlsplit
-from urllib.request import HTTPRedirectHandler, Request, build_opener
+from urllib.request import (
+    HTTPHandler,
+    HTTPRedirectHandler,
+    HTTPSHandler,
+    Request,
+    build_opener,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from urllib.request import BaseHandler, OpenerDirector
 
 MOST_REDIRECTS = 5
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -30,23 +41,39 @@ def final_url(url: str, login: Mapping[str, str], seconds: float) -> str:
     login : mapping
         Headers for the server of `url` alone.
     seconds : float
-        How long to wait for each answer.
+        How long to wait for all answers.
+
+    Raises
+    ------
+    TimeoutError
+        If they are longer in coming.
     """
     if not (urlsplit(url).scheme.lower() in ("http", "https") and urlsplit(url).query):
         return url
-    opener = build_opener(_Stay)
+    with _Deadline(seconds) as deadline:
+        return _followed(url, login, build_opener(_Stay, *deadline.handlers), deadline)
+
+
+def _followed(
+    url: str, login: Mapping[str, str], opener: OpenerDirector, deadline: _Deadline
+) -> str:
     address = url
     for _ in range(MOST_REDIRECTS):
         try:
             headers = {"Range": "bytes=0-0", **(login if same_server(url, address) else {})}
-            with opener.open(Request(_plain(address), headers=headers), timeout=seconds):
+            request = Request(_plain(address), headers=headers)
+            with opener.open(request, timeout=deadline.seconds):
+                deadline.check()  # a shut connection looks like the end of headers
                 return address
         except HTTPError as answer:
             with answer:
                 target = answer.headers.get("Location")
             if answer.code not in REDIRECTS or not target:
                 return address
+        except TimeoutError:
+            raise
         except (OSError, HTTPException, ValueError):  # obstore meets it again, and says it
+            deadline.check()
             return address
         target = urljoin(address, target)
         if urlsplit(target).scheme not in ("http", "https"):
@@ -70,6 +97,68 @@ class _Stay(HTTPRedirectHandler):
 
     def redirect_request(self, *_: Any) -> None:
         return None
+
+
+class _Deadline:
+    """Shuts connections after a time, since a timeout of a socket begins anew with each byte."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._passed = False
+        self._connections: list[HTTPConnection] = []
+        self._timer = Timer(seconds, self._shut)
+
+    @property
+    def handlers(self) -> tuple[BaseHandler, BaseHandler]:
+        """What opens connections that it shuts."""
+        return _Plain(self._connections), _Secure(self._connections)
+
+    def check(self) -> None:
+        """Raise TimeoutError if it has passed."""
+        if self._passed:
+            raise TimeoutError
+
+    def _shut(self) -> None:
+        self._passed = True
+        for connection in self._connections:
+            if connection.sock is not None:
+                with suppress(OSError):
+                    connection.sock.shutdown(SHUT_RDWR)
+
+    def __enter__(self) -> _Deadline:
+        self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+        self._timer.join()
+        for connection in self._connections:
+            connection.close()
+
+
+class _Plain(HTTPHandler):
+    def __init__(self, connections: list[HTTPConnection]) -> None:
+        super().__init__()
+        self._made = connections
+
+    def http_open(self, request: Request) -> Any:
+        return self.do_open(partial(_noted, HTTPConnection, self._made), request)
+
+
+class _Secure(HTTPSHandler):
+    def __init__(self, connections: list[HTTPConnection]) -> None:
+        super().__init__()
+        self._made = connections
+
+    def https_open(self, request: Request) -> Any:
+        return self.do_open(partial(_noted, HTTPSConnection, self._made), request)
+
+
+def _noted(
+    kind: type[HTTPConnection], made: list[HTTPConnection], *given: Any, **options: Any
+) -> HTTPConnection:
+    made.append(kind(*given, **options))
+    return made[-1]
 
 
 def _plain(url: str) -> str:

@@ -25,6 +25,11 @@ MISSING = "There is no file at '{}'; check the URL."
 BUSY = "The server of '{}' is too busy; try again later."
 FAILS = "The server of '{}' fails; try again later."
 EMPTY = "'{}' is empty, or shorter than its server says; choose a slide's file."
+SILENT = "The server of '{}' does not answer in time; try again later."
+SLOW = (
+    "The server of '{}' sends its bytes too slowly to read a slide; try again later, or lower the "
+    "limit 'bytes_per_second'."
+)
 UNREADABLE = "'{}' can't be read from its server; check the URL and the network, and try again."
 
 STATUS = re.compile(r"\bstatus: (\d{3}),")
@@ -72,7 +77,7 @@ BY_MARK: tuple[tuple[str, tuple[type[SlideError], str]], ...] = (
     ),
     (
         "TimedOut",
-        (SlideReadError, "The server of '{}' does not answer in time; try again later."),
+        (SlideReadError, SILENT),
     ),
     ("IncompleteMessage", (SlideReadError, BREAKS_OFF)),
     (

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from napari_wsigpu.errors import CorruptSlideError, UnsupportedSlideError, file_error
+from napari_wsigpu.errors import CorruptSlideError, SlideError, UnsupportedSlideError, file_error
+from napari_wsigpu.storage.zarr_guard import guard_of, guarded_store
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
 DOCUMENTS = ("zarr.json", ".zgroup", ".zarray", ".zattrs", ".zmetadata")
 LARGEST_DOCUMENT = 16 << 20
@@ -95,7 +96,6 @@ def open_array(folder: Path | str) -> Any:
     try:
         import zarr
         from zarr.errors import UnknownCodecError, ZarrUserWarning
-        from zarr.storage import LocalStore
     except ImportError as error:
         raise UnsupportedSlideError(
             f"'{folder}' is a Zarr array, which needs further packages ({error}); "
@@ -105,8 +105,9 @@ def open_array(folder: Path | str) -> Any:
         with warnings.catch_warnings():
             # That other programs may not know a codec is for those to read who write with it.
             warnings.simplefilter("ignore", ZarrUserWarning)
-            return zarr.open_array(store=LocalStore(folder, read_only=True), mode="r")
-    except MemoryError:
+            store = guarded_store(folder, guard_of(_metadata_of(Path(folder)), folder), DOCUMENTS)
+            return zarr.open_array(store=store, mode="r")
+    except (MemoryError, SlideError):
         raise
     except UnknownCodecError as error:
         raise UnsupportedSlideError(
@@ -119,6 +120,15 @@ def open_array(folder: Path | str) -> Any:
             f"The metadata of the array '{folder}' are damaged ({brief(error)}); "
             "get a fresh copy of it."
         ) from error
+
+
+def _metadata_of(folder: Path) -> dict[str, Any]:
+    """Return what an array's document says, before zarr reads it."""
+    for name in ("zarr.json", ".zarray"):
+        document = folder / name
+        if document.is_file():
+            return _read(document)
+    return {}
 
 
 def brief(error: Exception) -> str:

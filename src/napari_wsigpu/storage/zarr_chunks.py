@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import os
+import stat
 from contextlib import contextmanager
 from importlib import import_module
 from io import FileIO
@@ -335,9 +336,12 @@ class ChunkIndex(NamedTuple):
 def _index_of(path: str, stored: Encoded) -> ChunkIndex | None:
     """Return what a file holds, None if there is no file."""
     try:
-        length = os.stat(path).st_size  # noqa: PTH116 - there may be many
+        status = os.stat(path)  # noqa: PTH116 - there may be many
     except FileNotFoundError:
         return None
+    if not stat.S_ISREG(status.st_mode):  # to open a pipe would wait for its other end
+        raise ValueError(f"'{path}' is no regular file")
+    length = status.st_size
     table, used = None, [[0, length]]
     if stored.shard is not None:
         counts = [n // m for n, m in zip(stored.shard, stored.chunk, strict=True)]

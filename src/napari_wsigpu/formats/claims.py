@@ -1,0 +1,141 @@
+"""What a TIFF's directories claim, added up before tifffile believes it."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, NamedTuple
+
+from defusedxml import DefusedXmlException, ElementTree
+
+from napari_wsigpu.errors import CorruptSlideError, UnsupportedSlideError
+from napari_wsigpu.limits import limits
+from napari_wsigpu.tags import Tag
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tifffile import TiffFile
+
+# Bytes of a value of the types that become Python numbers, one by one.
+NUMBERS = {3: 2, 4: 4, 5: 8, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 16: 8, 17: 8, 18: 8}
+SHORT, LONG, LONG8 = 3, 4, 16
+SIZES = {SHORT: "H", LONG: "I", LONG8: "Q"}
+MOST_TAGS = 4096
+# tifffile looks for a loop among so many directories.
+LOOKED_AT = 100
+
+
+class Directory(NamedTuple):
+    """What an image says of itself.
+
+    Attributes
+    ----------
+    pixels : int
+        Its area; 0 where it doesn't say.
+    subimages : int
+        How many images it says to have below it.
+    numbers : int
+        Bytes of the numbers that its tags say to have in the file.
+    """
+
+    pixels: int
+    subimages: int
+    numbers: int
+
+
+def directories(file: TiffFile) -> Iterator[Directory]:
+    """Yield what the images of a file say, in their order; no tag's value is read for it.
+
+    Raises
+    ------
+    CorruptSlideError
+        If their list is a loop that nobody would leave.
+    """
+    tiff, handle = file.tiff, file.filehandle
+    entry = struct.Struct(f"{tiff.byteorder}HH{'Q8s' if tiff.tagsize == 20 else 'I4s'}")
+    offset, seen = int(file.pages.first.offset), set[int]()
+    while 0 < offset < handle.size:
+        if offset in seen:
+            if len(seen) >= LOOKED_AT:
+                raise CorruptSlideError(
+                    f"The list of images of '{file.filename}' leads back to where it was; "
+                    "get a fresh copy of the file."
+                )
+            return
+        seen.add(offset)
+        handle.seek(offset)
+        head = handle.read(tiff.tagnosize)
+        count = struct.unpack(tiff.tagnoformat, head)[0] if len(head) == tiff.tagnosize else 0
+        if not 0 < count <= MOST_TAGS:
+            return
+        size = count * tiff.tagsize
+        data = handle.read(size + tiff.offsetsize)
+        if len(data) < size:
+            return
+        sides, subimages, numbers = {}, 0, 0
+        for code, kind, length, value in entry.iter_unpack(data[:size]):
+            if code in (Tag.IMAGE_WIDTH, Tag.IMAGE_LENGTH) and kind in SIZES:
+                [sides[code]] = struct.unpack_from(tiff.byteorder + SIZES[kind], value)
+            elif code == Tag.SUB_IFDS:
+                subimages = length
+            taken = length * NUMBERS.get(kind, 0)
+            if taken <= handle.size:  # else tifffile leaves it out
+                numbers += taken
+        area = sides.get(Tag.IMAGE_WIDTH, 0) * sides.get(Tag.IMAGE_LENGTH, 0)
+        yield Directory(area, subimages, numbers)
+        rest = data[size:]
+        offset = struct.unpack(tiff.offsetformat, rest)[0] if len(rest) == tiff.offsetsize else 0
+
+
+def check(file: TiffFile, path: str) -> None:
+    """Refuse a file whose directories claim more than any slide's do.
+
+    Raises
+    ------
+    UnsupportedSlideError
+        If there are more images than the limits say.
+    CorruptSlideError
+        If tags claim more numbers than the file can hold, or the images' list is a loop.
+    """
+    numbers = 0
+    for number, directory in enumerate(directories(file), 1):
+        if number > limits.images:
+            raise UnsupportedSlideError(
+                f"'{path}' claims more images than any slide has: {limits.advice('images')}."
+            )
+        if directory.subimages > limits.subimages:
+            raise UnsupportedSlideError(
+                f"'{path}' claims {directory.subimages} images below its image {number}, more than "
+                f"any slide has: {limits.advice('subimages')}."
+            )
+        numbers += directory.numbers
+        if numbers > file.filehandle.size:
+            raise CorruptSlideError(
+                f"The tags of '{path}' claim more numbers than it can hold; get a fresh copy of "
+                "the file."
+            )
+
+
+def check_xml(file: TiffFile, path: str) -> None:
+    """Refuse a description that attacks who parses it as XML, before tifffile does.
+
+    Raises
+    ------
+    CorruptSlideError
+        If it declares entities.
+    """
+    if not (file.is_scn or file.is_philips):  # of which tifffile parses it
+        return
+    text = file.pages.first.description
+    try:
+        if len(text) <= limits.xml_bytes:
+            ElementTree.fromstring(text)
+            return
+    except ElementTree.ParseError:
+        return  # which tifffile says, too
+    except DefusedXmlException:
+        pass
+    raise CorruptSlideError(
+        f"The XML of '{path}' is too long or declares entities, which no scanner does; "
+        "get a fresh copy of the file."
+    )

@@ -1,0 +1,156 @@
+"""What zarr may read of an array that nobody vouches for: known codecs, files, small chunks."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import imagecodecs
+import numpy as np
+
+from napari_wsigpu.errors import UnsupportedSlideError
+from napari_wsigpu.limits import limits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sized
+
+# They make Python objects of bytes, whatever zarr says of them.
+DENIED = frozenset(
+    {
+        "pickle", "json", "json2", "msgpack", "msgpack2", "categorize", "n5_wrapper", "vlen-array",
+        "vlen-bytes", "vlen-utf8", "variable_length_bytes", "variable_length_utf8",
+    }
+)  # fmt: skip
+# What they give may be many times as large; each decodes at most as many bytes as it is asked for.
+GROWING: dict[str, Callable[..., Sized]] = {
+    "zstd": imagecodecs.zstd_decode,
+    "blosc": imagecodecs.blosc_decode,
+    "gzip": imagecodecs.gzip_decode,
+    "zlib": imagecodecs.zlib_decode,
+    "bz2": imagecodecs.bz2_decode,
+    "lzma": imagecodecs.lzma_decode,
+    "lz4": lambda data, out: imagecodecs.lz4_decode(data, header=True, out=out),
+}
+CHECKSUM, CHECKSUM_BYTES = "crc32c", 4
+SHARDS, PREFIX = "sharding_indexed", "numcodecs."
+MOST_BESIDE = 64 << 10
+
+
+class Guard(NamedTuple):
+    """What chunks of an array are compressed with.
+
+    Attributes
+    ----------
+    codec : str or None
+        The one codec that may make more bytes of them.
+    most : int
+        How many bytes that may give, before filters are undone.
+    behind : int
+        Bytes of a checksum behind its own.
+    sharded : bool
+        Whether a file holds several.
+    """
+
+    codec: str | None
+    most: int
+    behind: int
+    sharded: bool
+
+    def check(self, data: Any) -> None:
+        """Refuse a chunk that is larger decoded than its array says.
+
+        Raises
+        ------
+        ValueError
+            If it is, or can't be decoded, or can't be known to be not.
+        """
+        if self.codec is None:
+            return
+        if self.sharded:
+            raise ValueError("they are stored in a way that has to be trusted; save it with zstd")
+        room = np.empty(self.most + 1, np.uint8)
+        if len(GROWING[self.codec](data[: len(data) - self.behind], out=room)) > self.most:
+            raise ValueError("they are larger than their metadata say")
+
+
+def guard_of(document: Mapping[str, Any], folder: Path | str) -> Guard:
+    """Return what is to be checked of an array's chunks, by its metadata document.
+
+    Raises
+    ------
+    UnsupportedSlideError
+        If it has codecs that are never used, or several that compress.
+    """
+    chains = list(_chains(document))
+    for chain in chains:
+        found = next((name for name in chain if name in DENIED), None)
+        if found is not None:
+            raise UnsupportedSlideError(
+                f"'{folder}' is encoded by {found!r}, which no image needs and which may harm; "
+                "save it with zstd."
+            )
+    chain = chains[-1] if chains else []
+    growing = [name for name in chain if name in GROWING]
+    behind = [name for name in chain[chain.index(growing[0]) + 1 :] if growing] if growing else []
+    if len(growing) > 1 or behind not in ([], [CHECKSUM]) or len(chains) > 2:
+        raise UnsupportedSlideError(
+            f"'{folder}' is compressed more than once, as no image is; save it with zstd."
+        )
+    codec = growing[0] if growing else None
+    return Guard(codec, _most(document), CHECKSUM_BYTES * len(behind), sharded=len(chains) > 1)
+
+
+def _chains(document: Mapping[str, Any]) -> Iterator[list[str]]:
+    """Yield the names of codecs in the order in which they encode, of outer chunks first."""
+    if "codecs" not in document:
+        filters, compressor = document.get("filters"), document.get("compressor")
+        items = [*(filters if isinstance(filters, list) else []), compressor]
+        yield [str(item.get("id")) for item in items if isinstance(item, dict)]
+        return
+    codecs = document["codecs"]
+    items = [item for item in (codecs if isinstance(codecs, list) else []) if item]
+    named = [item if isinstance(item, dict) else {"name": item} for item in items]
+    yield [str(item.get("name")).removeprefix(PREFIX) for item in named]
+    for item in named:
+        inner = item.get("configuration")
+        if item.get("name") == SHARDS and isinstance(inner, dict):
+            yield from _chains({"codecs": inner.get("codecs")})
+
+
+def _most(document: Mapping[str, Any]) -> int:
+    """Return how many bytes a chunk may have; a filter may have made it larger."""
+    grid = document.get("chunk_grid")
+    shape = document.get("chunks")
+    if isinstance(grid, dict) and isinstance(grid.get("configuration"), dict):
+        shape = grid["configuration"].get("chunk_shape")
+    try:
+        size = np.dtype(document.get("dtype", document.get("data_type"))).itemsize
+        size *= math.prod(int(side) for side in shape or ())
+    except (TypeError, ValueError):
+        size = limits.tile_bytes
+    return int(min(2 * size, limits.tile_bytes)) + MOST_BESIDE
+
+
+def guarded_store(folder: Path | str, guard: Guard, documents: tuple[str, ...]) -> Any:
+    """Return a store of zarr that reads regular files alone, and checks chunks."""
+    store = _kind()(folder, read_only=True)
+    store.guard, store.documents = guard, documents
+    return store
+
+
+@cache
+def _kind() -> Any:
+    from zarr.storage import LocalStore  # an extra
+
+    async def get(store: Any, key: str, prototype: Any = None, byte_range: Any = None) -> Any:
+        path = Path(store.root) / key
+        if path.exists() and not path.is_file():
+            raise ValueError("they are no regular files")
+        found = await LocalStore.get(store, key, prototype, byte_range)
+        if found is not None and path.name not in store.documents:
+            store.guard.check(found.to_bytes())
+        return found
+
+    return type("GuardedStore", (LocalStore,), {"get": get})
