@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+import tifffile
 from napari.layers import Labels
 from napari.utils.notifications import notification_manager
 from qtpy.QtWidgets import QApplication
@@ -14,8 +15,14 @@ import napari_wsigpu
 from napari_wsigpu import open_slide
 from napari_wsigpu.codecs import cpu
 from napari_wsigpu.viewer import planes
+from napari_wsigpu.viewer.annotations import flat_placement
 from napari_wsigpu.viewer.layers import slide_layers, slide_of
 from napari_wsigpu.viewer.progressive import display_of
+from napari_wsigpu.viewer.region import drawn
+from napari_wsigpu.viewer.writer import write_slide
+from napari_wsigpu.widgets.export import Export
+from napari_wsigpu.widgets.facts import facts
+from tests import czis, slides
 from tests.stacks import write_ome, write_stack
 from tests.zarrs import write_label
 
@@ -267,6 +274,46 @@ def test_a_plane_that_cannot_be_opened_is_said(tiff, pixels, make_napari_viewer,
     with pytest.raises(napari_wsigpu.errors.SlideError):
         napari_wsigpu.wait(layer)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def test_planes_that_a_slide_lacks_are_background(tmp_path, make_napari_viewer):
+    path = tmp_path / "a.czi"
+    gray = slides.picture(90, 130, 1, "uint16")
+    czis.write(path, [czis.Block(gray // (z + 1), z=z, t=t) for z, t in ((0, 1), (1, 0))])
+    viewer = make_napari_viewer(show=True)
+    [layer] = viewer.open(path, plugin=PLUGIN)
+    blank = slide_of(layer).layout.background
+    for t, z in ((0, 1), (0, 0), (1, 1), (1, 0)):
+        drag(viewer, "t", t)
+        drag(viewer, "z", z)
+        expected = np.full((90, 130), blank) if t == z else gray[..., 0] // (z + 1)
+        until(lambda expected=expected: np.array_equal(layer._slice.image.raw, expected))
+        np.testing.assert_array_equal(layer.data[0][t, z], expected)
+
+
+def test_docks_know_the_plane(tiff, pixels, make_napari_viewer, tmp_path):
+    viewer = make_napari_viewer(show=True)
+    layer, _ = viewer.open(tiff, plugin=PLUGIN)
+    slide = slide_of(layer)
+    zoom_in(viewer, layer)
+    drag(viewer, "z", 4)
+    drag(viewer, "t", 1)
+    _, dock = viewer.window.add_plugin_dock_widget(PLUGIN, "Export region")
+    assert "plane t = 1, z = 4" in dock.notes.text()
+    shapes = viewer.add_shapes(**flat_placement(layer))
+    shapes.add(np.array([[60, 70], [60, 170], [160, 170], [160, 70]]))
+    region = drawn(viewer, shapes, layer, slide)
+    assert region[:4] == (70, 60, 100, 100)
+    [plan] = dock._plans(slide)
+    path = tmp_path / "b.ome.tif"
+    Export([(plan._replace(region=region), path)]).write(overwrite=False)
+    np.testing.assert_array_equal(tifffile.imread(path), pixels[1, 4, :, 60:160, 70:170])
+    [saved] = write_slide(str(tmp_path / "c.tif"), [layer.as_layer_data_tuple()])
+    with open_slide(saved) as written:
+        np.testing.assert_array_equal(written.levels[0][...], np.moveaxis(pixels[1, 4], 0, -1))
+    assert dict(facts(slide))["Planes"].replace("\xa0", " ") == (
+        "5 along z, 1.5 µm apart; 2 along t, 0.25 s apart"
+    )
 
 
 def test_figures_are_exact(tiff, pixels, make_napari_viewer, gate):

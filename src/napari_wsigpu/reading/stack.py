@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from napari_wsigpu.errors import PlaneError
 from napari_wsigpu.reading.level import expand
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class StackLevel:
         How many planes there are along each axis before those of the level.
     level_of : callable
         Returns the level of the plane at a position along these axes.
+    blank : int, float or ndarray, shape (channels,)
+        What a viewer's level shows of planes that the slide lacks; any other raises.
 
     Attributes
     ----------
@@ -61,6 +64,7 @@ class StackLevel:
         shown: LevelArray,
         sizes: Sequence[int],
         level_of: LevelOf,
+        blank: Any = 0,
         axes: tuple[Axis, ...] | None = None,
     ) -> None:
         self.slide = shown.slide
@@ -73,6 +77,7 @@ class StackLevel:
         self._shown = shown
         self.sizes = tuple(sizes)
         self._level_of = level_of
+        self._blank = blank
         self._axes = tuple(map(range, (*sizes, *shown.shape))) if axes is None else axes
         self.shape = tuple(len(axis) for axis in self._axes if isinstance(axis, range))
         self.dtype = shown.dtype
@@ -107,8 +112,9 @@ class StackLevel:
         if channel is not None:
             of_channel = self._of_channel(channel)
             shown: Any = self._shown[:, :, channel]
-            return StackLevel(shown, self.sizes, of_channel)
-        part = StackLevel(self._shown, self.sizes, self._level_of, axes)
+            blank = np.broadcast_to(self._blank, self.level_shape[2:])[channel]
+            return StackLevel(shown, self.sizes, of_channel, blank)
+        part = StackLevel(self._shown, self.sizes, self._level_of, self._blank, axes)
         return part._pixels() if part._is_of_one_plane() else part
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
@@ -149,11 +155,20 @@ class StackLevel:
         key = tuple(axis if isinstance(axis, int) else _slice(axis) for axis in inside)
         choices = [[axis] if isinstance(axis, int) else axis for axis in planes]
         if self._is_of_one_plane():
-            return self._level_of(tuple(choice[0] for choice in choices))[key]
+            return self._of_plane(tuple(choice[0] for choice in choices), key)
         pixels = np.empty((math.prod(map(len, choices)), *self._inner_shape()), self.dtype)
         for number, position in enumerate(product(*choices)):
-            pixels[number] = self._level_of(position)[key]
+            pixels[number] = self._of_plane(position, key)
         return pixels.reshape(self.shape)
+
+    def _of_plane(self, position: tuple[int, ...], key: tuple[slice | int, ...]) -> Any:
+        try:
+            return self._level_of(position)[key]
+        except PlaneError:
+            if not self.tolerant:
+                raise
+            whole = np.broadcast_to(np.asarray(self._blank, self.dtype), self.level_shape)
+            return whole[key].copy()
 
     def _inner_shape(self) -> tuple[int, ...]:
         inside = self._axes[len(self.sizes) :]

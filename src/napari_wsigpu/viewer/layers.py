@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from napari.layers import Image
 from napari.utils import progress
 
 from napari_wsigpu.appearance import channel_colors, shown_limits
+from napari_wsigpu.errors import PlaneError
 from napari_wsigpu.layout import Channel
 from napari_wsigpu.privacy import Screen
 from napari_wsigpu.reading.level import LevelArray
@@ -146,7 +148,11 @@ def _contrast_limits(
         return 0, 255
     if isinstance(coarsest, LevelArray):
         return shown_limits(np.asarray(coarsest))
-    return shown_limits(np.stack([coarsest[plane] for plane in _sampled_planes(slide)]))
+    found = []
+    for plane in _sampled_planes(slide):
+        with suppress(PlaneError):  # some slides lack some
+            found.append(np.asarray(coarsest.level(plane)))
+    return shown_limits(np.stack(found))
 
 
 def _sampled_planes(slide: Slide) -> list[tuple[int, ...]]:

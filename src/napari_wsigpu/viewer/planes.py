@@ -13,7 +13,7 @@ from napari_wsigpu.display.device_picture import DeviceTilesAtHand
 from napari_wsigpu.display.device_source import DeviceSource
 from napari_wsigpu.display.planes import PlaneLoader, VolumeLoader
 from napari_wsigpu.display.wanted import tiles_of_view
-from napari_wsigpu.errors import SlideError
+from napari_wsigpu.errors import PlaneError, SlideError
 from napari_wsigpu.reading.stack import StackLevel
 
 if TYPE_CHECKING:
@@ -223,10 +223,28 @@ def stacked(
     def level_of(shown: LevelArray, position: Position) -> LevelArray:
         plane = slide.plane(**dict(zip(slide.planes.names, position, strict=True)))
         image = plane if image_of is None else image_of(plane)
-        return image.level_array(shown.number, shown.channel, tolerant=True)
+        found = image.level_array(shown.number, shown.channel, tolerant=True)
+        if found.shape != shown.shape:
+            where = ", ".join(f"{name} = {at}" for name, at in zip(names, position, strict=True))
+            raise PlaneError(
+                f"The plane {where} of '{slide.path}' has another size than the others; "
+                "read it in a script by slide.plane."
+            )
+        return found
 
-    sizes = tuple(slide.planes.sizes.values())
-    return [StackLevel(level, sizes, partial(level_of, level)) for level in levels]
+    names, sizes = slide.planes.names, tuple(slide.planes.sizes.values())
+    blank = 0 if image_of is not None else slide.displayed.background("stored")
+    return [
+        StackLevel(level, sizes, partial(level_of, level), _of_channel(blank, level))
+        for level in levels
+    ]
+
+
+def _of_channel(value: Any, level: LevelArray) -> Any:
+    """Return a pixel's value in the channel that a level shows, or in all."""
+    if level.channel is None:
+        return value
+    return np.broadcast_to(value, level.layout.channels)[level.channel]
 
 
 def along_planes(planes: Planes, attributes: dict[str, Any]) -> dict[str, Any]:
