@@ -20,3 +20,9 @@ def test_names_stand_for_paths(sentence, message):
     assert SlideError(sentence).message == message
     assert NotASlideError(sentence).message == message
     assert str(SlideError(sentence)) == sentence
+
+
+def test_only_errors_have_messages():
+    """PyTorch makes errors of its processes by ``kind(message=...)`` if their class has one."""
+    assert not hasattr(SlideError, "message")
+    assert not hasattr(NotASlideError, "message")
