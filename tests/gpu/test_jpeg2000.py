@@ -192,6 +192,27 @@ def test_fewer_samples_of_chroma_become_rgb_as_on_the_cpu(device, spacing, size,
     np.testing.assert_array_equal(pixels, imagecodecs.jpeg2k_decode(stream))
 
 
+def with_tile_header(stream, component):
+    """Say in the header of the tile part how one component is coded, which is as the others are."""
+    parts = {marker: stream.index(marker) for marker in (b"\xff\x52", b"\xff\x5c", b"\xff\x90")}
+    coding, quanta, tile = parts.values()
+    coding, quanta = stream[coding:quanta], stream[quanta : stream.index(b"\xff\x64")]
+    own = b"\xff\x53" + struct.pack(">HBB", len(coding) - 5, component, 0) + coding[9:]
+    own += b"\xff\x5d" + struct.pack(">HB", len(quanta) - 1, component) + quanta[4:]
+    length = int.from_bytes(stream[tile + 6 : tile + 10], "big") + len(own)
+    head = stream[: tile + 6] + struct.pack(">I", length) + stream[tile + 10 : tile + 12]
+    return head + own + stream[tile + 12 :]
+
+
+def test_a_header_of_the_tile_part_is_part_of_the_form(device, path):
+    plain = stream_of(1, path)
+    streams = [with_tile_header(stream_of(seed, path), 1) for seed in (1, 2)]
+    expected = [np.stack(openjpeg.decode(stream, path), -1) for stream in streams]
+    status, tiles = decoded(device, [*streams, plain, with_tile_header(plain, 2)])
+    assert status.tolist() == [0, 0, 1, 1]
+    np.testing.assert_array_equal(tiles[:2], expected)
+
+
 def test_a_thousand_code_blocks_in_one_batch(device, path):
     streams = [stream_of(seed, path, block=(8, 8), rates=(seed + 1,)) for seed in range(9)]
     status, tiles = decoded(device, streams)

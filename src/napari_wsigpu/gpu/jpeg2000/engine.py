@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from napari_wsigpu.errors import DeviceError
 from napari_wsigpu.gpu.jpeg2000.decoder import Form, Jpeg2000, code, form_of
-from napari_wsigpu.gpu.jpeg2000.header import read_header
+from napari_wsigpu.gpu.jpeg2000.header import in_brief, read_header
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.gpu.device import Device, Event, Stream
 
-TILE_PART = b"\xff\x90\x00\x0a"
 LONGEST_HEADER = 4096
 MOST_DECODERS = 16
 # As `gpu.verify.TOLERANCES` names them.
@@ -155,9 +154,7 @@ class Jpeg2000Engine:
 
 def form_of_stream(stream: memoryview) -> Form | str:
     """Return the form of a code stream, or why it can't be decoded here."""
-    head = bytes(stream[:LONGEST_HEADER])
-    end = head.find(TILE_PART)
-    return _known(head[: end + len(TILE_PART)]) if end > 0 else "its main header is too long"
+    return _known(in_brief(bytes(stream[:LONGEST_HEADER])))
 
 
 @lru_cache(maxsize=256)

@@ -1,4 +1,4 @@
-"""The main header of a JPEG 2000 code stream: what the code streams of a batch have in common."""
+"""The headers of a JPEG 2000 code stream: what the code streams of a batch have in common."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from typing import NamedTuple
 from napari_wsigpu.gpu.jpeg2000.tables import BYPASS
 
 START, SIZE, CODING, CODING_OF_ONE = 0xFF4F, 0xFF51, 0xFF52, 0xFF53
-QUANTA, QUANTA_OF_ONE, REGION, TILE_PART = 0xFF5C, 0xFF5D, 0xFF5E, 0xFF90
+QUANTA, QUANTA_OF_ONE, REGION, TILE_PART, DATA = 0xFF5C, 0xFF5D, 0xFF5E, 0xFF90, 0xFF93
+TILE_PART_LENGTH = 12
 # Comments, and tables of lengths: code streams of one form may differ in these.
-SKIPPED = (0xFF64, 0xFF55, 0xFF57, 0xFF63)
+SKIPPED = (0xFF64, 0xFF55, 0xFF57, 0xFF58, 0xFF63)
 REFUSED = {
     0xFF50: "high throughput or other extensions",
     0xFF5F: "changes of progression",
     0xFF60: "packed packet headers",
+    0xFF61: "packed packet headers",
 }
 MOST_COMPONENTS, MOST_BITS, MOST_PLANES, MOST_LEVELS = 4, 16, 30, 32
 # A line has to fit the shared memory of a block of threads. Packet headers are read one after the
@@ -88,7 +90,7 @@ class Quanta(NamedTuple):
 
 
 class Header(NamedTuple):
-    """A main header that can be decoded here.
+    """A main header, and that of the first tile part, that can be decoded here.
 
     Attributes
     ----------
@@ -124,27 +126,55 @@ class Header(NamedTuple):
 
 
 def read_header(stream: bytes | memoryview) -> Header | str:
-    """Return the main header of a code stream, or why it can't be decoded here."""
+    """Return what a code stream's headers say, or why it can't be decoded here."""
     try:
         return _read(stream)
     except (struct.error, IndexError, KeyError):
         return "its main header is damaged"
 
 
+def in_brief(head: bytes) -> bytes:
+    """Return headers without what differs from tile to tile, for who has seen many.
+
+    Parameters
+    ----------
+    head : bytes
+        The begin of a code stream. Segments that lie beyond it are missing from what is returned.
+    """
+    first = head.find(TILE_PART.to_bytes(2, "big") + b"\x00\x0a")
+    if first < 0:
+        return head
+    at, kept = first + TILE_PART_LENGTH, b""
+    while len(head) - at >= 4:
+        marker, length = struct.unpack_from(">HH", head, at)
+        if marker == DATA:
+            break
+        if marker not in SKIPPED:
+            kept += head[at : at + 2 + length]
+        at += 2 + length
+    return head[: first + 4] + bytes(TILE_PART_LENGTH - 4) + kept + DATA.to_bytes(2, "big")
+
+
 def _segments(stream: bytes | memoryview) -> list[tuple[int, bytes]] | str:
     if bytes(stream[:2]) != START.to_bytes(2, "big"):
         return "it is no JPEG 2000 code stream"
     found: list[tuple[int, bytes]] = []
-    at = 2
+    at, known = 2, {SIZE, CODING, CODING_OF_ONE, QUANTA, QUANTA_OF_ONE, REGION}
     while True:
-        marker, length = struct.unpack_from(">HH", stream, at)
-        if marker == TILE_PART:
+        (marker,) = struct.unpack_from(">H", stream, at)
+        if marker == DATA and SIZE not in known:
             return found
+        if marker == TILE_PART:
+            # A tile's own default would be between what both headers say of one component.
+            known = {CODING_OF_ONE, QUANTA_OF_ONE, REGION}
+            at += TILE_PART_LENGTH
+            continue
         if marker in REFUSED:
             return f"it has {REFUSED[marker]}"
+        (length,) = struct.unpack_from(">H", stream, at + 2)
         if marker not in SKIPPED:
-            if marker not in (SIZE, CODING, CODING_OF_ONE, QUANTA, QUANTA_OF_ONE, REGION):
-                return f"its main header has the marker {marker:04X}"
+            if marker not in known:
+                return f"its headers have the marker {marker:04X}"
             found.append((marker, bytes(stream[at : at + 2 + length])))
             if length < 3 or len(found[-1][1]) != 2 + length:
                 return "its main header is damaged"

@@ -79,10 +79,47 @@ __device__ int segment_passes(int style, int passes) {
     return passes < 10 ? 10 - passes : passes % 3 == 1 ? 2 : 1;
 }
 
+// Compares headers with the batch's: what their segments say has to be the same, comments and tables
+// of lengths need not.
+struct Form {
+    const unsigned char *text;
+    int length, known;
+
+    // Go behind a segment, which is before `end`; return what is wrong.
+    __device__ int pass(const unsigned char *&at, const unsigned char *end) {
+        if (end - at < 4) return CUT;
+        const unsigned marker = big_endian(at, 2), size = 2 + big_endian(at + 2, 2);
+        if (size < 4 || size > end - at) return CUT;
+        const bool skipped = marker == 0xff64 || marker == 0xff55 || marker == 0xff57 ||
+                             marker == 0xff58 || marker == 0xff63;
+        if (!skipped) {
+            if (size > length - known) return OTHER_FORM;
+            for (unsigned i = 0; i < size; ++i)
+                if (at[i] != text[known + i]) return OTHER_FORM;
+            known += size;
+        }
+        at += size;
+        return FINE;
+    }
+};
+
 // Goes from one part of a tile to the next.
 struct Parts {
     const unsigned char *at, *end, *stop;
+    Form form;
 
+    // Skip the main header; return what is wrong.
+    __device__ int begin() {
+        if (stop - at < 2 || big_endian(at, 2) != 0xff4f) return OTHER_FORM;
+        for (at += 2; stop - at >= 2;) {
+            if (big_endian(at, 2) == 0xff90) {
+                end = at;
+                return FINE;
+            }
+            if (const int wrong = form.pass(at, stop)) return wrong;
+        }
+        return CUT;
+    }
     // Skip the header of a part; return what is wrong.
     __device__ int open() {
         if (stop - at < 12 || big_endian(at, 4) != 0xff90000a || big_endian(at + 4, 2)) return CUT;
@@ -93,46 +130,15 @@ struct Parts {
             end = at + length;
         }
         for (at += 12; end - at >= 2;) {
-            const unsigned marker = big_endian(at, 2);
-            if (marker == 0xff93) {
+            if (big_endian(at, 2) == 0xff93) {
                 at += 2;
-                return FINE;
+                return form.known == form.length ? FINE : OTHER_FORM;
             }
-            if (marker != 0xff58 && marker != 0xff64) return OTHER_FORM;
-            if (end - at < 4 || big_endian(at + 2, 2) < 2) return CUT;
-            at += 2;
-            const unsigned size = big_endian(at, 2);
-            if (size > end - at) return CUT;
-            at += size;
+            if (const int wrong = form.pass(at, end)) return wrong;
         }
         return CUT;
     }
 };
-
-// Compare a main header with the batch's: what its segments say has to be the same, comments and
-// tables of lengths need not.
-__device__ int skip_header(const unsigned char *&at, const unsigned char *stop,
-                           const unsigned char *header, int length) {
-    int known = 0;
-    if (stop - at < 2 || big_endian(at, 2) != 0xff4f) return OTHER_FORM;
-    at += 2;
-    for (;;) {
-        if (stop - at < 4) return CUT;
-        const unsigned marker = big_endian(at, 2);
-        if (marker == 0xff90) return known == length ? FINE : OTHER_FORM;
-        const unsigned size = 2 + big_endian(at + 2, 2);
-        if (size < 4 || size > stop - at) return CUT;
-        const bool skipped = marker == 0xff64 || marker == 0xff55 || marker == 0xff57 ||
-                             marker == 0xff63;
-        if (!skipped) {
-            if (size > length - known) return OTHER_FORM;
-            for (unsigned i = 0; i < size; ++i)
-                if (at[i] != header[known + i]) return OTHER_FORM;
-            known += size;
-        }
-        at += size;
-    }
-}
 
 // What a tile's headers have told so far.
 struct Headers {
@@ -222,8 +228,8 @@ __device__ int read_packet(const Packet &packet, const Precinct &precinct, const
     return FINE;
 }
 
-// starts, lengths: of each tile's code stream in `encoded`. header: what each has to say, see
-// skip_header. tree: nodes of one of a tile's two sets of tag trees. records: so many a tile.
+// starts, lengths: of each tile's code stream in `encoded`. header: what each has to say, see Form.
+// tree: nodes of one of a tile's two sets of tag trees. records: so many a tile.
 extern "C" __global__ void read_packets(const unsigned char *encoded,
                                         const unsigned long long *starts,
                                         const unsigned long long *lengths, int tiles,
@@ -241,9 +247,9 @@ extern "C" __global__ void read_packets(const unsigned char *encoded,
         for (int i = threadIdx.x; i < 2 * tree; i += blockDim.x) trees[i] = UNKNOWN;
         __syncthreads();
         if (threadIdx.x) continue;
-        const unsigned char *at = encoded + starts[tile], *stop = at + lengths[tile];
-        int wrong = skip_header(at, stop, header, header_length);
-        Parts parts = {at, at, stop};
+        const unsigned char *at = encoded + starts[tile];
+        Parts parts = {at, at, at + lengths[tile], {header, header_length, 0}};
+        int wrong = parts.begin();
         Headers headers = {blocks, mine,         records + (size_t)tile * record_count,
                            trees,  tree, 0, record_count};
         for (int i = 0; i < packet_count && !wrong; ++i)
