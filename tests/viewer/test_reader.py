@@ -60,6 +60,15 @@ def test_leaves_a_large_stack_of_planes_to_others(tmp_path):
     assert get_reader(str(path)) is None
 
 
+def test_takes_a_small_stack_whose_axes_are_known(tmp_path):
+    path = tmp_path / "stack.ome.tif"
+    stack = np.zeros((7, 40, 60), np.uint8)
+    tifffile.imwrite(path, stack, photometric="minisblack", metadata={"axes": "ZYX"})
+    [layer] = read = get_reader(str(path))(str(path))
+    assert layer[0][0].shape == stack.shape
+    close(read)
+
+
 def test_takes_a_large_flat_picture(tmp_path):
     path = tmp_path / "large.tif"
     tifffile.imwrite(path, np.zeros((64, 4200), np.uint8), tile=(64, 64))

@@ -187,7 +187,8 @@ def _is_slide(layout: SlideLayout) -> bool:
     base = layout.levels[0]
     large = max(base.width, base.height) > LARGE_SIDE and layout.hidden_planes == 0
     own = "wsigpu" in layout.metadata
-    return own or layout.vendor != "generic-tiff" or len(layout.levels) > 1 or large
+    stack = "ome" in layout.metadata and bool(layout.planes.names)
+    return own or stack or layout.vendor != "generic-tiff" or len(layout.levels) > 1 or large
 
 
 def _report_failed_tiles(slide: Slide) -> None:
