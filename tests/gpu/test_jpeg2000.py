@@ -8,6 +8,8 @@ import imagecodecs
 import numpy as np
 import pytest
 
+from benchmarks import jpeg2000 as benchmark
+from benchmarks.synthetic import make_slide
 from napari_wsigpu import runtime
 from napari_wsigpu.codecs.decoder import EncodedTile
 from napari_wsigpu.codecs.tile import decode_tile
@@ -19,7 +21,7 @@ from napari_wsigpu.gpu.jpeg2000.header import read_header
 from napari_wsigpu.reading.in_use import ENGINES
 from tests import host_cuda, openjpeg
 from tests.host_cuda import host_cuda_device
-from tests.host_device import HostDevice, OnDevice, at, joined, level_of
+from tests.host_device import HostDevice, HostMachine, OnDevice, at, joined, level_of
 from tests.openjpeg import (
     BYPASS,
     CAUSAL,
@@ -229,6 +231,17 @@ def test_threads_of_a_block_wait_for_each_other(host, monkeypatch, path):
         status, tiles = decoded(host, streams)
         assert not status.any()
         np.testing.assert_array_equal(tiles, alone)
+
+
+def test_they_can_be_timed(host, monkeypatch, tmp_path):
+    machine = HostMachine()
+    machine.device.compile_kernels = host.compile
+    monkeypatch.setattr(runtime.default(), "devices", machine.devices())
+    monkeypatch.setattr(benchmark, "ROUNDS", 1)
+    make_slide(tmp_path / "slide.svs", 128, 128, 64, "jpeg2000")
+    rows = benchmark.batches(tmp_path / "slide.svs", 3)
+    assert [row["decoder"] for row in rows] == ["our kernels", "nvJPEG2000", "imagecodecs"]
+    assert all(row["tiles"] == 3 and row["median_ms"] > 0 for row in rows)
 
 
 def test_what_decodes_is_told(on, path):
