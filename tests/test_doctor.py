@@ -304,9 +304,13 @@ def test_drivers(machine, monkeypatch, cuda, driver):
 @pytest.mark.parametrize(
     "nvml", [None, OSError("broken"), SimpleNamespace(), SimpleNamespace(nvmlInit_v2=lambda: 9)]
 )
-def test_a_driver_without_nvml(machine, say, nvml):
+def test_a_driver_without_nvml(machine, nvml):
     machine(Cuda(), nvml)
     assert doctor.find_driver() == replace(GPU, version=None)
+
+
+def test_a_driver_of_unknown_version(machine, say):
+    machine(Cuda(), None)
     assert "NVIDIA driver  unknown version (CUDA 12.9)" in say()
 
 

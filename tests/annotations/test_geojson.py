@@ -233,10 +233,10 @@ def test_files_that_cannot_be_read_or_written(tmp_path):
     assert list(tmp_path.iterdir()) == [kept]
 
 
-def test_a_hundred_thousand_polygons(tmp_path):
+def test_twenty_thousand_polygons(tmp_path):
     turn = np.linspace(0, 2 * np.pi, 20, endpoint=False)
     circle = 15 * np.stack([np.cos(turn), np.sin(turn)], axis=1)
-    places = np.random.default_rng(0).uniform(20, 50_000, (100_000, 2))
+    places = np.random.default_rng(0).uniform(20, 50_000, (20_000, 2))
     cells = [Annotation("polygon", (circle + place,), "", "Tumor") for place in places]
     path = tmp_path / "cells.geojson"
     begin = time.process_time()
@@ -245,4 +245,4 @@ def test_a_hundred_thousand_polygons(tmp_path):
     seconds = time.process_time() - begin
     assert len(found) == len(cells)
     np.testing.assert_allclose(found[-1].rings[0], cells[-1].rings[0], atol=0.005)
-    assert seconds < 10
+    assert seconds < 2  # of a hundred thousand, 10

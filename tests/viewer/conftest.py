@@ -1,3 +1,5 @@
+import gc
+import importlib
 import os
 import shutil
 import sys
@@ -6,12 +8,33 @@ import napari.settings
 import pytest
 import tifffile
 from napari.utils.notifications import notification_manager
+from npe2 import PluginManifest
 
 from napari_wsigpu.viewer.sample import sample_path
 
 
 def has_display() -> bool:
     return not sys.platform.startswith("linux") or bool(os.environ.get("DISPLAY"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def plugins_are_found_once():
+    """Each viewer would read the manifests of all plugins that are installed again."""
+    found = list(PluginManifest.discover())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PluginManifest, "discover", lambda paths=(): iter(found))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def modules_are_no_garbage():
+    """Each viewer that is closed has garbage collected; of what is imported there is none."""
+    for name in ("napari._qt.qt_main_window", "napari._vispy.visuals", "pandas", "pint"):
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,10 @@ from napari_wsigpu.widgets.jobs import Jobs
 from tests.viewer.conftest import (  # noqa: F401
     damaged_slide,
     has_display,
+    modules_are_no_garbage,
     no_notifications,
     own_settings,
+    plugins_are_found_once,
     viewer,
     write_channels,
 )

@@ -1,9 +1,6 @@
 """The decode monitor in a real napari window, used as people do."""
 
 import gc
-import os
-import subprocess
-import sys
 import threading
 import weakref
 
@@ -24,15 +21,6 @@ from napari_wsigpu.widgets import failures
 from tests.widgets.conftest import assert_text_grows, click
 
 MB = 10**6
-SCRIPT = """
-import napari
-from qtpy.QtTest import QTest
-from napari_wsigpu.viewer.sample import sample_path
-viewer = napari.Viewer()
-viewer.window.add_plugin_dock_widget("napari-wsigpu", "Decode monitor")
-viewer.open(sample_path(), plugin="napari-wsigpu")
-QTest.qWait(700)
-"""
 
 
 def add_monitor(viewer):
@@ -366,11 +354,3 @@ def test_fits_a_narrow_dock_and_grows_with_the_font(viewer, monitor, slide_is_op
     assert monitor.minimumSizeHint().width() <= 300
     parts = [monitor.plot, monitor.readings, monitor.clear, monitor.failures.list]
     assert_text_grows(parts, display)
-
-
-def test_a_script_may_end_while_it_is_open(display, tmp_path):
-    command = [sys.executable, "-c", SCRIPT]
-    own = os.environ | {"NAPARI_CONFIG": str(tmp_path / "settings.yaml")}
-    run = subprocess.run(command, env=own, capture_output=True, text=True, timeout=120)
-    assert run.returncode == 0, run.stderr
-    assert "Traceback" not in run.stderr
