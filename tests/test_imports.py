@@ -15,7 +15,7 @@ import importlib, pathlib, sys
 
 FORBIDDEN = {"napari", "qtpy", "magicgui", "superqt", "npe2", "vispy", "cupy", "nvidia", "kvikio",
              "PyQt5", "PyQt6", "PySide2", "PySide6", "dask", "zarr", "PIL", "openslide",
-             "pydicom", "wsidicom", "obstore", "platformdirs"}
+             "pydicom", "wsidicom", "aiohttp", "obstore", "platformdirs"}
 
 class Hook:
     def find_spec(self, name, path=None, target=None):

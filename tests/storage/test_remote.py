@@ -423,6 +423,23 @@ class TestRedirects:
         for request in front.requests:
             assert request.headers["authorization"]
 
+    @pytest.mark.parametrize("after", [1, 2, 4])
+    def test_that_come_late_tell_no_secret(self, server, front, after, leaves_no_thread):
+        sends_on, front.always = front.always, None
+        (front.folder / "x.svs").write_bytes(CONTENT)
+        url = front.url("x.svs").replace("//", "//user:SECRET@") + SECRETS
+        source = RemoteSource.connect(url)
+        places = [(block * BLOCK, 5) for block in range(10, 140, 30)]
+        for number, place in enumerate(places):
+            front.always = sends_on if number >= after else None
+            assert bytes(source.read([place])[0]) == at(place)[0]
+        source.close()
+        assert server.requests
+        for request in server.requests:
+            assert "SECRET" not in str(request)
+            assert "referer" not in request.headers
+            assert b64encode(b"user:SECRET").decode() not in str(request)
+
     def test_are_asked_for_again_when_they_expire(self, server, front, leaves_no_thread):
         source = RemoteSource.connect(front.url("x.svs") + SECRETS)
         server.troubles = [status(403)]

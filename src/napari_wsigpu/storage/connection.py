@@ -1,4 +1,7 @@
-"""Ranges of one object on a server, many at the same time: obstore, with retries and deadlines."""
+"""Ranges of one object on a server, many at the same time, with retries and deadlines.
+
+Asked for by obstore, and where a URL's query may be a secret by `signed.SignedStore`.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,12 @@ from napari_wsigpu.errors import (
 )
 from napari_wsigpu.limits import limits
 from napari_wsigpu.storage.redirect import final_url, same_server
-from napari_wsigpu.storage.refusal import BREAKS_OFF, SILENT, SLOW, server_error
+from napari_wsigpu.storage.refusal import BREAKS_OFF, SILENT, SLOW, UNREADABLE, server_error
+from napari_wsigpu.storage.signed import SentOn, SignedStore, is_secret
 from napari_wsigpu.storage.url import is_supported, public_url
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from concurrent.futures import Future
 
 MOST_AT_ONCE = 16
@@ -74,7 +79,7 @@ class Connection:
         self._lock = threading.Lock()
         self._closed = False
         self._running: tuple[asyncio.AbstractEventLoop, threading.Thread] | None = None
-        self._store: Any = None
+        self._stores: list[Any] = []  # the last is used
         self._slots = asyncio.Semaphore(MOST_AT_ONCE)
 
     def get(self, offset: int, length: int) -> Future[Answer]:
@@ -99,7 +104,7 @@ class Connection:
                 raise closed_error(self._name)
             _check_process(self._name)
             if self._running is None:
-                self._store = _open_store(self._url, self._address, self._name)
+                self._stores = [_open_store(self._url, self._address, self._name)]
                 self._slots = asyncio.Semaphore(MOST_AT_ONCE)
                 loop = asyncio.new_event_loop()
                 thread = threading.Thread(
@@ -108,7 +113,7 @@ class Connection:
                 thread.start()
                 self._running = loop, thread
             return asyncio.run_coroutine_threadsafe(
-                self._get(self._store, offset, length), self._running[0]
+                self._get(self._stores[-1], offset, length), self._running[0]
             )
 
     def release(self) -> None:
@@ -116,8 +121,8 @@ class Connection:
         with self._lock:
             if self._running is not None:
                 loop, thread = self._running
-                self._running = self._store = None
-                asyncio.run_coroutine_threadsafe(_cancel_others(), loop).result()
+                stores, self._running, self._stores = self._stores, None, []
+                asyncio.run_coroutine_threadsafe(_end(stores), loop).result()
                 loop.call_soon_threadsafe(loop.stop)
                 thread.join()
                 loop.close()
@@ -139,16 +144,24 @@ class Connection:
             raise _no_object(self._name) from None
 
     async def _get(self, store: Any, offset: int, length: int) -> Answer:
+        try:
+            return await self._got(store, offset, length)
+        except SentOn:
+            raise SlideReadError(UNREADABLE.format(self._name)) from None
+
+    async def _got(self, store: Any, offset: int, length: int) -> Answer:
         async with self._slots:
             for pause in PAUSES:
                 try:
                     answer = await self._ask(store, offset, length)
-                except SlidePermissionError:
-                    if self._address == self._url:
+                except (SlidePermissionError, SentOn):
+                    address = await asyncio.to_thread(self._find)
+                    if self._address == address == self._url:
                         raise
                     # What a server sends on to may hold for some minutes only.
-                    self._address = await asyncio.to_thread(self._find)
-                    store = self._store = _open_store(self._url, self._address, self._name)
+                    self._address = address
+                    store = _open_store(self._url, address, self._name)
+                    self._stores.append(store)
                     answer = await self._ask(store, offset, length)
                 if answer is not None:
                     return answer
@@ -163,6 +176,8 @@ class Connection:
             result = (await _begun(store, offset, offset + length)).result()
         except TimeoutError:
             raise SlideReadError(SILENT.format(self._name)) from None
+        except SentOn:
+            raise
         except (BaseError, OSError) as error:
             raise server_error(self._name, error) from None
         meta, (begin, end) = result.meta, result.range
@@ -239,7 +254,9 @@ def _no_object(name: str) -> SlideNotFoundError:
 
 def _open_store(url: str, address: str, name: str) -> Any:
     """Open where a URL leads to; its user and password are for its own server."""
+    login = _login(url) if address == url or same_server(url, address) else {}
     try:
+        import aiohttp  # noqa: F401
         from obstore.exceptions import BaseError
         from obstore.store import from_url
     except ImportError:
@@ -248,6 +265,8 @@ def _open_store(url: str, address: str, name: str) -> Any:
             'run pip install "napari-wsigpu[remote]" and start again.'
         ) from None
     try:
+        if is_secret(address):
+            return SignedStore(address, login, CONNECT_SECONDS, limits.first_byte_seconds)
         return from_url(
             address,
             client_options={
@@ -255,9 +274,7 @@ def _open_store(url: str, address: str, name: str) -> Any:
                 "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
                 "read_timeout": FOR_EVER,
                 "timeout": FOR_EVER,
-                "default_headers": _login(url)
-                if address == url or same_server(url, address)
-                else {},
+                "default_headers": login,
             },
             retry_config={
                 "max_retries": RETRIES,
@@ -290,7 +307,10 @@ async def _begun(store: Any, begin: int, end: int) -> asyncio.Future[Any]:
     asked: list[asyncio.Future[Any]] = []
     try:
         for _ in range(2):
-            begun = get_async(store, "", options={"range": (begin, end)})
+            if isinstance(store, SignedStore):
+                begun = store.get(begin, end)
+            else:
+                begun = get_async(store, "", options={"range": (begin, end)})
             asked.append(asyncio.ensure_future(begun))
             seconds = limits.first_byte_seconds / 2
             done, _ = await asyncio.wait(asked, timeout=seconds, return_when="FIRST_COMPLETED")
@@ -302,10 +322,14 @@ async def _begun(store: Any, begin: int, end: int) -> asyncio.Future[Any]:
             future.cancel()
 
 
-async def _cancel_others() -> None:
+async def _end(stores: Sequence[Any]) -> None:
+    """Cancel what is asked for, and let go of connections."""
     others: list[asyncio.Task[Any]] = [
         task for task in asyncio.all_tasks() if task is not asyncio.current_task()
     ]
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
+    for store in stores:
+        if isinstance(store, SignedStore):
+            await store.close()

@@ -61,7 +61,7 @@ def _followed(
     for _ in range(MOST_REDIRECTS):
         try:
             headers = {"Range": "bytes=0-0", **(login if same_server(url, address) else {})}
-            request = Request(_plain(address), headers=headers)
+            request = Request(plain_url(address), headers=headers)
             with opener.open(request, timeout=deadline.seconds):
                 deadline.check()  # a shut connection looks like the end of headers
                 return address
@@ -161,7 +161,7 @@ def _noted(
     return made[-1]
 
 
-def _plain(url: str) -> str:
+def plain_url(url: str) -> str:
     """Return a URL without user, password and fragment, in ASCII."""
     parts = urlsplit(url)
     plain = parts._replace(netloc=parts.netloc.rpartition("@")[2], fragment="")
