@@ -70,6 +70,7 @@ def test_the_public_face():
         "SlideError",
         "__version__",
         "open_slide",
+        "label_image",
         "measure",
         "read_geojson",
         "read_zarr_to_gpu",
