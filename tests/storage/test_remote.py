@@ -22,7 +22,7 @@ from napari_wsigpu.errors import (
     UnsupportedSlideError,
 )
 from napari_wsigpu.limits import limits
-from napari_wsigpu.storage import connection
+from napari_wsigpu.storage import connection, signed
 from napari_wsigpu.storage.disk_cache import disk_cache
 from napari_wsigpu.storage.remote import BLOCK, HEAD, LONGEST_REQUEST, MERGED_GAP, RemoteSource
 from tests.conftest import decoding_threads
@@ -91,6 +91,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(connection, "PAUSES", (0.01, 0.01))
     monkeypatch.setattr(limits, "first_byte_seconds", 0.3)
     monkeypatch.setattr(connection, "RETRY_SECONDS", 1)
+    monkeypatch.setattr(signed, "PAUSES", (0.01, None))
 
 
 def at(*ranges):

@@ -266,7 +266,7 @@ def _open_store(url: str, address: str, name: str) -> Any:
         ) from None
     try:
         if is_secret(address):
-            return SignedStore(address, login, CONNECT_SECONDS, limits.first_byte_seconds)
+            return SignedStore(address, login, CONNECT_SECONDS, 2 * limits.first_byte_seconds)
         return from_url(
             address,
             client_options={
@@ -297,6 +297,8 @@ def _login(url: str) -> dict[str, str]:
 async def _begun(store: Any, begin: int, end: int) -> asyncio.Future[Any]:
     """Ask for a range, after half of the time once more, as a connection may be lost.
 
+    What is returned has a result with obstore's attributes.
+
     Raises
     ------
     TimeoutError
@@ -308,10 +310,10 @@ async def _begun(store: Any, begin: int, end: int) -> asyncio.Future[Any]:
     try:
         for _ in range(2):
             if isinstance(store, SignedStore):
-                begun = store.get(begin, end)
+                asked.append(asyncio.ensure_future(store.get(begin, end)))
             else:
-                begun = get_async(store, "", options={"range": (begin, end)})
-            asked.append(asyncio.ensure_future(begun))
+                options = {"range": (begin, end)}
+                asked.append(asyncio.ensure_future(get_async(store, "", options=options)))
             seconds = limits.first_byte_seconds / 2
             done, _ = await asyncio.wait(asked, timeout=seconds, return_when="FIRST_COMPLETED")
             if done:
