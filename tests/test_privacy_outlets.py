@@ -10,7 +10,7 @@ import pytest
 
 from napari_wsigpu import SlideError, convert, open_slide
 from napari_wsigpu.cli import main
-from napari_wsigpu.storage.disk_cache import FOLDER
+from napari_wsigpu.storage.disk_cache import disk_cache
 from napari_wsigpu.viewer.layers import slide_layers
 from napari_wsigpu.widgets.facts import facts, said
 from tests import gallery
@@ -117,8 +117,7 @@ def test_damage(written, tmp_path, caplog):
         check(f"{texts}{caplog.text}")
 
 
-def test_names_of_the_disk_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv(FOLDER, str(tmp_path / "blocks"))
+def test_names_of_the_disk_cache(tmp_path):
     pytest.importorskip("obstore")
     path = gallery.WRITERS["aperio"](tmp_path, MARK)
     with (
@@ -127,6 +126,6 @@ def test_names_of_the_disk_cache(tmp_path, monkeypatch):
     ):
         slide.read_region((0, 0), (50, 50))
         check(f"{slide!r} {slide.path}")
-    found = list((tmp_path / "blocks").rglob("*"))
+    found = list(disk_cache().folder.rglob("*"))
     assert found
     check(" ".join(file.name for file in found))

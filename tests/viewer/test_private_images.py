@@ -19,7 +19,7 @@ LENGTH_OF_A_MARKER = 4  # by which a JPEG says that it is one
 def reads(monkeypatch):
     """(offset, length) of all that the system is asked for, of pixels and of the structure."""
     ranges = []
-    read_at, read_into = FileSource._read_at, FileSource._read_into
+    read_at, read_into = FileSource._read_at, FileSource.read_into
     read_structure = tifffile.FileHandle.read
 
     def watched_at(self, file, offset, length):
@@ -38,7 +38,7 @@ def reads(monkeypatch):
         return data
 
     monkeypatch.setattr(FileSource, "_read_at", watched_at)
-    monkeypatch.setattr(FileSource, "_read_into", watched_into)
+    monkeypatch.setattr(FileSource, "read_into", watched_into)
     monkeypatch.setattr(tifffile.FileHandle, "read", watched_structure)
     return ranges
 
