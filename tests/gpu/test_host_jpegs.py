@@ -111,8 +111,7 @@ def write(path, *, encode, tables=False, spoilt=None, **options):
 def test_pixels_are_those_of_tifffile(
     tmp_path, monkeypatch, own_runtime, batches, colors, tables, at_once
 ):
-    for module in (host_jpegs, jpeg_rows):
-        monkeypatch.setattr(module, "AT_ONCE", at_once)
+    monkeypatch.setattr(jpeg_rows, "AT_ONCE", at_once)
     path = write(tmp_path / "slide.tif", tables=tables, **COLORS[colors])
     expected = tifffile.imread(path).reshape(HEIGHT, WIDTH, -1)
     with open_slide(path, threads=THREADS, runtime=own_runtime) as slide:

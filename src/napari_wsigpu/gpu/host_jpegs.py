@@ -27,7 +27,7 @@ from napari_wsigpu.codecs.jpeg import (
 )
 from napari_wsigpu.errors import SlideError
 from napari_wsigpu.gpu.codestream import recipe
-from napari_wsigpu.gpu.jpeg_rows import AT_ONCE, JpegRows
+from napari_wsigpu.gpu.jpeg_rows import JpegRows, at_once
 from napari_wsigpu.gpu.library import Library
 from napari_wsigpu.gpu.library_handles import ImageFormat
 
@@ -224,10 +224,11 @@ class _JpegBatch:
             return
         rest: list[int] = []
         try:
-            for first in range(0, len(batch), AT_ONCE):
+            step = at_once(self._size)
+            for first in range(0, len(batch), step):
                 if self._ended:
                     return
-                rest += self._decode(batch, first, min(first + AT_ONCE, len(batch)))
+                rest += self._decode(batch, first, min(first + step, len(batch)))
             if rest:
                 self._decode_alone(batch, rest)
         except SlideError as error:

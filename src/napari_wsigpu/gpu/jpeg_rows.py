@@ -19,11 +19,16 @@ if TYPE_CHECKING:
 
     Bytes = NDArray[np.uint8]
 
-# Of fewer tiles at a time some threads wait for others.
-AT_ONCE = 256
+# Of fewer tiles at a time some threads wait for others; a decoder keeps memory for their pixels.
+AT_ONCE, MOST_BYTES = 256, 64 << 20
 SHORTEST_ROW = 4 << 10
 # As libjpeg does by itself, and everybody else who decodes by it.
 SMOOTH = "libjpeg_turbo_decoder:fancy_upsampling=1"
+
+
+def at_once(size: int) -> int:
+    """Return how many tiles of so many bytes are decoded by one call."""
+    return max(1, min(AT_ONCE, MOST_BYTES // size))
 
 
 class JpegRows:
@@ -60,11 +65,11 @@ class JpegRows:
         return self._rows
 
     def memory(self, size: int) -> Bytes:
-        """Return memory for so many bytes of each of `AT_ONCE` tiles."""
+        """Return memory for so many bytes of each of `at_once` tiles."""
         if self._memory.shape[1] != size:
-            self._memory = np.empty((AT_ONCE, size), np.uint8)
+            self._memory = np.empty((at_once(size), size), np.uint8)
             first = int(self._memory.ctypes.data)
-            self._addresses = [first + size * number for number in range(AT_ONCE)]
+            self._addresses = [first + size * number for number in range(len(self._memory))]
         return self._memory
 
     def decode(
