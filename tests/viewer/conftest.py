@@ -3,6 +3,7 @@ import importlib
 import os
 import shutil
 import sys
+import threading
 
 import napari.settings
 import pytest
@@ -10,6 +11,7 @@ import tifffile
 from napari.utils.notifications import notification_manager
 from npe2 import PluginManifest
 
+from napari_wsigpu.codecs import cpu
 from napari_wsigpu.viewer.sample import sample_path
 
 
@@ -107,3 +109,20 @@ def write_channels(tmp_path):
         return path, pixels, names
 
     return write
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    """Holds back every tile while it is closed."""
+    gate = threading.Event()
+    gate.set()
+    decode_tile = cpu.decode_tile
+
+    def held_back(tile, memory):
+        assert gate.wait(30)
+        return decode_tile(tile, memory)
+
+    monkeypatch.setattr(cpu, "decode_tile", held_back)
+    monkeypatch.setattr(cpu, "whole_tiles", lambda batch: None)
+    yield gate
+    gate.set()

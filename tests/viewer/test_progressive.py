@@ -57,23 +57,6 @@ def make_viewer(request):
     return make
 
 
-@pytest.fixture
-def gate(monkeypatch):
-    """Holds back every tile while it is closed."""
-    gate = threading.Event()
-    gate.set()
-    decode_tile = cpu.decode_tile
-
-    def held_back(tile, memory):
-        assert gate.wait(30)
-        return decode_tile(tile, memory)
-
-    monkeypatch.setattr(cpu, "decode_tile", held_back)
-    monkeypatch.setattr(cpu, "whole_tiles", lambda batch: None)
-    yield gate
-    gate.set()
-
-
 def settle(seconds=0.2):
     end = time.monotonic() + seconds
     while time.monotonic() < end:

@@ -13,7 +13,6 @@ from qtpy.QtWidgets import QApplication
 
 import napari_wsigpu
 from napari_wsigpu import open_slide
-from napari_wsigpu.codecs import cpu
 from napari_wsigpu.viewer import planes
 from napari_wsigpu.viewer.annotations import flat_placement
 from napari_wsigpu.viewer.layers import slide_layers, slide_of
@@ -57,23 +56,6 @@ def labelled(tmp_path_factory, pixels):
     levels = [numbers.astype(np.uint16), numbers[..., ::2, ::2].astype(np.uint16)]
     write_label(path, "cells", levels, axes="tzyx", version="0.4", chunks=(1, 1, 256, 256))
     return path
-
-
-@pytest.fixture
-def gate(monkeypatch):
-    """Holds back every tile while it is closed."""
-    gate = threading.Event()
-    gate.set()
-    decode_tile = cpu.decode_tile
-
-    def held_back(tile, memory):
-        assert gate.wait(30)
-        return decode_tile(tile, memory)
-
-    monkeypatch.setattr(cpu, "decode_tile", held_back)
-    monkeypatch.setattr(cpu, "whole_tiles", lambda batch: None)
-    yield gate
-    gate.set()
 
 
 def settle(seconds=0.3):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -12,8 +11,7 @@ import numpy as np
 from napari_wsigpu.display.at_hand import TilesAtHand
 from napari_wsigpu.display.blocks import blocks, covered, touched
 from napari_wsigpu.display.device_pixels import DevicePixels
-from napari_wsigpu.display.drawing import View
-from napari_wsigpu.display.picture import STAND_IN_LEVELS, WORTH_DRAWING, Composed
+from napari_wsigpu.display.picture import WORTH_DRAWING, Composed, stand_ins
 from napari_wsigpu.display.resample import Axis
 from napari_wsigpu.geometry import Rect
 from napari_wsigpu.gpu.tables import SCALED
@@ -25,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.color import ColorTable
+    from napari_wsigpu.display.drawing import View
     from napari_wsigpu.layout import LevelLayout
     from napari_wsigpu.reading.cache import TileKey
     from napari_wsigpu.reading.on_device import TilesOnDevice
@@ -302,25 +301,15 @@ class DevicePicture:
 
     def _stand_in(self, view: View) -> Composed:
         """Return a view of a coarser level that shows as much."""
-        top = len(self.levels) - 1
-        last = min(view.level + STAND_IN_LEVELS, top)
-        own = self.levels[view.level]
-        for level in range(view.level + 1, last + 1):
-            image = self.levels[level]
-            down, across = image.height / own.height, image.width / own.width
-            rect = Rect.between(
-                int(view.rect.top * down),
-                min(math.ceil(view.rect.bottom * down), image.height),
-                int(view.rect.left * across),
-                min(math.ceil(view.rect.right * across), image.width),
-            )
-            coarse = View(level, rect)
-            if level == top:
-                part = Rect(0, 0, image.height, image.width).slices(rect)
+        views = stand_ins(self.levels, view)
+        for coarse in views:
+            level, image = coarse.level, self.levels[coarse.level]
+            if level == len(self.levels) - 1:
+                part = Rect(0, 0, image.height, image.width).slices(coarse.rect)
                 return Composed(coarse, self.tiles.overview[part])
-            cells = touched(image, rect)
+            cells = touched(image, coarse.rect)
             absent, blank = self.tiles.absent(level, cells)
-            if level == last or len(absent) <= WORTH_DRAWING * cells.height * cells.width:
+            if coarse == views[-1] or len(absent) <= WORTH_DRAWING * cells.height * cells.width:
                 return Composed(coarse, self._draw(coarse, absent, blank))
         raise AssertionError("the overview stands in for all levels")
 

@@ -217,28 +217,17 @@ class Picture:
 
     def _stand_in(self, view: View) -> Composed:
         """Return a view of a coarser level that shows as much; it is small, and made each time."""
-        top = len(self.levels) - 1
-        last = min(view.level + STAND_IN_LEVELS, top)
-        own = self.levels[view.level]
-        for level in range(view.level + 1, last + 1):
-            image = self.levels[level]
-            down, across = image.height / own.height, image.width / own.width
-            rect = Rect.between(
-                int(view.rect.top * down),
-                min(math.ceil(view.rect.bottom * down), image.height),
-                int(view.rect.left * across),
-                min(math.ceil(view.rect.right * across), image.width),
-            )
-            coarse = View(level, rect)
-            if level == top:
-                return Composed(
-                    coarse, self.tiles.overview[Rect(0, 0, image.height, image.width).slices(rect)]
-                )
-            drawing = self._new_drawing(coarse, 1 / down)
+        views = stand_ins(self.levels, view)
+        for coarse in views:
+            level, image = coarse.level, self.levels[coarse.level]
+            if level == len(self.levels) - 1:
+                part = Rect(0, 0, image.height, image.width).slices(coarse.rect)
+                return Composed(coarse, self.tiles.overview[part])
+            drawing = self._new_drawing(coarse, 1 / (image.height / self.levels[view.level].height))
             hand = Hand(self.tiles, {})
             at_hand = {tile: hand.tile(level, tile) for tile in drawing.tiles}
             absent = [tile for tile, pixels in at_hand.items() if pixels is None]
-            if level < last and len(absent) > WORTH_DRAWING * len(at_hand):
+            if coarse != views[-1] and len(absent) > WORTH_DRAWING * len(at_hand):
                 continue
             drawing.missing |= dict.fromkeys(absent, drawing.nothing)
             drawing.approximate(hand)
@@ -247,6 +236,23 @@ class Picture:
                     drawing.paste(tile, pixels)
             return Composed(coarse, drawing.pixels)
         raise AssertionError("the overview stands in for all levels")
+
+
+def stand_ins(levels: list[LevelLayout], view: View) -> list[View]:
+    """Return the views of coarser levels that may be shown instead of one, the finest first."""
+    own = levels[view.level]
+    found = []
+    for level in range(view.level + 1, min(view.level + STAND_IN_LEVELS, len(levels) - 1) + 1):
+        image = levels[level]
+        down, across = image.height / own.height, image.width / own.width
+        rect = Rect.between(
+            int(view.rect.top * down),
+            min(math.ceil(view.rect.bottom * down), image.height),
+            int(view.rect.left * across),
+            min(math.ceil(view.rect.right * across), image.width),
+        )
+        found.append(View(level, rect))
+    return found
 
 
 class _Shown:

@@ -17,7 +17,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from napari_wsigpu.errors import DeviceError
-from napari_wsigpu.gpu.library_handles import LibraryImages, LibraryParts, LibraryStreams
+from napari_wsigpu.gpu.library_handles import (
+    SUCCESS,
+    LibraryImages,
+    LibraryParts,
+    LibraryStreams,
+)
 from napari_wsigpu.gpu.library_structs import (
     Backend,
     BackendParams,
@@ -32,7 +37,6 @@ if TYPE_CHECKING:
 
 CPU_ONLY, GPU_ONLY, HYBRID, HARDWARE = 1, 2, 3, 4
 NO_DEVICE = -99999
-SUCCESS = 0
 DECODED = 1
 VERSIONS = range(900, 1000)
 FILES = {"win32": "nvimgcodec_0.dll"}
