@@ -67,6 +67,8 @@ class Mirax(NamedTuple):
         How the images of each level are encoded, the last one further levels too.
     fill : int
         The colour of what was not scanned.
+    encode : callable, optional
+        Encodes images of all levels, in place of that of their format.
     """
 
     images: tuple[int, int] = (8, 8)
@@ -79,6 +81,7 @@ class Mirax(NamedTuple):
     photos: Collection[int] | None = None
     formats: Sequence[str] = ("JPEG",)
     fill: int = 0xFFFFFF
+    encode: Callable[[NDArray[np.uint8]], bytes] | None = None
     first_concat: int = 0
     page: int = 7
     associated: bool = True
@@ -152,7 +155,7 @@ def _images(slide: Mirax, level: int, pixels: NDArray[np.uint8] | None) -> list[
     across, down = slide.images
     width, height = slide.size
     concat = 1 << level + slide.first_concat
-    encode = ENCODERS[slide.formats[min(level, len(slide.formats) - 1)]]
+    encode = slide.encode or ENCODERS[slide.formats[min(level, len(slide.formats) - 1)]]
     photos_across = across // slide.divisions
     found = []
     for y in range(0, down, concat):
