@@ -116,10 +116,12 @@ def openslide(path: Path) -> Read:
 
 
 def on_host(pixels: Any) -> NDArray[np.int16]:
-    """Return the colours of a region as signed numbers, to be subtracted."""
+    """Return the colours of a region, on white, as signed numbers to be subtracted."""
     if not isinstance(pixels, np.ndarray):
         pixels = pixels.get()
     found: NDArray[np.int16] = pixels[..., :3].astype(np.int16)
+    if pixels.shape[2] == 4:
+        found[pixels[..., 3] == 0] = 255
     return found
 
 
