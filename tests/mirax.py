@@ -21,12 +21,11 @@ SLIDE_ID = "00112233445566778899AABBCCDDEEFF"
 
 
 def jpeg(pixels: NDArray[np.uint8]) -> bytes:
-    data: bytes = imagecodecs.jpeg8_encode(pixels, level=90, subsampling="420")
-    return data
+    return bytes(imagecodecs.jpeg8_encode(pixels, level=90, subsampling="420"))
 
 
 def png(pixels: NDArray[np.uint8]) -> bytes:
-    return imagecodecs.png_encode(pixels)
+    return bytes(imagecodecs.png_encode(pixels))
 
 
 def bmp(pixels: NDArray[np.uint8]) -> bytes:
@@ -145,8 +144,8 @@ def write(path: Path, slide: Mirax = Mirax(), pixels: NDArray[np.uint8] | None =
     point(root + 4, number(*pointers))
 
     (folder / "Index.dat").write_bytes(index)
-    for file, content in enumerate(data):
-        (folder / f"Data{file:04}.dat").write_bytes(content)
+    for file, stored in enumerate(data):
+        (folder / f"Data{file:04}.dat").write_bytes(stored)
     (folder / "Slidedat.ini").write_bytes(_ini(slide, others).encode("utf-8-sig"))
 
 

@@ -27,7 +27,8 @@ def picture(height: int, width: int, channels: int = 3, dtype: str = "uint8") ->
     waves = np.sin(y / 9 + c) * np.cos(x / (7 + c)) + rng.normal(0, 0.05, (height, width, channels))
     low, high = (np.iinfo(kind).min, np.iinfo(kind).max) if kind.kind in "iu" else (-1e3, 1e3)
     values = low + (np.clip(waves, -1, 1) + 1) / 2 * (float(high) - float(low))
-    return np.clip(values, low, float(np.nextafter(np.float64(high), 0))).astype(kind)
+    pixels: NDArray[Any] = np.clip(values, low, float(np.nextafter(np.float64(high), 0)))
+    return pixels.astype(kind)
 
 
 def write_pyramid(
@@ -62,7 +63,7 @@ def write_pyramid(
 def jpeg(tile: NDArray[Any], **options: Any) -> bytes:
     """Encode a tile whose components are stored as they are."""
     stored = {"colorspace": "RGB", "outcolorspace": "RGB"} if tile.shape[-1] == 3 else {}
-    return imagecodecs.jpeg8_encode(tile.squeeze(), **({"level": 90} | stored | options))
+    return bytes(imagecodecs.jpeg8_encode(tile.squeeze(), **({"level": 90} | stored | options)))
 
 
 def jpeg_ycbcr(tile: NDArray[Any], subsampling: str = "420") -> bytes:
@@ -91,7 +92,8 @@ def average(pixels: NDArray[Any], step: int) -> NDArray[Any]:
         rows, columns = (-(-length // step) for length in pixels.shape[:2])
         whole = np.zeros((rows * step, columns * step, *pixels.shape[2:]))
         whole[: pixels.shape[0], : pixels.shape[1]] = values
-        return whole.reshape(rows, step, columns, step, *pixels.shape[2:]).sum((1, 3))
+        found: NDArray[np.float64] = whole.reshape(rows, step, columns, step, *pixels.shape[2:])
+        return np.asarray(found.sum((1, 3)))
 
     means = sums(pixels) / sums(np.ones_like(pixels))
     return (np.floor(means + 0.5) if pixels.dtype.kind in "iu" else means).astype(pixels.dtype)
@@ -148,7 +150,7 @@ def write_aperio(
         pages.append(
             tiffbytes.page(
                 picture(20, 30 + subfile_type),
-                imagecodecs.lzw_encode,
+                lambda tile: bytes(imagecodecs.lzw_encode(tile.tobytes())),
                 compression=5,
                 tile=None,
                 description=text,
