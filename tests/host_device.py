@@ -134,10 +134,10 @@ class HostDevice:
         made = library().decoder(NO_DEVICE, CPU_ONLY, options)
         return self.wrap_decoder(PlanarDecoder(made, self)), self.engine
 
-    def compile(self, code):
+    def compile(self, *texts):
         if self.compile_kernels is None:
             raise DeviceError("host memory runs no kernels")
-        return self.compile_kernels(code)
+        return self.compile_kernels(*texts)
 
     def code_streams(self):
         return HostStreams()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from napari_wsigpu.errors import DeviceError
@@ -11,19 +13,20 @@ if TYPE_CHECKING:
 
 # Floats are rounded after each operation, as those of the host are.
 OPTIONS = ("--fmad=false",)
+KERNEL = re.compile(r"__global__ void (?:__launch_bounds__\(\w+\)\s+)?(\w+)\(")
 
 
 class CompiledKernels:
-    """The kernels of one text of CUDA C; see `gpu.device.KernelModule`.
+    """The kernels of texts of CUDA C, compiled side by side; see `gpu.device.KernelModule`.
 
     Parameters
     ----------
     cupy : module
-        CuPy, whose current device is to run them.
-    code : str
-        The text.
+        CuPy.
+    texts : tuple of str
+        The texts.
     index : int
-        The device's number, for the error.
+        The device's number.
 
     Raises
     ------
@@ -31,19 +34,30 @@ class CompiledKernels:
         If they can't be compiled.
     """
 
-    def __init__(self, cupy: Any, code: str, index: int) -> None:
-        self._found: dict[str, Any] = {}
-        self._module = cupy.RawModule(code=code, options=OPTIONS)
+    def __init__(self, cupy: Any, texts: tuple[str, ...], index: int) -> None:
+        def compiled(text: str) -> Any:
+            with cupy.cuda.Device(index):
+                module = cupy.RawModule(code=text, options=OPTIONS)
+                module.compile()
+            return module
+
         try:
-            self._module.compile()
+            with ThreadPoolExecutor(len(texts), "wsigpu-compile") as pool:
+                modules = list(pool.map(compiled, texts))
         except Exception as error:  # CuPy's, CUDA's or the compiler's, of many kinds
             raise DeviceError(f"Kernels can't be compiled for 'cuda:{index}' ({error}).") from error
+        self._modules = {
+            name: module
+            for text, module in zip(texts, modules, strict=True)
+            for name in KERNEL.findall(text)
+        }
+        self._found: dict[str, Any] = {}
 
     def launch(
         self, name: str, blocks: int, threads: int, arguments: tuple[Any, ...], stream: Stream
     ) -> None:
         """Give a stream so many blocks of so many threads of a kernel."""
         if name not in self._found:
-            self._found[name] = self._module.get_function(name)
+            self._found[name] = self._modules[name].get_function(name)
         with stream:
             self._found[name]((blocks,), (threads,), arguments)

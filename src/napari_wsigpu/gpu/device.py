@@ -72,7 +72,7 @@ class Event(Protocol):
 
 
 class KernelModule(Protocol):
-    """What a device runs: the kernels of one text of CUDA C."""
+    """What a device runs: the kernels of texts of CUDA C."""
 
     def launch(
         self, name: str, blocks: int, threads: int, arguments: tuple[Any, ...], stream: Stream
@@ -328,8 +328,8 @@ class Device(Protocol):
             Convert from YCbCr.
         """
 
-    def compile(self, code: str) -> KernelModule:
-        """Compile kernels, once for each text; floats are rounded after each operation.
+    def compile(self, *texts: str) -> KernelModule:
+        """Compile kernels, once for the same texts; floats are rounded after each operation.
 
         Raises
         ------

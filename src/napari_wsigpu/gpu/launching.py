@@ -60,7 +60,7 @@ class Kernels:
         self._runtime = cupy.cuda.runtime
         self._colors: weakref.WeakKeyDictionary[ColorTable, Any] = weakref.WeakKeyDictionary()
         self._colors_lock, self._compiling = threading.Lock(), threading.Lock()
-        self._modules: dict[str, CompiledKernels] = {}
+        self._modules: dict[tuple[str, ...], CompiledKernels] = {}
 
     def active(self) -> AbstractContextManager[Any]:
         """Make the device the calling thread's current one."""
@@ -113,12 +113,12 @@ class Kernels:
         table = self.table(pastes, stream)
         self._launch("paste", grid, (table, *map(np.int32, sizes), pixels), stream)
 
-    def compile(self, code: str) -> CompiledKernels:
-        """Compile other kernels, once for each text."""
-        with self._compiling, self.active():
-            if code not in self._modules:
-                self._modules[code] = CompiledKernels(self._cupy, code, self._index)
-            return self._modules[code]
+    def compile(self, *texts: str) -> CompiledKernels:
+        """Compile other kernels, once."""
+        with self._compiling:
+            if texts not in self._modules:
+                self._modules[texts] = CompiledKernels(self._cupy, texts, self._index)
+            return self._modules[texts]
 
     def colors(self, table: ColorTable) -> Any:
         """Return a table's colours in device memory, copied once while the table lives."""

@@ -4,8 +4,6 @@
 // what surrounds a sample is one shift away, and the order of bits is the order of coding. Groups of
 // the code blocks of a warp lie beside each other, since its threads go through them in step.
 
-typedef unsigned long long Word;
-
 #define EVERY_COLUMN 0x041041041041041ull
 #define INNER_COLUMNS 0x001041041041040ull
 #define INNER (INNER_COLUMNS * 30)
@@ -15,10 +13,6 @@ typedef unsigned long long Word;
 #define REFINED 14
 #define RUN 17
 #define UNIFORM 18
-
-struct __align__(16) Pair {
-    Word first, second;
-};
 
 // Where a thread takes its tables from, and its contexts, which are those of the thread.
 struct Shared {

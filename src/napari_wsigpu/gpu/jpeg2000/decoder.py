@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from napari_wsigpu.gpu.jpeg2000.geometry import Geometry
     from napari_wsigpu.gpu.jpeg2000.header import Header
 
-SOURCES = ("packets.cu", "blocks.cu", "wavelet.cu", "pixels.cu")
+# Programs, which are compiled side by side.
+PROGRAMS = ("packets.cu", "blocks.cu", "wavelet.cu", "pixels.cu")
 # A warp does what any of its threads has to do: code blocks share one only where there are so many
 # that they keep the device busy.
 WARP, MANY_BLOCKS, MANY_LANES = 32, 49152, 2
@@ -92,13 +93,14 @@ def form_of(header: Header, reduce: int = 0) -> Form | str:
     return geometry if isinstance(geometry, str) else Form(header, reduce, geometry)
 
 
-def code() -> str:
-    """Return the text of the kernels."""
+@lru_cache(maxsize=1)
+def programs() -> tuple[str, ...]:
+    """Return the texts of the kernels."""
     folder = resources.files("napari_wsigpu.gpu.jpeg2000")
-    constants = "".join(f"#define {name} {value}\n" for name, value in CONSTANTS.items())
-    structures = "".join(structure(name, dtype) for name, dtype in STRUCTURES.items())
-    texts = (folder.joinpath(name).read_text("utf-8") for name in SOURCES)
-    return constants + structures + "".join(texts)
+    begin = "".join(f"#define {name} {value}\n" for name, value in CONSTANTS.items())
+    begin += "".join(structure(name, dtype) for name, dtype in STRUCTURES.items())
+    begin += folder.joinpath("shared.cu").read_text("utf-8")
+    return tuple(begin + folder.joinpath(name).read_text("utf-8") for name in PROGRAMS)
 
 
 class Places:
@@ -144,7 +146,7 @@ class Jpeg2000:
     def __init__(self, device: Device, form: Form) -> None:
         self.form = form
         self._device = device
-        self._kernels = device.compile(code())
+        self._kernels = device.compile(*programs())
         header, geometry = form.header, form.geometry
         segments = any(one.style & (BYPASS | TERMINATE_ALL) for one in header.coding)
         most = header.layers + (3 * geometry.planes if segments else 0)

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from napari_wsigpu.errors import DeviceError
-from napari_wsigpu.gpu.jpeg2000.decoder import Form, Jpeg2000, code, form_of
+from napari_wsigpu.gpu.jpeg2000.decoder import Form, Jpeg2000, form_of, programs
 from napari_wsigpu.gpu.jpeg2000.header import in_brief, read_header
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Jpeg2000Engine:
         """Whether the device runs the kernels; they are compiled the first time."""
         if self.works is None:
             try:
-                self._device.compile(code())
+                self._device.compile(*programs())
                 self.works = True
             except DeviceError as error:
                 self.works = False

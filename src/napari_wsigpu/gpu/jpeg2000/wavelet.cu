@@ -77,9 +77,6 @@ extern "C" __global__ void put_together(const Block *blocks, int block_count,
     }
 }
 
-// A sum in 32 bits, of which damaged streams may have more.
-__device__ int wrapped(long long one, long long other) { return (int)(one + other); }
-
 // Lines of a level in shared memory. Threads go over them without dividing: the places that lie
 // beside each other are those of a warp. Rows lie one after another, columns side by side.
 struct Lines {
