@@ -92,7 +92,8 @@ def decoded(device, streams, reduce=0):
         targets = device.address(pixels) + np.arange(len(streams)) * (size + GUARD)
         status = device.shared(len(streams), np.int32)
         status[:] = 99
-        decoder.decode(encoded, starts, lengths, targets, memory, status, stream)
+        pixel = form.pixel_bytes
+        decoder.decode(encoded, starts, lengths, targets, pixel, memory, status, stream)
         found = device.download(pixels, stream)
         stream.synchronize()
     del held, also
@@ -256,8 +257,8 @@ def test_a_difference_of_one_is_none_of_a_lossless_slide(on, lossy, agrees, path
     """Where the kernels round another way, what is lossless is left to the CPU."""
     decode = Jpeg2000Engine.decode
 
-    def rounded(self, form, encoded, starts, lengths, targets, status, stream):
-        decode(self, form, encoded, starts, lengths, targets, status, stream)
+    def rounded(self, form, encoded, starts, lengths, targets, *rest):
+        decode(self, form, encoded, starts, lengths, targets, *rest)
         for target in targets.tolist():
             at(target, (1,), "uint8")[0] ^= 1
 
@@ -387,6 +388,20 @@ def tiles_of(streams, compression=33005, shape=(48, 64)):
     ]
 
 
+def apart(count, channels, planes, path, **form):
+    """Return tiles of so many channels, which are stored in so many code streams each."""
+    dtype = f"{'int' if form.get('signed') else 'uint'}{16 if form.get('bits', 8) > 8 else 8}"
+    level = level_of(channels, planes=planes, compression=34712, jpeg_color="auto", dtype=dtype)
+    form |= {"components": channels // planes, "size": (48, 64)}
+    return [
+        EncodedTile(level, 0, 0, tuple(map(memoryview, segments)), 7)
+        for segments in (
+            [stream_of(10 * seed + plane, path, **form) for plane in range(planes)]
+            for seed in range(count)
+        )
+    ]
+
+
 def by_cpu(tile):
     return decode_tile(tile, np.empty(tile.level.tile_bytes, np.uint8))
 
@@ -406,6 +421,49 @@ def test_a_batch_of_several_forms_is_decoded_by_the_kernels(on, compression, pat
     assert scheduled.pending.on_cpu == 0
     for index, tile in enumerate(tiles):
         np.testing.assert_array_equal(scheduled.pixels(index), by_cpu(tile))
+
+
+@pytest.mark.usefixtures("no_library")
+@pytest.mark.parametrize(
+    ("channels", "planes", "form"),
+    [
+        (2, 1, {}),
+        (4, 1, {"bits": 12}),
+        (1, 1, {"bits": 16, "signed": True}),
+        (3, 3, {"lossy": True, "rates": (9,)}),
+        (5, 5, {"bits": 16}),
+        (6, 2, {}),
+    ],
+)
+def test_any_number_of_channels_is_decoded_by_the_kernels(on, channels, planes, form, path):
+    tiles = apart(3, channels, planes, path, **form)
+    scheduled = on.schedule(tiles)
+    assert scheduled.wait() == {}
+    assert scheduled.pending.on_cpu == 0
+    for index, tile in enumerate(tiles):
+        np.testing.assert_array_equal(scheduled.pixels(index), by_cpu(tile))
+
+
+@pytest.mark.usefixtures("no_library")
+def test_a_tile_of_which_one_plane_is_missing_or_damaged_is_decoded_by_the_cpu(on, path):
+    tiles = apart(4, 3, 3, path)
+    first, second, third = tiles[1].segments
+    tiles[1] = tiles[1]._replace(segments=(first, None, third))
+    tiles[2] = tiles[2]._replace(segments=(first, second[: len(second) // 2], third))
+    scheduled = on.schedule(tiles)
+    assert sorted(scheduled.wait()) == [2]
+    assert scheduled.pending.on_cpu == 2
+    for index in (0, 1, 3):
+        np.testing.assert_array_equal(scheduled.pixels(index), by_cpu(tiles[index]))
+
+
+def test_without_kernels_the_cpu_decodes_what_the_library_does_not(on, path):
+    on.device.compile_kernels = None
+    tiles = apart(2, 4, 1, path)
+    scheduled = on.schedule(tiles)
+    assert scheduled.wait() == {}
+    assert scheduled.pending.on_cpu == 2
+    assert "can't be compiled" in on.decoder.refusal(tiles[0].level)
 
 
 def test_what_the_kernels_refuse_is_decoded_by_others(on, path):
@@ -447,7 +505,7 @@ def test_more_tiles_than_there_is_memory_for_are_decoded_in_parts(host, monkeypa
     encoded = np.frombuffer(batch.view, np.uint8)
     form = form_of_stream(memoryview(streams[0]))
     stream = device.new_stream()
-    engine.decode(form, encoded, batch.starts[0], batch.lengths[0], targets, status, stream)
+    engine.decode(form, encoded, batch.starts[0], batch.lengths[0], targets, 3, status, stream)
     assert not status.any()
     for text, target in zip(streams, targets.tolist(), strict=True):
         pixels = device.download_tile(target, TileFormat(73, 91, 3, "uint8"), stream)

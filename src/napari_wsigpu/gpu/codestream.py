@@ -21,17 +21,22 @@ if TYPE_CHECKING:
 
 FORGOTTEN = (b"\xff\xdd", b"\xff\xee")
 SIZE_HEADER, MOST_COMPONENTS = 42, 3
+# Of JPEG 2000: what our kernels take, and what nvImageCodec is asked for.
+KERNEL_TYPES, MOST_INTERLEAVED = ("uint8", "uint16", "int16"), 4
+LIBRARY_TYPES = ("uint8", "uint16")
+COLORS = {1: ("I_Y", "GRAY"), 3: ("I_RGB", "SRGB")}
 
 
 class Recipe(NamedTuple):
-    """How nvImageCodec has to decode the tiles of a level.
+    """How a GPU has to decode the tiles of a level.
 
     Attributes
     ----------
     kind : {"jpeg", "jpeg2000"}
         The decoder.
     sample_format, color_spec : str
-        Names of what to ask for, so that stored samples come out as they are meant.
+        Names of what to ask nvImageCodec for, so that stored samples come out as they are meant;
+        empty if only our kernels decode them.
     convert : bool
         Whether the samples are YCbCr afterwards.
     """
@@ -40,6 +45,11 @@ class Recipe(NamedTuple):
     sample_format: str
     color_spec: str
     convert: bool = False
+
+    @property
+    def by_library(self) -> bool:
+        """Whether nvImageCodec can decode them."""
+        return bool(self.sample_format)
 
 
 # Asked for YCbCr, nvImageCodec leaves the stored components alone, whatever they are.
@@ -52,7 +62,7 @@ JPEG_RECIPES = {
 
 @lru_cache(maxsize=256)
 def recipe(level: LevelLayout) -> Recipe | str:
-    """Return how nvImageCodec decodes tiles of a level, or why it can't."""
+    """Return how a GPU decodes tiles of a level, or why it can't."""
     encoding = level.encoding
     name = storage_name(level)
     if level.library is not None:
@@ -67,30 +77,38 @@ def recipe(level: LevelLayout) -> Recipe | str:
         return "its pixels are numbers of a palette's colours, or share bytes"
     if level.grid.sizes is not None:
         return "its tiles are of different sizes"
+    if encoding.compression in JPEG_2000:
+        return _recipe_jpeg2000(level, name)
     if level.grid.planes > 1:
         return "its planes are stored separately"
     if level.channels not in (1, 3):
         return f"{name} of {level.channels} channels is decoded on the CPU only"
-    if encoding.compression == COMPRESSION.JPEG:
-        if encoding.dtype != "uint8":
-            return f"JPEG of {encoding.dtype} is decoded on the CPU only"
-        if encoding.jpeg_color not in JPEG_RECIPES:
-            return f"JPEG of these colours ({encoding.jpeg_color}) is decoded on the CPU only"
-        tables = encoding.jpeg_tables[0] or b""
-        if any(marker in tables for marker in FORGOTTEN):
-            return "its JPEG tables hold what a decoder forgets before each tile"
-        if len(tables) > LONGEST_HEADER:
-            return "its JPEG tables are too long"
-        found = JPEG_RECIPES[encoding.jpeg_color]
-        if (level.channels == 1) != (found.sample_format == "I_Y"):
-            return "its JPEG colours contradict its channels"
-        return found
-    if encoding.dtype not in ("uint8", "uint16"):
+    if encoding.dtype != "uint8":
+        return f"JPEG of {encoding.dtype} is decoded on the CPU only"
+    if encoding.jpeg_color not in JPEG_RECIPES:
+        return f"JPEG of these colours ({encoding.jpeg_color}) is decoded on the CPU only"
+    tables = encoding.jpeg_tables[0] or b""
+    if any(marker in tables for marker in FORGOTTEN):
+        return "its JPEG tables hold what a decoder forgets before each tile"
+    if len(tables) > LONGEST_HEADER:
+        return "its JPEG tables are too long"
+    found = JPEG_RECIPES[encoding.jpeg_color]
+    if (level.channels == 1) != (found.sample_format == "I_Y"):
+        return "its JPEG colours contradict its channels"
+    return found
+
+
+def _recipe_jpeg2000(level: LevelLayout, name: str) -> Recipe | str:
+    encoding = level.encoding
+    if encoding.dtype not in KERNEL_TYPES:
         return f"JPEG 2000 of {encoding.dtype} is decoded on the CPU only"
-    ycbcr = encoding.compression == COMPRESSION.APERIO_JP2000_YCBC and level.channels == 3
+    if encoding.samples > MOST_INTERLEAVED:
+        return f"{name} of {encoding.samples} channels is decoded on the CPU only"
+    ycbcr = encoding.compression == COMPRESSION.APERIO_JP2000_YCBC and encoding.samples == 3
     if ycbcr and encoding.dtype != "uint8":
         return "YCbCr in JPEG 2000 of more than 8 bits is decoded on the CPU only"
-    colors = ("I_Y", "GRAY") if level.channels == 1 else ("I_RGB", "SRGB")
+    by_library = encoding.dtype in LIBRARY_TYPES and level.grid.planes == 1
+    colors = COLORS.get(level.channels, ("", "")) if by_library else ("", "")
     return Recipe("jpeg2000", *colors, convert=ycbcr)
 
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     Maker = JpegStreams | Jpeg2000Streams | Jpeg2000Tiles
 
+NO_KERNELS = "the kernels that decode such JPEG 2000 can't be compiled here"
+
 
 class NvImageCodecDecoder:
     """Decodes the tiles of one slide on a device, and what the device can't on the CPU.
@@ -105,8 +107,10 @@ class NvImageCodecDecoder:
             self._makers[level] = made
         return made
 
-    def _made(self, level: LevelLayout, how: Recipe) -> Maker:
+    def _made(self, level: LevelLayout, how: Recipe) -> Maker | str:
         if how.kind == "jpeg":
             return JpegStreams(level, how)
         engine = self.worker.jpeg2000
-        return Jpeg2000Tiles(level, how, engine) if engine.ready() else Jpeg2000Streams(level, how)
+        if engine.ready():
+            return Jpeg2000Tiles(level, how, engine)
+        return Jpeg2000Streams(level, how) if how.by_library else NO_KERNELS

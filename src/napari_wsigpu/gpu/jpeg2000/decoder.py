@@ -71,6 +71,11 @@ class Form:
         return any(one.across > 1 or one.down > 1 for one in self.header.components)
 
     @property
+    def pixel_bytes(self) -> int:
+        """Of all components of a pixel."""
+        return len(self.header.components) * self.dtype.itemsize
+
+    @property
     def dtype(self) -> np.dtype[Any]:
         """Type of the pixels."""
         first = self.header.components[0]
@@ -210,6 +215,7 @@ class Jpeg2000:
         starts: NDArray[np.int64],
         lengths: NDArray[np.int64],
         targets: NDArray[np.int64],
+        pixel_bytes: int,
         memory: int,
         status: NDArray[np.int32],
         stream: Stream,
@@ -223,7 +229,9 @@ class Jpeg2000:
         starts, lengths : ndarray of int64, shape (tiles,)
             Of each code stream.
         targets : ndarray of int64, shape (tiles,)
-            Addresses of the tiles' pixels.
+            Addresses of the tiles' first pixels.
+        pixel_bytes : int
+            How far apart pixels lie.
         memory : int
             Address of as much device memory as `layout` says.
         status : ndarray of int32, shape (tiles,)
@@ -314,7 +322,8 @@ class Jpeg2000:
             np.int64(geometry.coefficients),
             *places(tables["components"]),
             *whole(len(header.components), height, width, *corner),
-            *whole(2 if self.form.ycbcr else int(header.transform), self.form.dtype.itemsize),
+            *whole(2 if self.form.ycbcr else int(header.transform)),
+            *whole(self.form.dtype.itemsize, pixel_bytes),
             *places(first + 16 * tiles, at["status"], flags),
             *whole(ROWS),
         )

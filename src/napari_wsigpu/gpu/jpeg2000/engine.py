@@ -77,6 +77,7 @@ class Jpeg2000Engine:
         starts: NDArray[np.int64],
         lengths: NDArray[np.int64],
         targets: NDArray[np.int64],
+        pixel_bytes: int,
         status: NDArray[np.int32],
         stream: Stream,
     ) -> None:
@@ -91,7 +92,9 @@ class Jpeg2000Engine:
         starts, lengths : ndarray of int64, shape (tiles,)
             Where in it.
         targets : ndarray of int64, shape (tiles,)
-            Addresses of their pixels in device memory.
+            Addresses of their first pixels in device memory.
+        pixel_bytes : int
+            How far apart pixels lie there.
         status : ndarray of int32, shape (tiles,)
             Memory that the device shares: will be 0 for each tile that was decoded.
         stream : Stream
@@ -117,6 +120,7 @@ class Jpeg2000Engine:
                 starts[part] - first,
                 lengths[part],
                 targets[part],
+                pixel_bytes,
                 scratch.address + room,
                 status[part],
                 stream,

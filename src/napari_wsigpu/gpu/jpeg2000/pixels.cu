@@ -6,11 +6,13 @@ __device__ int limited(int value, int low, int high) {
 
 // components: of each, where its plane lies in a tile's, its sizes, how many pixels a sample spans,
 // and what its samples are. transform: 0 none, 1 of components 0 to 2, 2 from YCbCr whose chroma
-// spans more pixels. A block of threads has some rows of a tile; flags: status, for the host.
+// spans more pixels. bytes, pixel_bytes: of a sample, and from one pixel to the next. A block of
+// threads has some rows of a tile; flags: status, for the host.
 extern "C" __global__ void finish_pixels(const int *planes, long long tile_size,
                                          const Component *components, int channels, int height,
                                          int width, int left, int upper, int transform,
-                                         int bytes, const unsigned long long *targets,
+                                         int bytes, int pixel_bytes,
+                                         const unsigned long long *targets,
                                          const int *status, int *flags, int rows_at_once) {
     const int strips = (height + rows_at_once - 1) / rows_at_once;
     const int tile = blockIdx.x / strips, top = blockIdx.x % strips * rows_at_once;
@@ -59,7 +61,7 @@ extern "C" __global__ void finish_pixels(const int *planes, long long tile_size,
             whole[1] = limited(y - (int)(0.344 * cb + 0.714 * cr), 0, highest);
             whole[2] = limited(y + (int)(1.772 * cb), 0, highest);
         }
-        unsigned char *target = (unsigned char *)targets[tile] + pixel * channels * bytes;
+        unsigned char *target = (unsigned char *)targets[tile] + pixel * pixel_bytes;
         for (int k = 0; k < channels; ++k) {
             if (bytes == 1) target[k] = whole[k];
             else ((unsigned short *)target)[k] = whole[k];

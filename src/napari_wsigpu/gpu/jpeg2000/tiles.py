@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -11,7 +11,9 @@ from napari_wsigpu.gpu.codestream import Jpeg2000Streams
 from napari_wsigpu.gpu.jpeg2000.engine import EXACT, KERNELS, form_of_stream
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.decoder import EncodedBatch
     from napari_wsigpu.gpu.codestream import Prepared, Recipe
@@ -37,26 +39,47 @@ class Jpeg2000Tiles:
     """
 
     def __init__(self, level: LevelLayout, how: Recipe, engine: Jpeg2000Engine) -> None:
-        self._shape = (level.grid.tile_height, level.grid.tile_width, level.channels)
-        self._dtype, self._convert = level.dtype, how.convert
+        grid = level.grid
+        self._shape = (grid.tile_height, grid.tile_width, level.encoding.samples)
+        self._dtype, self._how = level.dtype, how
         self._library = Jpeg2000Streams(level, how)
         self._engine = engine
 
     def prepare(self, batch: EncodedBatch, count: int, work: Workspace) -> Prepared:
         """Sort the first `count` tiles of a batch by who decodes them."""
-        forms: defaultdict[Form, list[int]] = defaultdict(list)
-        rest, places = [], zip(batch.starts[0].tolist(), batch.lengths[0].tolist(), strict=True)
-        for index, (start, length) in zip(range(count), places, strict=False):
-            form = form_of_stream(batch.view[start : start + length])
-            if isinstance(form, str) or (form.shape, form.dtype) != (self._shape, self._dtype):
+        planes: defaultdict[tuple[Form, int], list[int]] = defaultdict(list)
+        own, rest = [], []
+        starts, lengths = batch.starts.T[:count].tolist(), batch.lengths.T[:count].tolist()
+        for index, places in enumerate(map(zip, starts, lengths)):
+            forms = [self._form(batch.view[start : start + length]) for start, length in places]
+            if None in forms:
                 rest.append(index)
-            else:
-                forms[form].append(index)
-        others = self._library.prepare_these(batch, rest, work)
-        if not forms:
+                continue
+            own.append(index)
+            for plane, form in enumerate(forms):
+                assert form is not None
+                planes[form, plane].append(index)
+        others = self._library.prepare_these(batch, rest if self._how.by_library else (), work)
+        if not own:
             return others
-        work.make_room(0, 0, count)
-        return _Tiles(batch, forms, others, self._engine, convert=self._convert)
+        work.make_room(0, 0, len(own) * batch.starts.shape[0])
+        parts = [_Part(form, plane, indices) for (form, plane), indices in planes.items()]
+        return _Tiles(batch, own, parts, others, self._engine, convert=self._how.convert)
+
+    def _form(self, stream: memoryview) -> Form | None:
+        """Return the form of a code stream if our kernels make what the level wants of it."""
+        form = form_of_stream(stream)
+        if isinstance(form, str) or (form.shape, form.dtype) != (self._shape, self._dtype):
+            return None
+        return form
+
+
+class _Part(NamedTuple):
+    """Code streams of one form, each of which is one plane of a tile."""
+
+    form: Form
+    plane: int
+    tiles: list[int]
 
 
 class _Tiles:
@@ -65,51 +88,58 @@ class _Tiles:
     def __init__(
         self,
         batch: EncodedBatch,
-        forms: dict[Form, list[int]],
+        own: list[int],
+        parts: list[_Part],
         others: Prepared,
         engine: Jpeg2000Engine,
         *,
         convert: bool,
     ) -> None:
-        self._batch, self._forms, self._others, self._engine = batch, forms, others, engine
-        self._convert = convert
-        self._own = [index for indices in forms.values() for index in indices]
+        self._batch, self._own, self._parts = batch, own, parts
+        self._others, self._engine, self._convert = others, engine, convert
         self.work = others.work
-        self.groups = [*([index] for index in self._own), *others.groups]
+        self.groups = [*([index] for index in own), *others.groups]
 
     def describe(self, addresses: Sequence[int], stream: Stream) -> None:
         self._addresses, self._stream = np.array(addresses, np.int64), stream
         self._others.describe(addresses, stream)
 
     def decode(self, worker: DecodeWorker) -> list[bool]:
-        batch, status = self._batch, self.work.doubts
-        encoded = np.frombuffer(batch.view, np.uint8)
-        worked: list[bool] = []
-        for form, indices in self._forms.items():
-            flags = status[len(worked) : len(worked) + len(indices)]
+        batch, encoded = self._batch, np.frombuffer(self._batch.view, np.uint8)
+        pixel_bytes = batch.level.channels * batch.level.dtype.itemsize
+        without_memory: set[int] = set()
+        for (form, plane, tiles), flags in self._flags():
             flags[:] = 1
-            places = batch.starts[0, indices], batch.lengths[0, indices], self._addresses[indices]
+            targets = self._addresses[tiles] + plane * form.pixel_bytes
+            places = batch.starts[plane, tiles], batch.lengths[plane, tiles], targets
             try:
-                self._engine.decode(form, encoded, *places, flags, self._stream)
+                self._engine.decode(form, encoded, *places, pixel_bytes, flags, self._stream)
             except MemoryError:
-                worked += [False] * len(indices)
-            else:
-                worked += [True] * len(indices)
-        return worked + self._others.decode(worker)
+                without_memory |= {*tiles}
+        return [index not in without_memory for index in self._own] + self._others.decode(worker)
 
     def engine(self, worker: DecodeWorker) -> str:
-        codings = [coding for form in self._forms for coding in form.header.coding]
+        codings = [coding for part in self._parts for coding in part.form.header.coding]
         exact = all(coding.reversible for coding in codings) and not self._others.groups
         return EXACT if exact else KERNELS
 
     def finish(self, worked: list[bool], slots: Slots, device: Device, stream: Stream) -> None:
         if self._convert:
             good = {index for index, good in zip(self._own, worked, strict=False) if good}
-            whole = [tiles for form, tiles in self._forms.items() if not form.ycbcr]
+            whole = [part.tiles for part in self._parts if not part.form.ycbcr]
             indices = [index for tiles in whole for index in tiles if index in good]
             device.ycbcr_to_rgb(slots.addresses[indices], slots.tile, stream)
         self._others.finish(worked[len(self._own) :], slots, device, stream)
 
     def doubtful(self, decoded: Sequence[int]) -> list[int]:
-        wrong = np.flatnonzero(self.work.doubts[: len(self._own)]).tolist()
-        return sorted({self._own[place] for place in wrong} & {*decoded})
+        wrong: set[int] = set()
+        for part, flags in self._flags():
+            wrong.update(part.tiles[place] for place in np.flatnonzero(flags).tolist())
+        return sorted(wrong & {*decoded})
+
+    def _flags(self) -> Iterator[tuple[_Part, NDArray[np.int32]]]:
+        """Return each part, and the flags of its code streams."""
+        first = 0
+        for part in self._parts:
+            yield part, self.work.doubts[first : first + len(part.tiles)]
+            first += len(part.tiles)
