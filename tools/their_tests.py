@@ -1,7 +1,8 @@
 """Run the tests of a library that `compat` stands in for, from a checkout of it, on ours.
 
 Usage: ``python tools/their_tests.py openslide CHECKOUT/tests [pytest's own arguments]``, or
-``python tools/their_tests.py cucim CHECKOUT/python/cucim/tests/unit/clara``
+``python tools/their_tests.py cucim CHECKOUT/python/cucim/tests/unit/clara``, or
+``python tools/their_tests.py tiffslide CHECKOUT/tiffslide/tests test_tiffslide.py``
 
 The library's name is imported as ours, and nothing of the checkout but its tests is used. What is
 meant for a part that there is not (openslide's `lowlevel`, say) gets what its tests ask of it.
@@ -9,6 +10,7 @@ meant for a part that there is not (openslide's `lowlevel`, say) gets what its t
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -34,6 +36,12 @@ STAND_INS = {
             "cache_create = read_icc_profile = read_associated_image_icc_profile = _Available()\n"
         ),
     },
+    "tiffslide": {
+        "tiffslide/__init__.py": (
+            "from napari_wsigpu.compat.tiffslide import *\n"
+            "from napari_wsigpu.compat.tiffslide import __getattr__\n"
+        ),
+    },
 }
 
 
@@ -48,8 +56,12 @@ def main(arguments: list[str]) -> int:
         code = f"import sys, pytest; sys.path.insert(0, {folder!r}); sys.exit(pytest.main())"
         options = ["-q", "-p", "no:cacheprovider", "-W", "ignore", *rest]
         # Without `-I`, the tests' own folder would hide what is installed.
-        command = [sys.executable, "-c", code, *options, "."]
-        return subprocess.run(command, cwd=tests, check=False).returncode
+        targets = ["."] if all(word.startswith("-") for word in rest) else []
+        command = [sys.executable, "-c", code, *options, *targets]
+        # What their tests start finds ours too.
+        paths = [folder, *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+        return subprocess.run(command, cwd=tests, env=environment, check=False).returncode
 
 
 if __name__ == "__main__":

@@ -61,7 +61,14 @@ if TYPE_CHECKING:
     from napari_wsigpu.codecs.color import Color
     from napari_wsigpu.codecs.cpu import CpuDecoder
     from napari_wsigpu.geometry import Span
-    from napari_wsigpu.layout import Channel, LevelLayout, Planes, PyramidLevel, SlideLayout
+    from napari_wsigpu.layout import (
+        Channel,
+        LevelLayout,
+        Planes,
+        PyramidLevel,
+        SlideFile,
+        SlideLayout,
+    )
     from napari_wsigpu.reading.plan import Keep
     from napari_wsigpu.runtime import Runtime
     from napari_wsigpu.storage.source import ByteSource
@@ -156,6 +163,7 @@ class Slide:
         runtime: Runtime | None = None,
         title: str | None = None,
         decoder: CpuDecoder | None = None,
+        source: ByteSource | None = None,
     ) -> None:
         self.layout = layout
         self._described: SlideLayout | None = layout
@@ -172,7 +180,7 @@ class Slide:
         self._planes = OpenPlanes(self._open_plane)
         # The planes of a slide share its threads.
         decoder = self._decoder = choose_decoder(layout, threads) if decoder is None else decoder
-        self._source = _source_of(layout)
+        self._source = _source_of(layout) if source is None else source
         self._pyramid = layout.pyramid(LARGEST_OVERVIEW)
         images = {level.number: level.layout for level in sorted(self._pyramid)}
         parts = parts_of(list(images.values()))
@@ -185,7 +193,8 @@ class Slide:
             title or layout.path,
             names,
             partial(truncation.reason, layout, images),
-            partial(_check_files, layout),
+            # Of a server each answer says which version it is of.
+            partial(_check_files, () if layout.remote or source else layout.files, layout.path),
         )
 
         def reader(source: ByteSource) -> RegionReader:
@@ -1300,10 +1309,9 @@ def _source_of(layout: SlideLayout) -> ByteSource:
     return FileSource(layout.files[0]) if len(layout.files) == 1 else FilesSource(layout.files)
 
 
-def _check_files(layout: SlideLayout) -> None:
-    if layout.remote is None:  # of others each answer says which version it is of
-        for file in layout.files:
-            check_unchanged(file, layout.path)
+def _check_files(files: Sequence[SlideFile], path: str) -> None:
+    for file in files:
+        check_unchanged(file, path)
 
 
 def _check_plane(path: str, axis: str, number: Any, size: int) -> None:

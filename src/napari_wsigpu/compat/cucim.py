@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import tifffile
 
+from napari_wsigpu.compat.shared import truncated
 from napari_wsigpu.errors import RegionError, SlideError, SlideReadError, file_error
 from napari_wsigpu.gpu.devices import cuda_index
 from napari_wsigpu.gpu.driver import import_cuda
@@ -531,7 +532,7 @@ class _File:
         }
 
     def read(self, place: tuple[int, int], size: tuple[int, int], level: int, device: str) -> Any:
-        start, corner = self._start(place, level)
+        start, corner = truncated(place, self.slide.level_downsamples[level])
         region = self.slide.read_region(corner, size, level, device)
         self._fill_outside([region], [start], level)
         return region
@@ -544,7 +545,8 @@ class _File:
         batch_size: int,
         **options: Any,
     ) -> Iterator[Any]:
-        found = [self._start(place, level) for place in places]
+        downsample = self.slide.level_downsamples[level]
+        found = [truncated(place, downsample) for place in places]
         starts = iter([start for start, _ in found])
         corners = [corner for _, corner in found]
         count = batch_size if batch_size > 1 else None
@@ -552,12 +554,6 @@ class _File:
             regions = [batch] if count is None else batch
             self._fill_outside(regions, list(islice(starts, batch_size)), level)
             yield batch
-
-    def _start(self, place: tuple[int, int], level: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Return a place in the level's own pixels, and a location that `Slide` takes for it."""
-        downsample = self.slide.level_downsamples[level]
-        x, y = int(place[0] / downsample), int(place[1] / downsample)
-        return (x, y), (math.floor(x * downsample + 0.5), math.floor(y * downsample + 0.5))
 
     def _fill_outside(self, regions: Any, starts: Sequence[tuple[int, int]], level: int) -> None:
         layout = self.slide.layout

@@ -43,38 +43,45 @@ SMALLEST_CHUNK = 256
 class SlideStore(Store):  # type: ignore[misc]
     """A slide, or one of its levels, as a read-only store.
 
-    A slide is an OME-Zarr 0.5 image, whose levels are the arrays ``0``, ``1``, ... with the axes
-    c, y, x; a level is an array of its own shape. Chunks are stored tiles, uncompressed; each is
-    decoded when it is asked for. The slide has to stay open.
+    A slide is a group, whose levels are the arrays ``0``, ``1``, ...; a level is an array of its
+    own shape. Chunks are stored tiles, uncompressed; each is decoded when it is asked for. The
+    slide has to stay open.
 
     Parameters
     ----------
     source : Slide or LevelArray
         What to show.
+    axes : str
+        Of a slide's arrays: ``"cyx"``, which makes it an OME-Zarr 0.5 image, ``"yxc"``, or
+        ``"yx"`` of the first channel alone.
     """
 
     supports_writes = False
     supports_deletes = False
     supports_listing = True
 
-    def __init__(self, source: Slide | LevelArray) -> None:
+    def __init__(self, source: Slide | LevelArray, axes: str = "cyx") -> None:
         super().__init__(read_only=True)
-        self._source = source
+        self._source, self._axes = source, axes
         if isinstance(source, LevelArray):
-            self._arrays = {"": _Array(source, channels_first=False)}
+            self._arrays = {"": _Array(source, "yxc"[: source.ndim])}
             self._documents = {DOCUMENT: self._arrays[""].document()}
             return
         levels = enumerate(source.levels)
-        self._arrays = {f"{number}/": _Array(level, True) for number, level in levels}
-        self._documents = {DOCUMENT: _group(source)}
+        self._arrays = {f"{number}/": _Array(level, axes) for number, level in levels}
+        self._documents = {DOCUMENT: _group(source, ome=axes == "cyx")}
         for prefix, array in self._arrays.items():
             self._documents[prefix + DOCUMENT] = array.document()
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, SlideStore) and other._source is self._source
+        return (
+            isinstance(other, SlideStore)
+            and other._source is self._source
+            and other._axes == self._axes
+        )
 
     def __hash__(self) -> int:
-        return hash(id(self._source))
+        return hash((id(self._source), self._axes))
 
     def __repr__(self) -> str:
         return f"<SlideStore of {self._source!r}>"
@@ -154,15 +161,11 @@ class _Array:
     """A level as a Zarr array."""
 
     level: LevelArray
-    channels_first: bool
-
-    @property
-    def axes(self) -> str:
-        return "cyx" if self.channels_first else "yxc"[: self.level.ndim]
+    axes: str
 
     def _in_order(self, values: tuple[int, ...]) -> tuple[int, ...]:
         """Return numbers of (y, x, c) in the order of the axes."""
-        return (values[2], *values[:2]) if self.channels_first else values
+        return tuple(values["yxc".index(axis)] for axis in self.axes)
 
     @property
     def chunk_shape(self) -> tuple[int, ...]:
@@ -184,16 +187,15 @@ class _Array:
 
     def chunk(self, place: tuple[int, ...]) -> bytes:
         """Decode a chunk."""
-        begins = [number * size for number, size in zip(place, self.chunk_shape, strict=True)]
-        if self.channels_first:
-            begins = begins[1:]
-        size = self.chunk_shape[1:] if self.channels_first else self.chunk_shape
-        key = tuple(
-            slice(begin, begin + length) for begin, length in zip(begins, size, strict=False)
+        rows, columns = (
+            slice(place[axis] * self.chunk_shape[axis], (place[axis] + 1) * self.chunk_shape[axis])
+            for axis in map(self.axes.index, "yx")
         )
-        pixels = self.level[key[:2]]
-        if self.channels_first:
+        pixels = self.level[rows, columns]
+        if self.axes == "cyx":
             pixels = np.moveaxis(pixels, -1, 0)
+        elif pixels.ndim > len(self.axes):
+            pixels = pixels[..., 0]
         if pixels.shape != self.chunk_shape:
             whole = np.zeros(self.chunk_shape, pixels.dtype)
             whole[tuple(map(slice, pixels.shape))] = pixels
@@ -219,7 +221,9 @@ class _Array:
         )
 
 
-def _group(slide: Slide) -> bytes:
+def _group(slide: Slide, *, ome: bool) -> bytes:
+    if not ome:
+        return _json({"node_type": "group", "attributes": {}})
     x, y = slide.mpp or (1.0, 1.0)
     scales = [[y * step, x * step] for step in slide.level_downsamples]
     known = "yx" if slide.mpp else ""

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from napari_wsigpu.layout import SlideLayout
+    from napari_wsigpu.storage.source import ByteSource
 
     Plane = Mapping[str, Mapping[str, int]]
 
@@ -78,6 +79,36 @@ def describe(path: str | os.PathLike[str], at: Mapping[str, int] | None = None) 
         layout = _describe_url(name, plane)
     else:
         layout = _describe(str(Path(name).absolute()), plane)
+    return _checked(layout)
+
+
+def describe_source(source: ByteSource, size: int, name: str) -> SlideLayout:
+    """Describe a TIFF slide whose bytes somebody else reads.
+
+    Parameters
+    ----------
+    source : ByteSource
+        The file.
+    size : int
+        Its size in bytes.
+    name : str
+        Its name.
+
+    Returns
+    -------
+    SlideLayout
+        As of `describe`; its path is the name.
+
+    Raises
+    ------
+    SlideError
+        As `describe` does.
+    """
+    return _checked(_describe_source(source, SlideFile(name, size, 0), {}))
+
+
+def _checked(layout: SlideLayout) -> SlideLayout:
+    """Return a layout without what can't be, and without others' names in its problems."""
     # Folders are private, and would hide the whole sentence.
     problems = list(layout.problems)
     for path in (*(file.path for file in layout.files[:1]), layout.path):
@@ -140,23 +171,28 @@ def _describe_url(url: str, plane: Plane) -> SlideLayout:
         )
     source = RemoteSource.connect(url)
     try:
-        file = ReadAheadFile(source, source.size, name)
-        head = file.read(HEAD)
-        if head[dicom.PREAMBLE :].startswith(dicom.MAGIC) and not head.startswith(TIFF_MAGIC):
-            raise UnsupportedSlideError(
-                f"'{name}' is DICOM, which can only be read from a disk; "
-                "download the slide's whole folder."
-            )
-        _check_head(name, head)
-        file.seek(0)
-        try:
-            layout = _describe_tiff(SlideFile(name, source.size, 0), cast("IO[bytes]", file), plane)
-        finally:
-            if file.failure is not None:  # the parser may have gone on without what it lacked
-                raise file.failure from None
+        layout = _describe_source(source, SlideFile(name, source.size, 0), plane)
         return replace(layout, remote=RemoteFile(url, source.version))
     finally:
         source.close()
+
+
+def _describe_source(source: ByteSource, described: SlideFile, plane: Plane) -> SlideLayout:
+    name = described.path
+    file = ReadAheadFile(source, described.size, name)
+    head = file.read(HEAD)
+    if head[dicom.PREAMBLE :].startswith(dicom.MAGIC) and not head.startswith(TIFF_MAGIC):
+        raise UnsupportedSlideError(
+            f"'{name}' is DICOM, which can only be read from a disk; "
+            "download the slide's whole folder."
+        )
+    _check_head(name, head)
+    file.seek(0)
+    try:
+        return _describe_tiff(described, cast("IO[bytes]", file), plane)
+    finally:
+        if file.failure is not None:  # the parser may have gone on without what it lacked
+            raise file.failure from None
 
 
 def _check_head(name: str, head: bytes) -> None:

@@ -37,7 +37,7 @@ def openslide_properties(slide: Slide) -> dict[str, str]:
     layout = slide.layout
     found = dict(sorted(_general(slide)))
     for name, value in layout.metadata.items():
-        found |= dict(_flat(name, value))
+        found |= dict(flat(name, value))
     comment = found.get("tiff.ImageDescription")
     if comment is not None:
         found["openslide.comment"] = comment
@@ -62,7 +62,7 @@ def _general(slide: Slide) -> Iterator[tuple[str, str]]:
         yield "openslide.icc-size", str(len(profile))
     if layout.vendor in COLOURED_VENDORS:
         yield "openslide.background-color", f"{int(layout.background):02X}" * 3
-    bounds = _bounds(layout)
+    bounds = bounds_of(layout)
     if bounds is not None:
         yield "openslide.bounds-x", str(bounds.left)
         yield "openslide.bounds-y", str(bounds.top)
@@ -88,7 +88,7 @@ def _general(slide: Slide) -> Iterator[tuple[str, str]]:
             yield f"{name}.icc-size", str(len(profile))
 
 
-def _bounds(layout: SlideLayout) -> Rect | None:
+def bounds_of(layout: SlideLayout) -> Rect | None:
     """Return what of a mosaic the scanner took; None of other slides."""
     bounds = [part.bounds for part in layout.levels[0].parts]
     if not bounds:
@@ -102,13 +102,14 @@ def _bounds(layout: SlideLayout) -> Rect | None:
     )
 
 
-def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
+def flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Yield the fields that lie in a field, at any depth, by their whole names."""
     if isinstance(value, dict):
         for key, item in value.items():
-            yield from _flat(f"{name}.{key}", item)
+            yield from flat(f"{name}.{key}", item)
     elif isinstance(value, list | tuple):
         for number, item in enumerate(value):
-            yield from _flat(f"{name}[{number}]", item)
+            yield from flat(f"{name}[{number}]", item)
     elif value is not None:
         yield name, _text(value)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -18,6 +17,7 @@ from napari_wsigpu.compat.openslide.errors import (
     OpenSlideUnsupportedFormatError,
 )
 from napari_wsigpu.compat.openslide.properties import openslide_properties
+from napari_wsigpu.compat.shared import Items, blank
 from napari_wsigpu.errors import (
     NotASlideError,
     SlideError,
@@ -27,7 +27,7 @@ from napari_wsigpu.errors import (
 from napari_wsigpu.slide import open_slide as open_any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Mapping
 
     from numpy.typing import NDArray
 
@@ -113,13 +113,13 @@ class OpenSlide(AbstractSlide):
     @property
     def properties(self) -> Mapping[str, str]:
         """All metadata by OpenSlide's names."""
-        return _Items("_PropertyMap", self, self._named, lambda name: self._named()[name])
+        return self._items("_PropertyMap", self._named, lambda name: self._named()[name])
 
     @property
     def associated_images(self) -> Mapping[str, Image.Image]:
         """The pictures beside the slide by name, decoded when they are asked for."""
-        return _Items(
-            "_AssociatedImageMap", self, lambda: self.slide.associated_images, self._picture
+        return self._items(
+            "_AssociatedImageMap", lambda: self.slide.associated_images, self._picture
         )
 
     def get_best_level_for_downsample(self, downsample: float) -> int:
@@ -159,9 +159,7 @@ class OpenSlide(AbstractSlide):
         if not 0 <= level < self.slide.level_count:
             return Image.new("RGBA", (size[0], size[1]))
         pixels = as_rgba(self.slide.read_region(location, size, level))
-        held = self.slide.read_mask(location, size, level)
-        if not held.all():
-            pixels[~held] = 0
+        blank(pixels, self.slide, location, level)
         return Image.fromarray(pixels) if pixels.size else Image.new("RGBA", (size[0], size[1]))
 
     def _picture(self, name: str) -> Image.Image:
@@ -178,6 +176,15 @@ class OpenSlide(AbstractSlide):
             self._properties = openslide_properties(self.slide)
         return self._properties
 
+    def _items(
+        self, kind: str, names: Callable[[], Iterable[str]], make: Callable[[str], Value]
+    ) -> Items[Value]:
+        return Items(
+            kind,
+            lambda: self._work(lambda: list(names())),
+            lambda name: self._work(lambda: make(name)),
+        )
+
     def _work(self, read: Callable[[], Value]) -> Value:
         """Read, unless the slide was closed or has failed before."""
         if self._closed:
@@ -189,33 +196,6 @@ class OpenSlide(AbstractSlide):
         except SlideError as error:
             self._error = OpenSlideError(str(error))
             raise self._error from error
-
-
-class _Items(Mapping[str, Value]):
-    """What a slide has by name, made when it is asked for."""
-
-    def __init__(
-        self,
-        kind: str,
-        slide: OpenSlide,
-        names: Callable[[], Iterable[str]],
-        make: Callable[[str], Value],
-    ) -> None:
-        self._kind, self._slide, self._names, self._make = kind, slide, names, make
-
-    def __getitem__(self, name: str) -> Value:
-        if name not in list(self):
-            raise KeyError(name)
-        return self._slide._work(lambda: self._make(name))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._slide._work(lambda: list(self._names())))
-
-    def __len__(self) -> int:
-        return len(list(iter(self)))
-
-    def __repr__(self) -> str:
-        return f"<{self._kind} {dict(self)!r}>"
 
 
 def open_slide(filename: Filename) -> OpenSlide | ImageSlide:

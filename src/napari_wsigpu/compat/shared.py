@@ -1,0 +1,86 @@
+"""What several of these interfaces need."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from numpy.typing import NDArray
+
+    from napari_wsigpu.slide import Slide
+
+    Pair = tuple[int, int]
+
+Value = TypeVar("Value")
+
+
+class Items(Mapping[str, Value]):
+    """What a slide has by name, made when it is asked for.
+
+    Parameters
+    ----------
+    kind : str
+        What `repr` calls it.
+    names, make : callable
+        Give all names, and what has a name.
+    """
+
+    def __init__(
+        self, kind: str, names: Callable[[], Iterable[str]], make: Callable[[str], Value]
+    ) -> None:
+        self._kind, self._names, self._make = kind, names, make
+
+    def __getitem__(self, name: str) -> Value:
+        if name not in list(self):
+            raise KeyError(name)
+        return self._make(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names())
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def __repr__(self) -> str:
+        return f"<{self._kind} {dict(self)!r}>"
+
+
+def blank(pixels: NDArray[Any], slide: Slide, location: Pair, level: int) -> None:
+    """Set to 0 what of a region the file does not hold; `Slide.read_region` shows background there.
+
+    Parameters
+    ----------
+    pixels : ndarray, shape (height, width, channels)
+        The region's pixels, which are changed.
+    slide, location, level
+        Where they are from, as for `Slide.read_region`.
+    """
+    height, width = pixels.shape[:2]
+    held = slide.read_mask(location, (width, height), level)
+    if not held.all():
+        pixels[~held] = 0
+
+
+def truncated(place: Pair, downsample: float) -> tuple[Pair, Pair]:
+    """Return where a level's pixels are, as those say who round towards 0.
+
+    Parameters
+    ----------
+    place : tuple of int
+        (x, y) in pixels of level 0.
+    downsample : float
+        The level's.
+
+    Returns
+    -------
+    start : tuple of int
+        (x, y) in the level's own pixels.
+    location : tuple of int
+        (x, y) in pixels of level 0 that `Slide.read_region` takes for it.
+    """
+    x, y = (int(number / downsample) for number in place)
+    return (x, y), (math.floor(x * downsample + 0.5), math.floor(y * downsample + 0.5))

@@ -1,0 +1,73 @@
+"""Encoded bytes of a file that somebody has opened: a stream that can be read in any order."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import IO, TYPE_CHECKING
+
+from napari_wsigpu.errors import SlideClosedError, file_error
+from napari_wsigpu.storage.source import ViewSource
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class StreamSource(ViewSource):
+    """A seekable binary stream, read by one thread at a time.
+
+    Parameters
+    ----------
+    stream : IO of bytes
+        It must stay open, and what else reads it must not do so meanwhile.
+    name : str
+        Its name, for errors.
+    owned : bool
+        Whether `close` closes the stream.
+
+    Attributes
+    ----------
+    size : int
+        Size in bytes.
+    """
+
+    def __init__(self, stream: IO[bytes], name: str, *, owned: bool = False) -> None:
+        self._stream, self._name, self._owned = stream, name, owned
+        self._lock = threading.Lock()
+        self._closed = False
+        self.size = stream.seek(0, os.SEEK_END)
+
+    def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """Return the bytes of each (offset, length), in order; fewer where the stream ends before.
+
+        Raises
+        ------
+        SlideClosedError
+            If this was closed.
+        SlideError
+            If the stream can't be read.
+        """
+        with self._lock:
+            if self._closed:
+                raise SlideClosedError(f"'{self._name}' was closed; open the slide again.")
+            try:
+                return [self._read(*each) for each in ranges]
+            except (OSError, ValueError) as error:  # ValueError: the stream was closed
+                raise file_error(self._name, OSError(str(error))) from error
+
+    def _read(self, offset: int, length: int) -> memoryview:
+        self._stream.seek(offset)
+        data = self._stream.read(length)
+        while 0 < len(data) < length and (more := self._stream.read(length - len(data))):
+            data += more
+        return memoryview(data)
+
+    def release(self) -> None:
+        """Do nothing: the stream can't be opened again."""
+
+    def close(self) -> None:
+        """Read no more; may be called twice."""
+        with self._lock:
+            if self._owned and not self._closed:
+                self._stream.close()
+            self._closed = True
