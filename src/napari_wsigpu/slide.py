@@ -25,7 +25,6 @@ from napari_wsigpu.errors import (
     LevelError,
     PlaneError,
     RegionError,
-    SlideClosedError,
     TileError,
     changed_error,
 )
@@ -48,6 +47,7 @@ from napari_wsigpu.storage.file import FileSource, check_unchanged
 from napari_wsigpu.storage.files import FilesSource
 from napari_wsigpu.storage.library import LibrarySource
 from napari_wsigpu.storage.memory import MemorySource
+from napari_wsigpu.storage.readers import Readers
 from napari_wsigpu.storage.remote import RemoteSource
 from napari_wsigpu.storage.zarr import ZarrSource
 
@@ -171,9 +171,7 @@ class Slide:
         self.runtime = default_runtime() if runtime is None else runtime
         self._number = next(_slide_numbers)
         self._process, self._asked = os.getpid(), device
-        self._idle = threading.Condition()
-        self._reading = 0
-        self._closed = False
+        self._reads = Readers(layout.path)
         self._display_color: Color = "stored"
         self._threads = threads
         self._keeps_whole = keeps_whole
@@ -1104,11 +1102,10 @@ class Slide:
         Reads in flight in other threads end first, with `SlideClosedError` if they are long.
         """
         self._renew()
-        with self._idle:
-            self._closed = True
+        self._reads.closed = True
         self._source.close()
-        with self._idle:
-            self._idle.wait_for(lambda: self._reading == 0)
+        with self._reads.none():
+            pass
         self.runtime.fetcher.forget_slide(self._number)
         self.clear_cache()
         self._release_readers()
@@ -1227,37 +1224,14 @@ class Slide:
     def _guarded(self, read: Callable[[], Any]) -> Any:
         """Read while the slide is open, and keep it open meanwhile."""
         self._renew()
-        counted = False
         try:
-            with self._idle:
-                if self._closed:
-                    raise SlideClosedError(f"'{self.path}' was closed; open the slide again.")
-                # Ctrl-C can't come between these two, as nothing is called.
-                self._reading += 1
-                counted = True
-            return read()
+            with self._reads:
+                return read()
         except MemoryError:
             raise RegionError(
                 f"There is no memory left to read this region of '{self.path}'; read it in parts, "
                 "or let go of others."
             ) from None
-        finally:
-            if counted:
-                self._end_read()
-
-    def _end_read(self) -> None:
-        """Count a read as ended, before Ctrl-C is heeded."""
-        counted, interrupt = True, None
-        while counted:
-            try:
-                with self._idle:
-                    self._reading -= counted
-                    counted = False
-                    self._idle.notify_all()
-            except KeyboardInterrupt as error:
-                interrupt = error
-        if interrupt is not None:
-            raise interrupt
 
     def _reader_of(self, index: int) -> RegionReader:
         return self._of_memory.get(index, self._reader)
@@ -1271,11 +1245,11 @@ class Slide:
             return
         with _renewing:
             if self._process != os.getpid():
-                closed, color = self._closed, self._display_color
+                closed, color = self._reads.closed, self._display_color
                 Slide.__init__(
                     self, self.layout, self._asked, self._threads, keeps_whole=self._keeps_whole
                 )
-                self._closed, self._display_color = closed, color
+                self._reads.closed, self._display_color = closed, color
 
 
 _renewing = threading.Lock()

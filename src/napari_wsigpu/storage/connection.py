@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from napari_wsigpu.errors import (
-    SlideClosedError,
     SlideNotFoundError,
     SlidePermissionError,
     SlideReadError,
     UnsupportedSlideError,
 )
 from napari_wsigpu.limits import limits
+from napari_wsigpu.storage.readers import closed_error
 from napari_wsigpu.storage.redirect import final_url, same_server
 from napari_wsigpu.storage.refusal import BREAKS_OFF, SILENT, SLOW, UNREADABLE, server_error
 from napari_wsigpu.storage.signed import SentOn, SignedStore, is_secret
@@ -214,11 +214,6 @@ class Connection:
                 return None
             data[received : received + len(part)] = part
             received += len(part)
-
-
-def closed_error(name: str) -> SlideClosedError:
-    """Say that a slide was closed."""
-    return SlideClosedError(f"'{name}' was closed; open the slide again.")
 
 
 def _version(meta: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from io import FileIO
 from pathlib import Path
@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.errors import SlideChangedError, SlideClosedError, changed_error, file_error
+from napari_wsigpu.errors import SlideChangedError, changed_error, file_error
 from napari_wsigpu.storage.page_cache import read_rows
+from napari_wsigpu.storage.readers import Readers
 from napari_wsigpu.storage.source import ByteRange, JoinedBytes
 
 if TYPE_CHECKING:
@@ -175,17 +176,16 @@ class FileSource:
         self._described = file
         self._path = file.path
         self._size = file.size
-        self._state = threading.Condition()
+        self._readers = Readers(file.path)
+        self._opening = threading.Lock()
         self._file: FileIO | None = None
-        self._readers = 0
-        self._closed = False
         self._seek_lock = threading.Lock()
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
         """Return the bytes of each (offset, length), in order; fewer where the file ends before."""
         views = [memoryview(b"")] * len(ranges)
-        with self._handle() as file:
-            self._check_unchanged(file)
+        with self._readers:
+            file = self._handle()
             for (offset, length), members in merge_ranges(ranges):
                 end = min(offset + length, self._size)
                 if offset < 0 or offset >= end:
@@ -211,8 +211,8 @@ class FileSource:
         joined = join_ranges(offsets, lengths, self._size, spacing=spacing)
         buffer = new_buffer(joined.size)
         view = memoryview(buffer)
-        with self._handle() as file:
-            self._check_unchanged(file)
+        with self._readers:
+            file = self._handle()
             for offset, place, size in joined.runs:
                 self.read_into(file, view[place : place + size], offset)
         return JoinedBytes(buffer, joined.starts, joined.lengths)
@@ -225,15 +225,15 @@ class FileSource:
         apart = (offsets[1:] > ends + MERGE_GAP) | (offsets[1:] < ends)
         if len(offsets) < FEW_RANGES or LONGEST_RUN * np.count_nonzero(apart) < len(offsets):
             return None
-        held = ExitStack()
-        file = held.enter_context(self._handle())
+        reader = self._readers.enter()
         try:
-            self._check_unchanged(file)
+            file = self._handle()
         except BaseException:
-            held.close()
+            self._readers.leave(reader)
             raise
+        leave = partial(self._readers.leave, reader)
         lengths = np.maximum(np.minimum(lengths, self._size - offsets), 0)
-        return _LaterReads(self, file, held, offsets.tolist(), lengths.tolist())
+        return _LaterReads(self, file, leave, offsets.tolist(), lengths.tolist())
 
     def fills(self, ranges: Sequence[tuple[int, int]]) -> list[Fill]:
         """Return what reads each (offset, length) later; see `FillingSource.fills`."""
@@ -245,8 +245,8 @@ class FileSource:
 
     def checked_path(self) -> str:
         """Return the path, for others to read; errors as when the file is read."""
-        with self._handle() as file:
-            self._check_unchanged(file)
+        with self._readers:
+            self._handle()
         return self._path
 
     @contextmanager
@@ -255,46 +255,37 @@ class FileSource:
 
         The file is checked once.
         """
-        with self._handle() as file:
-            self._check_unchanged(file)
+        with self._readers:
+            file = self._handle()
             yield partial(self.read_into, file)
 
     def _fill(self, offset: int, length: int, view: memoryview) -> int:
         length = max(0, min(length, len(view), self._size - offset)) if offset >= 0 else 0
-        with self._handle() as file:
-            self._check_unchanged(file)
+        with self._readers:
+            file = self._handle()
             self.read_into(file, view[:length], offset)
         return length
 
     def release(self) -> None:
         """Close the file, after reads in flight, until the next read opens it again."""
-        with self._state:
-            self._state.wait_for(lambda: self._readers == 0)
+        with self._readers.none():
             if self._file is not None:
                 self._file.close()
                 self._file = None
 
     def close(self) -> None:
         """Close the file for good, after reads in flight."""
-        with self._state:
-            self._closed = True
+        self._readers.closed = True
         self.release()
 
-    @contextmanager
-    def _handle(self) -> Iterator[FileIO]:
-        with self._state:
-            if self._closed:
-                raise SlideClosedError(f"'{self._path}' was closed; open the slide again.")
+    def _handle(self) -> FileIO:
+        """Return the file, opened and as it was; a reader asks for it."""
+        with self._opening:
             if self._file is None:
                 self._file = self._open()
             file = self._file
-            self._readers += 1
-        try:
-            yield file
-        finally:
-            with self._state:
-                self._readers -= 1
-                self._state.notify_all()
+        self._check_unchanged(file)
+        return file
 
     def _open(self) -> FileIO:
         try:
@@ -365,11 +356,11 @@ class _LaterReads:
         self,
         source: FileSource,
         file: FileIO,
-        held: ExitStack,
+        leave: Callable[[], None],
         offsets: list[int],
         lengths: list[int],
     ) -> None:
-        self._source, self._file, self._held = source, file, held
+        self._source, self._file, self._leave = source, file, leave
         self._offsets, self.lengths = offsets, lengths
 
     def read(self, index: int) -> bytes:
@@ -385,7 +376,7 @@ class _LaterReads:
 
     def close(self) -> None:
         """Let the file be closed."""
-        self._held.close()
+        self._leave()
 
 
 def _read_fully(file: FileIO, length: int) -> bytes:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from napari_wsigpu.errors import SlideClosedError, UnsupportedSlideError
+from napari_wsigpu.errors import UnsupportedSlideError
 from napari_wsigpu.geometry import Rect
 from napari_wsigpu.storage.file import check_unchanged
+from napari_wsigpu.storage.readers import Readers, closed_error
 from napari_wsigpu.storage.source import Unreadable, ViewSource
 
 if TYPE_CHECKING:
@@ -152,11 +153,9 @@ class LibrarySource(ViewSource):
         self._file = file
         self._images = sorted(images, key=_begin)
         self._begins = np.array([_begin(image) for image in self._images], np.int64)
+        self._readers = Readers(file.path)
         self._lock = threading.Lock()
-        self._reading = threading.Condition(self._lock)
-        self._readers = 0
         self._library: Library | None = None
-        self._closed = False
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
         """Return the bytes of each (offset, length) within a tile, in order."""
@@ -179,22 +178,20 @@ class LibrarySource(ViewSource):
 
     def release(self) -> None:
         """Have the library close the slide until the next read."""
-        with self._reading:
-            self._reading.wait_for(lambda: not self._readers)
+        with self._readers.none():
             library, self._library = self._library, None
         if library is not None:
             library.close()
 
     def close(self) -> None:
         """Read no more."""
-        self._closed = True
+        self._readers.closed = True
         self.release()
 
     def _check(self) -> None:
-        file = self._file
-        if self._closed:
-            raise SlideClosedError(f"'{file.path}' was closed; open the slide again.")
-        check_unchanged(file, file.path)
+        if self._readers.closed:
+            raise closed_error(self._file.path)
+        check_unchanged(self._file, self._file.path)
 
     def _tile_at(self, offset: int) -> _Tile:
         number = int(np.searchsorted(self._begins, offset, "right")) - 1
@@ -206,42 +203,32 @@ class LibrarySource(ViewSource):
         def fill(view: memoryview) -> int:
             image, rect = tile.image, tile.rect
             assert image.library is not None
-            library = self._take(image.library.name)
-            try:
-                pixels = library.read(image.library.image, rect)
-                shape = image.grid.tile_height, image.grid.tile_width, image.channels
-                target = np.frombuffer(view, image.dtype).reshape(shape)
-                target[: rect.height, : rect.width] = pixels
-            except Exception as error:  # libraries have exceptions of their own
-                self._drop(library)
-                raise ValueError(f"{image.library.name} can't decode it ({error})") from error
-            finally:
-                self._give_back()
+            with self._readers:
+                library = self._opened(image.library.name)
+                try:
+                    pixels = library.read(image.library.image, rect)
+                    shape = image.grid.tile_height, image.grid.tile_width, image.channels
+                    target = np.frombuffer(view, image.dtype).reshape(shape)
+                    target[: rect.height, : rect.width] = pixels
+                except Exception as error:  # libraries have exceptions of their own
+                    self._drop(library)
+                    raise ValueError(f"{image.library.name} can't decode it ({error})") from error
             return len(view)
 
         return fill
 
-    def _take(self, name: str) -> Library:
-        """Return the opened slide, which is not closed before it is given back."""
-        with self._reading:
-            if self._closed:
-                raise SlideClosedError(f"'{self._file.path}' was closed; open the slide again.")
+    def _opened(self, name: str) -> Library:
+        with self._lock:
             if self._library is None:
                 self._library = open_library(name, self._file.path)
-            self._readers += 1
             return self._library
-
-    def _give_back(self) -> None:
-        with self._reading:
-            self._readers -= 1
-            self._reading.notify_all()
 
     def _drop(self, library: Library) -> None:
         """Open the slide anew for the next read: OpenSlide refuses all after one that failed.
 
         It closes by itself when no thread uses it any more.
         """
-        with self._reading:
+        with self._lock:
             if self._library is library:
                 self._library = None
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import threading
 import traceback
 from concurrent.futures import CancelledError
-from contextlib import contextmanager
 from hashlib import sha256
 from typing import TYPE_CHECKING, NamedTuple
 
 from cachetools import LRUCache
 
 from napari_wsigpu.errors import NotASlideError, changed_error
-from napari_wsigpu.storage.connection import ENTITY_TAG, Connection, closed_error
+from napari_wsigpu.storage.connection import ENTITY_TAG, Connection
 from napari_wsigpu.storage.disk_cache import disk_cache
+from napari_wsigpu.storage.readers import Readers, closed_error
 from napari_wsigpu.storage.source import ViewSource
 from napari_wsigpu.storage.url import public_url
 
@@ -69,9 +69,8 @@ class RemoteSource(ViewSource):
         self._name = public_url(url)
         self._key = _cache_key(url, size, version)
         self._connection = connection or Connection(url)
-        self._state = threading.Condition()
-        self._readers = 0
-        self._closed = False
+        self._readers = Readers(self._name)
+        self._state = threading.Lock()
         self._memory: LRUCache[int, memoryview] = LRUCache(MEMORY, getsizeof=len)
         self._asked: dict[int, _Request] = {}
 
@@ -115,19 +114,17 @@ class RemoteSource(ViewSource):
     def release(self) -> None:
         """Let go of connection and memory until the next read; reads in flight fail."""
         self._connection.release()
-        with self._state:
-            self._state.wait_for(lambda: self._readers == 0)
+        with self._readers.none():
             self._memory.clear()
 
     def close(self) -> None:
         """Let go of everything for good; reads in flight fail."""
-        with self._state:
-            self._closed = True
+        self._readers.closed = True
         self._connection.close()
         self.release()
 
     def _blocks(self, wanted: Collection[int]) -> dict[int, memoryview]:
-        with self._reading():
+        with self._readers:
             found = self._at_hand(wanted)
             requests = self._ask(sorted(set(wanted) - found.keys()))
             try:
@@ -136,19 +133,6 @@ class RemoteSource(ViewSource):
             finally:
                 self._forget(requests)
         return found
-
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        with self._state:
-            if self._closed:
-                raise closed_error(self._name)
-            self._readers += 1
-        try:
-            yield
-        finally:
-            with self._state:
-                self._readers -= 1
-                self._state.notify_all()
 
     def _at_hand(self, wanted: Collection[int]) -> dict[int, memoryview]:
         """Return those blocks that are in memory or on disk."""
