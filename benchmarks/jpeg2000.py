@@ -1,9 +1,11 @@
-"""Time batches of JPEG 2000 tiles: by our kernels, by nvJPEG2000, and by the cores.
+"""Time JPEG 2000 tiles: our kernels, nvJPEG2000, the cores, and slides read through `open_slide`.
 
-Usage: ``python -m benchmarks.jpeg2000 [SLIDE] [--tiles N ...] [--json OUT]``.
+Usage: ``python -m benchmarks.jpeg2000 [SLIDE ...] [--tiles N ...] [--whole] [--json OUT]``.
 
-Needs a CUDA device. The bytes are in page-locked memory; the pixels come to the device, those of
-the cores to the host. Without a slide, a synthetic one of 256² tiles is made.
+Needs a CUDA device. Batches: the bytes are in page-locked memory; the pixels come to the device,
+those of the cores to the host. A slide of fewer tiles than that has them repeated. ``--whole`` also
+reads each slide by a device: a view, the whole level, random patches, and compares with the CPU.
+Without a slide, a synthetic one of 256² tiles is made.
 """
 
 from __future__ import annotations
@@ -14,10 +16,12 @@ import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+os.environ.setdefault("OPENCV_LOG_LEVEL", "ERROR")  # nvImageCodec's CPU backend
 
 import numpy as np
 
@@ -26,53 +30,70 @@ from napari_wsigpu import open_slide, runtime
 from napari_wsigpu.bench import print_table
 from napari_wsigpu.codecs.tile import decode_tile
 from napari_wsigpu.gpu.codestream import Jpeg2000Streams, recipe
+from napari_wsigpu.gpu.jpeg2000.decoder import programs
 from napari_wsigpu.gpu.jpeg2000.tiles import Jpeg2000Tiles
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
+    from napari_wsigpu import Slide
     from napari_wsigpu.codecs.decoder import EncodedBatch
     from napari_wsigpu.gpu.worker import DecodeWorker
 
 ROUNDS, WARM_UP = 7, 2
+VIEW, PATCH, PATCHES, AT_ONCE, COMPARED = 2048, 256, 8192, 256, 3600
+# What nvImageCodec takes for a device where all is done by the CPU.
+NO_DEVICE = -99999
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description="Time batches of JPEG 2000 tiles.")
-    parser.add_argument("slide", type=Path, nargs="?", default=None)
+    parser = argparse.ArgumentParser(description="Time JPEG 2000 tiles.")
+    parser.add_argument("slides", type=Path, nargs="*")
     parser.add_argument("--tiles", type=int, nargs="+", default=[81, 256, 1024])
-    parser.add_argument("--slides", type=Path, default=SLIDES, help="folder for the synthetic one")
+    parser.add_argument("--whole", action="store_true", help="read whole slides too")
+    parser.add_argument("--folder", type=Path, default=SLIDES, help="folder for the synthetic one")
     parser.add_argument("--json", type=Path, default=None)
     given = parser.parse_args(arguments)
-    path = given.slide or ensure_slide(given.slides, 16384, "jpeg2000", 256)
-    rows = [row for count in given.tiles for row in batches(path, count)]
-    heads = ("tiles", "decoder", "median ms", "MP/s", "cores busy")
+    paths = given.slides or [ensure_slide(given.folder, 16384, "jpeg2000", 256)]
+    begin = time.perf_counter()
+    runtime.default().devices.worker(0).device.compile(*programs())
+    figures: dict[str, Any] = {"compile_s": round(time.perf_counter() - begin, 2)}
+    print(f"The kernels were compiled, or loaded, in {figures['compile_s']} s.")
+    rows = [row for path in paths for count in given.tiles for row in batches(path, count)]
+    figures["batches"] = rows
+    heads = ("tile", "KB", "tiles", "decoder", "median ms", "GP/s", "cores busy")
     print_table("JPEG 2000", heads, [tuple(map(str, row.values())) for row in rows])
-    write_json(given.json, {"batches": rows})
+    if given.whole:
+        figures["slides"] = [whole(path) for path in paths]
+        heads = tuple(figures["slides"][0])
+        print_table("Slides", heads, [tuple(map(str, row.values())) for row in figures["slides"]])
+    write_json(given.json, figures)
 
 
 def batches(path: Path, count: int) -> list[dict[str, Any]]:
-    """Time each decoder on the first tiles of a slide."""
+    """Time each decoder on so many tiles of a slide."""
     worker = runtime.default().devices.worker(0)
     with open_slide(path, device="cpu") as slide:
         image = slide.layout.levels[0]
-        tiles = np.argwhere(np.ones((image.grid.rows, image.grid.columns), bool))[:count]
+        places = np.argwhere(np.ones((image.grid.rows, image.grid.columns), bool))
+        tiles = np.resize(places, (count, 2))
         executor = slide._reader.offload.executor(worker)
         batch = executor.pipeline.encoded(image, tiles)
         how = recipe(image)
         if isinstance(how, str):
             raise SystemExit(f"The GPU can't decode these tiles: {how}.")
         ways: dict[str, Callable[[], None]] = {
-            "our kernels": partial(
-                by_device, worker, Jpeg2000Tiles(image, how, worker.jpeg2000), batch
-            ),
+            "ours": partial(by_device, worker, Jpeg2000Tiles(image, how, worker.jpeg2000), batch),
             "nvJPEG2000": partial(by_device, worker, Jpeg2000Streams(image, how), batch),
             "imagecodecs": partial(by_cores, batch),
+            "nvImageCodec, CPU": by_library(batch),
         }
-        pixels = len(tiles) * image.grid.tile_width * image.grid.tile_height
+        pixels = count * image.grid.tile_width * image.grid.tile_height
+        size = round(float(batch.lengths.mean()) / 1e3, 1)
+        side = image.grid.tile_width
         return [
-            {"tiles": len(tiles), "decoder": name, **timed(way, pixels)}
+            {"tile": side, "kilobytes": size, "tiles": count, "decoder": name, **timed(way, pixels)}
             for name, way in ways.items()
         ]
 
@@ -109,6 +130,22 @@ def by_cores(batch: EncodedBatch) -> None:
             pass
 
 
+def by_library(batch: EncodedBatch) -> Callable[[], None]:
+    """Return what decodes a batch by nvImageCodec's CPU backend."""
+    library = import_module("nvidia.nvimgcodec")
+    backend = library.Backend(library.BackendKind.CPU_ONLY)
+    decoder = library.Decoder(
+        device_id=NO_DEVICE, max_num_cpu_threads=os.cpu_count() or 1, backends=[backend]
+    )
+    texts = [bytes(tile.segments[0] or b"") for tile in batch]
+
+    def decode() -> None:
+        if None in decoder.decode([library.CodeStream(text) for text in texts]):
+            raise SystemExit("nvImageCodec's CPU backend did not decode all tiles.")
+
+    return decode
+
+
 def timed(way: Callable[[], None], pixels: int) -> dict[str, float]:
     """Time one way to decode so many pixels."""
     seconds = []
@@ -122,9 +159,64 @@ def timed(way: Callable[[], None], pixels: int) -> dict[str, float]:
     median = statistics.median(seconds[WARM_UP:])
     return {
         "median_ms": round(median * 1e3, 2),
-        "megapixels_a_second": round(pixels / median / 1e6),
+        "gigapixels_a_second": round(pixels / median / 1e9, 3),
         "cores_busy": round(cores, 1),
     }
+
+
+def whole(path: Path) -> dict[str, Any]:
+    """Time a slide as scripts read it, its regions cold, and compare it with the CPU."""
+    with open_slide(path, device="cuda") as slide, open_slide(path, device="cpu") as by_cpu:
+        width, height = slide.level_dimensions[0]
+        rng = np.random.default_rng(1)
+        side = min(COMPARED, width, height)
+        differing = slide.read_region((0, 0), (side, side), 0) != by_cpu.read_region(
+            (0, 0), (side, side), 0
+        )
+
+        def view() -> None:
+            slide.clear_cache()
+            slide.read_region((0, 0), (min(VIEW, width), min(VIEW, height)), 0)
+
+        def read(places: Iterator[tuple[int, int]], size: int, at_once: int) -> None:
+            slide.clear_cache()
+            regions = slide.read_regions(
+                list(places), (size, size), batch_size=at_once, device="cuda"
+            )
+            for _ in regions:
+                pass
+
+        grid = partial(corners, slide, min(VIEW, width, height))
+        patches = min(PATCHES, width * height // PATCH**2)
+
+        def anywhere() -> Iterator[tuple[int, int]]:
+            across = rng.integers(0, max(1, width - PATCH), patches)
+            down = rng.integers(0, max(1, height - PATCH), patches)
+            return zip(across.tolist(), down.tolist(), strict=True)
+
+        size = min(VIEW, width, height)
+        pixels = len(list(grid())) * size**2
+        sweep = timed(lambda: read(grid(), size, 4), pixels)
+        random = timed(lambda: read(anywhere(), PATCH, AT_ONCE), patches * PATCH**2)
+        return {
+            "tile": slide.layout.levels[0].grid.tile_width,
+            "width": width,
+            "samples": side * side * 3,
+            "samples_that_differ": int(np.count_nonzero(differing)),
+            "view_2048_to_host_ms": timed(view, 1)["median_ms"],
+            "sweep_gigapixels_a_second": sweep["gigapixels_a_second"],
+            "sweep_cores_busy": sweep["cores_busy"],
+            "patches_a_second": round(patches / random["median_ms"] * 1e3),
+            "patches_cores_busy": random["cores_busy"],
+        }
+
+
+def corners(slide: Slide, side: int) -> Iterator[tuple[int, int]]:
+    """Yield the corners of all squares of a level, row by row."""
+    width, height = slide.level_dimensions[0]
+    for y in range(0, height - side + 1, side):
+        for x in range(0, width - side + 1, side):
+            yield x, y
 
 
 if __name__ == "__main__":
