@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from napari_wsigpu.errors import SlideChangedError, changed_error, file_error
-from napari_wsigpu.storage.page_cache import read_rows
+from napari_wsigpu.storage.listed_reads import read_rows
 from napari_wsigpu.storage.readers import Readers
 from napari_wsigpu.storage.source import ByteRange, JoinedBytes
 
