@@ -12,7 +12,6 @@ import logging
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from math import ceil
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,10 +40,9 @@ if TYPE_CHECKING:
 
     Data = bytes | memoryview
 
-# Batches of many tiles come one after another. Some are decoded at a time, so that threads need
-# not wait while the next tiles are read, each by a part of the threads: more are in each other's
-# way, and in that of who reads.
-BATCHES, MANY, SHARE = 3, 256, 0.75
+# Batches of many tiles come one after another. Some are decoded at a time, so that cores need not
+# wait while the next tiles are read.
+BATCHES = 3
 # For fewer or larger tiles, threads of Python do as well; on few cores, for more than such a
 # share of the pixels of tiles.
 FEWEST, LARGEST_PIXELS, SMALL_SHARE = 16, 1 << 19, 0.6
@@ -147,8 +145,7 @@ class HostDecoder:
 
     def schedule(self, batch: EncodedBatch, slots: HostSlots, deliver: Deliver) -> PendingBatch:
         """Begin to decode a batch and return at once; see `Decoder.schedule`."""
-        threads = self._cpu.threads if len(batch) < MANY else ceil(SHARE * self._cpu.threads)
-        decoder = self._jpegs.take(threads) if self._takes(batch, slots) else None
+        decoder = self._jpegs.take(self._cpu.threads) if self._takes(batch, slots) else None
         if decoder is None:
             return self._cpu.schedule(batch, slots, deliver)
         pending = _JpegBatch(batch, slots, deliver, decoder, self._cpu, self._jpegs)
@@ -267,13 +264,12 @@ class _JpegBatch:
         if parts is not None:
             direct = parts.only & (parts.widths >= NARROWEST)
             parts, good = parts.of(np.flatnonzero(direct)), good[np.argsort(~direct, kind="stable")]
-        numbers: list[int] = good.tolist()
-        whole = numbers[0 if parts is None else len(parts) :]
+        whole: list[int] = good[0 if parts is None else len(parts) :].tolist()
         targets = [slots.memory[first + number] for number in whole]
         form = self._shape, self._form
-        worked = self._decoder.decode(numbers, parts, targets, self._image, form)
+        worked = self._decoder.decode(good, parts, targets, self._image, form)
         for number, target, fine in zip(
-            whole, targets, worked[len(numbers) - len(whole) :], strict=True
+            whole, targets, worked[len(good) - len(whole) :], strict=True
         ):
             if fine:
                 tile = first + number
@@ -283,7 +279,7 @@ class _JpegBatch:
                 slots.pixels[tile] = None
         if len(worked) == last - first and all(worked):
             return []
-        done = {number for number, fine in zip(numbers, worked, strict=True) if fine}
+        done = {number for number, fine in zip(good.tolist(), worked, strict=True) if fine}
         return [first + number for number in range(last - first) if number not in done]
 
     def _read(self, batch: EncodedBatch, first: int, last: int) -> NDArray[np.int64]:
@@ -301,12 +297,17 @@ class _JpegBatch:
         good = ends >= len(begin) + len(END_OF_IMAGE)
         for back, byte in enumerate(reversed(END_OF_IMAGE), 1):
             good &= rows[every, ends - back] == byte
+        fits = self._fits
+        for number in np.flatnonzero(good).tolist():
+            good[number] = fits(rows[number, before : ends[number]].data)
+            if self._form is not None:  # most others begin as this one, and are told by one look
+                break
         head = np.frombuffer(self._header, np.uint8)
         alike = np.zeros_like(good)
         if ends.max() >= before + len(head):
-            alike = good & (rows[:, before : before + len(head)] == head).all(axis=1)
+            alike = (rows[:, before : before + len(head)] == head).all(axis=1)
         for number in np.flatnonzero(good & ~alike).tolist():
-            good[number] = self._fits(rows[number, before : ends[number]].data)
+            good[number] = fits(rows[number, before : ends[number]].data)
         rows[:, : len(begin)] = np.frombuffer(begin, np.uint8)
         return np.flatnonzero(good)
 

@@ -51,7 +51,7 @@ class JpegRows:
         self._streams, self._parts = library.streams(), library.parts()
         self._images = library.images(on_device=False)
         self._form: Hashable = None
-        self._held: dict[int, int] = {}
+        self._held = np.zeros(AT_ONCE, np.uint64)
         self._rows: Bytes = np.empty((0, 0), np.uint8)
         self._memory: Bytes = self._rows
         self._addresses: list[int] = []
@@ -74,7 +74,7 @@ class JpegRows:
 
     def decode(
         self,
-        numbers: Sequence[int],
+        numbers: NDArray[np.int64],
         parts: Parts | None,
         targets: Sequence[Bytes | None],
         image: ImageFormat,
@@ -84,7 +84,7 @@ class JpegRows:
 
         Parameters
         ----------
-        numbers : sequence of int
+        numbers : ndarray of int64
             Their rows.
         parts : Parts or None
             What is wanted of the first of them, and where it goes.
@@ -105,32 +105,33 @@ class JpegRows:
             self._form = form
         self._parts.clear()
         self._images.clear()
-        streams = [self._held.get(number) or self._bind(number) for number in numbers]
-        known = all(streams)
+        for number in numbers[self._held[numbers] == 0].tolist():
+            self._bind(number)
+        streams = self._held[numbers]
+        known = bool(streams.all())
         if known and parts is not None and len(parts):
             known = self._parts.add(streams, parts) and self._images.add_parts(parts, image)
-            streams[: len(parts)] = self._parts.used.tolist()
-        for number, target in zip(numbers[len(numbers) - len(targets) :], targets, strict=True):
+            streams[: len(parts)] = self._parts.used
+        whole = numbers[len(numbers) - len(targets) :].tolist()
+        for number, target in zip(whole, targets, strict=True):
             place = self._addresses[number] if target is None else int(target.ctypes.data)
             self._images.add(place, image, 0)
         if known:
             with suppress(RuntimeError):
-                return self._decoder.decode(np.array(streams, np.uint64), self._images.used)
+                return self._decoder.decode(streams, self._images.used)
         return [False] * len(numbers)  # each is decoded by itself
 
     def close(self) -> None:
         """Destroy the decoder."""
         self._decoder.close()
 
-    def _bind(self, number: int) -> int:
-        """Bind a code stream to a row, which holds a JPEG now; 0 if the library refuses it."""
+    def _bind(self, number: int) -> None:
+        """Bind a code stream to a row, which holds a JPEG now, unless the library refuses it."""
         row = self._rows[number]
-        if not self._streams.add(int(row.ctypes.data), len(row)):
-            return 0
-        self._held[number] = self._streams.last
-        return self._streams.last
+        if self._streams.add(int(row.ctypes.data), len(row)):
+            self._held[number] = self._streams.last
 
     def _forget(self) -> None:
-        self._held.clear()
+        self._held[:] = 0
         self._streams.clear()
         self._form = None

@@ -212,7 +212,7 @@ class LibraryParts(_Handles):
         self._create = library._quick.nvimgcodecCodeStreamGetSubCodeStream
         self._views = _Structures(View)
 
-    def add(self, streams: Sequence[int], parts: Parts) -> bool:
+    def add(self, streams: NDArray[np.uint64], parts: Parts) -> bool:
         """Set the next handles to what is wanted of code streams; see `LibraryImages.add_parts`."""
         views = self._views
         if views.make_room(len(parts)):
@@ -224,7 +224,8 @@ class LibraryParts(_Handles):
         ):
             views.column(start + offset, np.int32)[: len(parts)] = begins
             views.column(end + offset, np.int32)[: len(parts)] = begins + sizes
-        return not any(map(self._create, streams, self._places(len(parts)), views.addresses))
+        places = self._places(len(parts))
+        return not any(map(self._create, streams.tolist(), places, views.addresses))
 
 
 class _Structures:
