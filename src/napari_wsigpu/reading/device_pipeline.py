@@ -181,20 +181,20 @@ class DevicePipeline:
             self._read_raw(plan, output)
             return
         output.settled = False
+        known = np.flatnonzero(here)
         self.log.count(
             tiles_asked=len(plan.tiles) + len(plan.blanks),
-            cache_hits=int(np.count_nonzero(here)),
+            cache_hits=len(known),
             background=len(plan.blanks),
         )
         addresses = np.zeros(len(plan.tiles), np.int64)
         if found is not None:
-            addresses[here] = found.slots.addresses
-        absent = np.flatnonzero(~here)
-        if not len(absent):
-            self._paste(plan, np.flatnonzero(here), addresses, output)
+            addresses[known] = found.slots.addresses
+        if len(known) == len(here):
+            self._paste(plan, known, addresses, output)
             return
         with prompt_switching():
-            self._decode(plan, absent, np.flatnonzero(here), addresses, output, last=last)
+            self._decode(plan, np.flatnonzero(~here), known, addresses, output, last=last)
 
     def _decode(
         self,

@@ -219,7 +219,8 @@ def _plan_one(number: int, image: LevelLayout, regions: Regions) -> ReadPlan:
         (row, column), (last_row, last_column) = tiles[0, 0].tolist(), tiles[-1, -1].tolist()
         counts = grid.byte_counts[:, row : last_row + 1, column : last_column + 1]
         stored = (counts > 0).any(axis=0).ravel()
-        area = int(down[3].sum()) * int(across[3].sum())
+        (end_y, height_y), (end_x, width_x) = down[1::2, -1].tolist(), across[1::2, -1].tolist()
+        area = (end_y + height_y - int(down[1, 0])) * (end_x + width_x - int(across[1, 0]))
     covered = np.array([area == height * width])
     return _without_blanks(number, image, regions, tiles.reshape(count, 2), stored, pastes, covered)
 
