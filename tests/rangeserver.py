@@ -119,9 +119,13 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path).lstrip("/")
         self.place = place = self.server.folder / path
-        given = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        given = re.fullmatch(r"bytes=(\d*)-(\d+)", self.headers.get("Range", ""))
         size = place.stat().st_size if place.is_file() else 0
-        begin, end = (int(given[1]), min(int(given[2]) + 1, size)) if given else (0, size)
+        begin, end = 0, size
+        if given and given[1]:
+            begin, end = int(given[1]), min(int(given[2]) + 1, size)
+        elif given:  # the last bytes
+            begin = max(0, size - int(given[2]))
         self.part = begin, end, size
         headers = {name.lower(): value for name, value in self.headers.items()}
         trouble = self.server.note(Request(self.path, begin, end, headers))

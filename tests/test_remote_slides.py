@@ -300,11 +300,6 @@ def test_what_is_no_slide(tmp_path, content, kind, words):
     assert f"'{server.url('x.svs')}'" in str(caught.value)
 
 
-def test_a_zarr_folder():
-    with pytest.raises(UnsupportedSlideError, match="is Zarr"):
-        open_slide("https://host/x.zarr/")
-
-
 def test_a_damaged_tile(server, folder, tmp_path):
     path = tmp_path / "cut.svs"
     shutil.copy(folder / "a slide.svs", path)

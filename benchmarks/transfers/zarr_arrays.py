@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -12,7 +13,6 @@ from napari_wsigpu.storage.zarr_array import open_array
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -69,7 +69,7 @@ def stored(folder: Path) -> NDArray[Any]:
 
 def level_reader(array: ZarrArray) -> Callable[[Region], NDArray[Any]]:
     """Return what reads regions of a level by zarr-python, shape (height, width, channels)."""
-    opened = open_array(array.path)
+    opened = open_array(Path(array.path))
     shown = [letter for letter in array.axes if letter in "yxc"]
     order = [shown.index(letter) for letter in "yxc" if letter in shown]
 

@@ -50,7 +50,7 @@ from napari_wsigpu.storage.library import LibrarySource
 from napari_wsigpu.storage.memory import MemorySource
 from napari_wsigpu.storage.readers import Readers
 from napari_wsigpu.storage.remote import RemoteSource
-from napari_wsigpu.storage.zarr import ZarrSource
+from napari_wsigpu.storage.zarr import ZarrServerSource, ZarrSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -1275,11 +1275,13 @@ def _reopened(layout: SlideLayout, device: str, threads: int, color: Color) -> S
 
 
 def _source_of(layout: SlideLayout) -> ByteSource:
-    if layout.remote is not None:
-        return RemoteSource(layout.remote.url, layout.file_size, layout.remote.version)
     if layout.levels[0].array is not None:
         images = [*layout.levels, *(item.image for item in layout.associated)]
+        if layout.remote is not None:
+            return ZarrServerSource(layout.path, images, layout.remote.url)
         return ZarrSource(layout.path, images, layout.files)
+    if layout.remote is not None:
+        return RemoteSource(layout.remote.url, layout.file_size, layout.remote.version)
     if layout.levels[0].library is not None:
         images = [*layout.levels, *(item.image for item in layout.associated if not item.data)]
         return LibrarySource(layout.files[0], images)

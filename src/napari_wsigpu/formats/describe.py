@@ -7,6 +7,7 @@ import os
 import re
 import stat
 import struct
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
@@ -22,13 +23,14 @@ from napari_wsigpu.errors import (
     UnsupportedSlideError,
     file_error,
 )
-from napari_wsigpu.formats import claims, dicom
+from napari_wsigpu.formats import claims, dicom, ome_zarr
 from napari_wsigpu.formats.fields import finite, iso_date
 from napari_wsigpu.formats.registry import PATH_FORMATS, TIFF_FORMATS
 from napari_wsigpu.layout import RemoteFile, SlideFile
 from napari_wsigpu.storage.readahead import ReadAheadFile
 from napari_wsigpu.storage.remote import RemoteSource
 from napari_wsigpu.storage.url import file_name, is_url, public_url
+from napari_wsigpu.storage.zarr_server import DOCUMENTS, ServerFolder, ZarrServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -43,6 +45,7 @@ logging.getLogger("tifffile").addHandler(logging.NullHandler())
 
 HEAD = 1 << 16
 QUOTED, SIBLING = re.compile(r"'([^']{1,255})'"), "'another file'"
+ZARR = re.compile(r"\.zarr(/|$)")
 SMALLEST_MPP, LARGEST_MPP = 1e-4, 1e5
 TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 
@@ -165,10 +168,19 @@ def _describe(name: str, plane: Plane) -> SlideLayout:
 
 def _describe_url(url: str, plane: Plane) -> SlideLayout:
     name = public_url(url)
-    if name.rstrip("/").endswith(".zarr"):
-        raise UnsupportedSlideError(
-            f"'{name}' is Zarr, which can only be read from a disk; download it."
-        )
+    if ZARR.search(name):
+        return _describe_zarr(url, plane)
+    try:
+        return _describe_file(url, name, plane)
+    except (NotASlideError, SlideNotFoundError):
+        if "." in file_name(name):
+            raise
+        with suppress(NotASlideError):
+            return _describe_zarr(url, plane)
+        raise
+
+
+def _describe_file(url: str, name: str, plane: Plane) -> SlideLayout:
     source = RemoteSource.connect(url)
     try:
         layout = _describe_source(source, SlideFile(name, source.size, 0), plane)
@@ -193,6 +205,21 @@ def _describe_source(source: ByteSource, described: SlideFile, plane: Plane) -> 
     finally:
         if file.failure is not None:  # the parser may have gone on without what it lacked
             raise file.failure from None
+
+
+def _describe_zarr(url: str, plane: Plane) -> SlideLayout:
+    """Describe a Zarr hierarchy on a server, by the URL of a folder or of a document in it."""
+    folder, _, last = url.rstrip("/").rpartition("/")
+    folder = folder if last in DOCUMENTS else url
+    server = ZarrServer(folder)
+    try:
+        parse: Callable[..., SlideLayout] = ome_zarr.parse_folder
+        layout = parse(ServerFolder(server), **plane)
+        remote = RemoteFile(folder, server.version)
+    finally:
+        server.close()
+    labels = (replace(item, layout=replace(item.layout, remote=remote)) for item in layout.labels)
+    return replace(layout, remote=remote, labels=tuple(labels))
 
 
 def _check_head(name: str, head: bytes) -> None:

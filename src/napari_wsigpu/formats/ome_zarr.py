@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from napari_wsigpu.storage.zarr_array import Node
+    from napari_wsigpu.storage.zarr_array import Folder, Node
 
 MOST_IMAGES = 64
 LONGEST_KEPT = 1 << 18
@@ -63,10 +63,14 @@ def parse(path: Path, at: Mapping[str, int] = tiff.MIDDLE) -> SlideLayout:
     SlideError
         If it can't be read.
     """
-    folder = folder_of(path) or path
+    return parse_folder(folder_of(path) or path, at)
+
+
+def parse_folder(folder: Folder, at: Mapping[str, int] = tiff.MIDDLE) -> SlideLayout:
+    """Describe what lies in a folder, on disk or on a server; see `parse`."""
     node = read_node(folder)
     if node is None:
-        raise NotASlideError(f"'{path}' is no Zarr hierarchy; choose a slide's file or folder.")
+        raise NotASlideError(f"'{folder}' is no Zarr hierarchy; choose a slide's file or folder.")
     problems: list[str] = []
     if node.is_array:
         return _layout("zarr", node, bare_image(node), problems)
@@ -187,7 +191,9 @@ def _collection(node: Node, problems: list[str], at: Mapping[str, int]) -> Slide
     )
 
 
-def _described(document: Path, problems: list[str]) -> tuple[ome.OmeDescription | None, list[str]]:
+def _described(
+    document: Folder, problems: list[str]
+) -> tuple[ome.OmeDescription | None, list[str]]:
     """Return what OME-XML says of the first image of a collection, and the names of all."""
     if not document.is_file():
         return None, []
@@ -234,7 +240,7 @@ def _converted(
     )
 
 
-def _profile(folder: Path, problems: list[str]) -> bytes | None:
+def _profile(folder: Folder, problems: list[str]) -> bytes | None:
     if not folder.is_dir():
         return None
     try:

@@ -6,7 +6,7 @@ import math
 import re
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path, PureWindowsPath
+from pathlib import PureWindowsPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ from napari_wsigpu.formats import ngff, tiff
 from napari_wsigpu.layout import SHOWN, Encoding, LevelLayout, SlideFile, TileGrid, ZarrArray
 from napari_wsigpu.limits import limits
 from napari_wsigpu.storage.zarr_array import open_array, read_node
+from napari_wsigpu.storage.zarr_server import ServerFolder
 from napari_wsigpu.tags import COMPRESSION, FILLORDER, PHOTOMETRIC, PREDICTOR
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.formats.ngff import Axes, Transform
     from napari_wsigpu.layout import Channel
-    from napari_wsigpu.storage.zarr_array import Node
+    from napari_wsigpu.storage.zarr_array import Folder, Node
 
 VERSIONS = ("0.1", "0.2", "0.3", "0.4", "0.5")
 SMALLEST_TILE = 256
@@ -74,7 +75,7 @@ class ZarrImage(NamedTuple):
         return scale * factor, shift * factor, unit is not None
 
 
-def slide_file(path: Path) -> SlideFile:
+def slide_file(path: Folder) -> SlideFile:
     """Return a file as it is now.
 
     Raises
@@ -82,6 +83,8 @@ def slide_file(path: Path) -> SlideFile:
     SlideError
         If it is not there.
     """
+    if isinstance(path, ServerFolder):
+        return SlideFile(str(path), path.stat().st_size, 0)
     try:
         status = path.stat()
     except OSError as error:
@@ -327,7 +330,7 @@ def _steps(said: dict[str, Any]) -> list[Any]:
 
 
 def _level(
-    folder: Path, array: Any, letters: str, position: Sequence[int], photometric: int
+    folder: Folder, array: Any, letters: str, position: Sequence[int], photometric: int
 ) -> LevelLayout:
     """Describe an array as a level."""
     shape, chunks, dtype = array.shape, array.chunks, np.dtype(array.dtype)
@@ -385,14 +388,14 @@ def _level(
     return level
 
 
-def _check_number(levels: Sequence[LevelLayout], folder: Path) -> None:
+def _check_number(levels: Sequence[LevelLayout], folder: Folder) -> None:
     """Refuse a level with which there are too many tiles."""
     tiles = sum(level.grid.rows * level.grid.columns for level in levels)
     if tiles > limits.tiles:
         raise _too_many(folder, tiles)
 
 
-def _too_many(folder: Path, tiles: int) -> UnsupportedSlideError:
+def _too_many(folder: Folder, tiles: int) -> UnsupportedSlideError:
     return UnsupportedSlideError(
         f"'{folder}' claims {tiles} tiles, more than any slide has: {limits.advice('tiles')}."
     )
@@ -408,7 +411,7 @@ def _grown(side: int, extent: int, most: int) -> int:
     return min(side * times, extent)
 
 
-def _check_alike(level: LevelLayout, finer: Sequence[LevelLayout], folder: Path) -> None:
+def _check_alike(level: LevelLayout, finer: Sequence[LevelLayout], folder: Folder) -> None:
     """Refuse an array that is no smaller picture of the finer ones."""
     if not finer:
         return

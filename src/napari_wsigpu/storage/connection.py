@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 MOST_AT_ONCE = 16
+MOST_BYTES, FARTHEST = 1 << 30, 1 << 62
 ENTITY_TAG = "ETag "
 CONNECT_SECONDS = 5
 # How fast an answer comes is looked at here, after each of these.
@@ -61,6 +62,30 @@ class Answer(NamedTuple):
     version: str
 
 
+class _Wanted(NamedTuple):
+    """What is asked for; see `Connection.get`."""
+
+    key: str
+    offset: int
+    length: int | None
+
+    def within(self, size: int) -> tuple[int, int]:
+        """Return where it begins and ends in an object of so many bytes."""
+        if self.length is None:
+            return 0, size
+        begin = self.offset if self.offset >= 0 else max(0, size + self.offset)
+        return begin, min(begin + self.length, size)
+
+    @property
+    def options(self) -> Any:
+        """The same as obstore takes it."""
+        if self.length is None:
+            return None
+        if self.offset < 0:
+            return {"range": {"suffix": -self.offset}}
+        return {"range": (self.offset, self.offset + self.length)}
+
+
 class Connection:
     """An object on a server; safe under many threads.
 
@@ -82,8 +107,16 @@ class Connection:
         self._stores: list[Any] = []  # the last is used
         self._slots = asyncio.Semaphore(MOST_AT_ONCE)
 
-    def get(self, offset: int, length: int) -> Future[Answer]:
+    def get(self, offset: int, length: int | None, key: str = "") -> Future[Answer]:
         """Ask for a range, in the background.
+
+        Parameters
+        ----------
+        offset, length : int
+            Where it begins, before the end if that is below 0, and how many bytes it has. Without
+            a length the whole object is asked for, which servers without ranges give, too.
+        key : str
+            Which object below the URL; by default that of the URL itself.
 
         Returns
         -------
@@ -113,7 +146,7 @@ class Connection:
                 thread.start()
                 self._running = loop, thread
             return asyncio.run_coroutine_threadsafe(
-                self._get(self._stores[-1], offset, length), self._running[0]
+                self._get(self._stores[-1], _Wanted(key, offset, length)), self._running[0]
             )
 
     def release(self) -> None:
@@ -143,17 +176,17 @@ class Connection:
         except ValueError:
             raise _no_object(self._name) from None
 
-    async def _get(self, store: Any, offset: int, length: int) -> Answer:
+    async def _get(self, store: Any, wanted: _Wanted) -> Answer:
         try:
-            return await self._got(store, offset, length)
+            return await self._got(store, wanted)
         except SentOn:
             raise SlideReadError(UNREADABLE.format(self._name)) from None
 
-    async def _got(self, store: Any, offset: int, length: int) -> Answer:
+    async def _got(self, store: Any, wanted: _Wanted) -> Answer:
         async with self._slots:
             for pause in PAUSES:
                 try:
-                    answer = await self._ask(store, offset, length)
+                    answer = await self._ask(store, wanted)
                 except (SlidePermissionError, SentOn):
                     address = await asyncio.to_thread(self._find)
                     if self._address == address == self._url:
@@ -162,18 +195,18 @@ class Connection:
                     self._address = address
                     store = _open_store(self._url, address, self._name)
                     self._stores.append(store)
-                    answer = await self._ask(store, offset, length)
+                    answer = await self._ask(store, wanted)
                 if answer is not None:
                     return answer
                 await asyncio.sleep(pause)
         raise SlideReadError(BREAKS_OFF.format(self._name))
 
-    async def _ask(self, store: Any, offset: int, length: int) -> Answer | None:
+    async def _ask(self, store: Any, wanted: _Wanted) -> Answer | None:
         """Ask once for a range; None if it arrives incomplete."""
         from obstore.exceptions import BaseError
 
         try:
-            result = (await _begun(store, offset, offset + length)).result()
+            result = (await _begun(store, wanted)).result()
         except TimeoutError:
             raise SlideReadError(SILENT.format(self._name)) from None
         except SentOn:
@@ -182,8 +215,13 @@ class Connection:
             raise server_error(self._name, error) from None
         meta, (begin, end) = result.meta, result.range
         size = int(meta["size"])
-        if (begin, end) != (offset, min(offset + length, size)):
+        if (begin, end) != wanted.within(size):
             return None
+        if end - begin > MOST_BYTES:
+            raise UnsupportedSlideError(
+                f"'{self._name}' has parts of more than {MOST_BYTES >> 20} MiB, which are too "
+                "large to be read from a server; download it."
+            )
         try:
             data = await self._received(result.stream(min_chunk_size=PART), end - begin)
         except TimeoutError:
@@ -289,7 +327,7 @@ def _login(url: str) -> dict[str, str]:
     return {"Authorization": f"Basic {b64encode(login.encode()).decode()}"}
 
 
-async def _begun(store: Any, begin: int, end: int) -> asyncio.Future[Any]:
+async def _begun(store: Any, wanted: _Wanted) -> asyncio.Future[Any]:
     """Ask for a range, after half of the time once more, as a connection may be lost.
 
     What is returned has a result with obstore's attributes.
@@ -305,10 +343,11 @@ async def _begun(store: Any, begin: int, end: int) -> asyncio.Future[Any]:
     try:
         for _ in range(2):
             if isinstance(store, SignedStore):
+                begin, end = wanted.within(FARTHEST)
                 asked.append(asyncio.ensure_future(store.get(begin, end)))
             else:
-                options = {"range": (begin, end)}
-                asked.append(asyncio.ensure_future(get_async(store, "", options=options)))
+                answer = get_async(store, wanted.key, options=wanted.options)
+                asked.append(asyncio.ensure_future(answer))
             seconds = limits.first_byte_seconds / 2
             done, _ = await asyncio.wait(asked, timeout=seconds, return_when="FIRST_COMPLETED")
             if done:

@@ -7,18 +7,26 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import imagecodecs
 import numpy as np
 
-from napari_wsigpu.errors import SlideClosedError, UnsupportedArrayError, file_error
+from napari_wsigpu.errors import (
+    SlideClosedError,
+    SlideError,
+    UnsupportedArrayError,
+    file_error,
+)
 from napari_wsigpu.layout import SHOWN
 from napari_wsigpu.memory import TileMemory
+from napari_wsigpu.storage.connection import MOST_AT_ONCE
 from napari_wsigpu.storage.file import check_unchanged
 from napari_wsigpu.storage.source import Unreadable, ViewSource
 from napari_wsigpu.storage.zarr_array import brief, open_array
 from napari_wsigpu.storage.zarr_chunks import Axis, ChunkFile, encoded, find_chunks
+from napari_wsigpu.storage.zarr_server import ServerFolder, ZarrServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence, Sized
@@ -79,7 +87,7 @@ class _Tile(NamedTuple):
         )
 
 
-class ZarrSource(ViewSource):
+class ZarrTiles(ViewSource):
     """Levels and associated images that are Zarr arrays; safe to read from any thread.
 
     Chunks that do not exist have the array's fill value; a tile whose chunks are damaged is
@@ -91,17 +99,17 @@ class ZarrSource(ViewSource):
         Path of the slide, for messages.
     images : sequence of LevelLayout
         All that have an array.
-    files : sequence of SlideFile
-        Their metadata, which must not have changed at any read.
+    threads : int, optional
+        How many tiles are read at the same time; by default as many as there are cores.
     """
 
     def __init__(
-        self, path: str, images: Sequence[LevelLayout], files: Sequence[SlideFile]
+        self, path: str, images: Sequence[LevelLayout], threads: int | None = None
     ) -> None:
         self._path = path
         self._images = sorted(images, key=_begin)
         self._begins = np.array([_begin(image) for image in self._images], np.int64)
-        self._files = files
+        self._threads = threads or os.cpu_count()
         self._lock = threading.Lock()
         self._arrays: dict[str, _Opened] = {}
         self._pool: ThreadPoolExecutor | None = None
@@ -119,12 +127,6 @@ class ZarrSource(ViewSource):
             views.append(found[tile][first : first + length] if tile else memoryview(b""))
         return views
 
-    def fills(self, ranges: Sequence[tuple[int, int]]) -> list[Fill]:
-        """Return what reads each whole tile later; see `FillingSource.fills`."""
-        self._check()
-        tiles = [self._tile_at(offset) for offset, _ in ranges]
-        return [partial(self._fill, tile, self._opened(tile)) for tile in tiles if tile is not None]
-
     def release(self) -> None:
         """Forget the arrays and join the threads until the next read; there is no handle."""
         with self._lock:
@@ -140,9 +142,12 @@ class ZarrSource(ViewSource):
         self.release()
 
     def _check(self) -> None:
+        """Make sure that the arrays can be read."""
         self._check_open()
-        for file in self._files:
-            check_unchanged(file, self._path)
+
+    def _open(self, path: str) -> _Opened:
+        """Open an array by the path that its level names."""
+        raise NotImplementedError
 
     def _check_open(self) -> None:
         if self._closed:
@@ -164,10 +169,7 @@ class ZarrSource(ViewSource):
         with self._lock:
             found = self._arrays.get(path)
             if found is None:
-                array, stored = open_array(path), None
-                with suppress(UnsupportedArrayError):
-                    stored = encoded(array, ALGORITHMS)
-                found = self._arrays[path] = _Opened(array, stored)
+                found = self._arrays[path] = self._open(path)
             return found
 
     def _read_tiles(self, tiles: Sequence[_Tile]) -> dict[_Tile, memoryview]:
@@ -178,7 +180,7 @@ class ZarrSource(ViewSource):
         with self._lock:
             self._check_open()  # close joins no threads that begin after it
             if self._pool is None:
-                self._pool = ThreadPoolExecutor(os.cpu_count(), "wsigpu-zarr")
+                self._pool = ThreadPoolExecutor(self._threads, "wsigpu-zarr")
             views = self._pool.map(self._read_tile, tiles, opened)
         return dict(zip(tiles, views, strict=True))
 
@@ -198,6 +200,8 @@ class ZarrSource(ViewSource):
                     self._read_chunks(tile, opened.array, opened.stored, canvas)
                     return len(view)
             _read_by_zarr(tile, opened.array, canvas)
+        except SlideError:
+            raise
         except Exception as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise file_error(error.filename or self._path, error) from error
@@ -219,6 +223,71 @@ class ZarrSource(ViewSource):
             _decode(chunk, stored, memory)
             pixels = memory.view(stored.dtype).reshape(stored.chunk)
             _paste(canvas[chunk.target], pixels[chunk.inside], tile.letters)
+
+
+class ZarrSource(ZarrTiles):
+    """Zarr arrays on disk.
+
+    Parameters
+    ----------
+    path, images
+        As `ZarrTiles` takes them.
+    files : sequence of SlideFile
+        Their metadata, which must not have changed at any read.
+    """
+
+    def __init__(
+        self, path: str, images: Sequence[LevelLayout], files: Sequence[SlideFile]
+    ) -> None:
+        super().__init__(path, images)
+        self._files = files
+
+    def fills(self, ranges: Sequence[tuple[int, int]]) -> list[Fill]:
+        """Return what reads each whole tile later; see `FillingSource.fills`."""
+        self._check()
+        tiles = [self._tile_at(offset) for offset, _ in ranges]
+        return [partial(self._fill, tile, self._opened(tile)) for tile in tiles if tile is not None]
+
+    def _check(self) -> None:
+        super()._check()
+        for file in self._files:
+            check_unchanged(file, self._path)
+
+    def _open(self, path: str) -> _Opened:
+        array, stored = open_array(Path(path)), None
+        with suppress(UnsupportedArrayError):
+            stored = encoded(array, ALGORITHMS)
+        return _Opened(array, stored)
+
+
+class ZarrServerSource(ZarrTiles):
+    """Zarr arrays on a server, of which zarr reads many tiles at the same time.
+
+    Parameters
+    ----------
+    path, images
+        As `ZarrTiles` takes them.
+    url : str
+        Where the slide is; see `ZarrServer`.
+    """
+
+    def __init__(self, path: str, images: Sequence[LevelLayout], url: str) -> None:
+        super().__init__(path, images, MOST_AT_ONCE)
+        self._server = ZarrServer(url)
+
+    def release(self) -> None:
+        """Let go of connection, arrays and threads until the next read; reads in flight fail."""
+        self._server.release()
+        super().release()
+
+    def close(self) -> None:
+        """Read no more."""
+        self._server.close()
+        super().close()
+
+    def _open(self, path: str) -> _Opened:
+        key = path.removeprefix(self._server.name).strip("/")
+        return _Opened(open_array(ServerFolder(self._server, key)), None)
 
 
 def _begin(image: LevelLayout) -> int:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import warnings
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from napari_wsigpu.errors import CorruptSlideError, SlideError, UnsupportedSlideError, file_error
 from napari_wsigpu.storage.zarr_guard import guard_of, guarded_store
+from napari_wsigpu.storage.zarr_server import LARGEST_DOCUMENT, ServerFolder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
+
+    Folder = Path | ServerFolder
 
 DOCUMENTS = ("zarr.json", ".zgroup", ".zarray", ".zattrs", ".zmetadata")
-LARGEST_DOCUMENT = 16 << 20
 
 
 class Node(NamedTuple):
@@ -22,20 +24,20 @@ class Node(NamedTuple):
 
     Attributes
     ----------
-    folder : Path
+    folder : Path or ServerFolder
         Its folder.
     is_array : bool
         Whether it is an array.
     attributes : Mapping
         Its attributes, whatever they are.
-    documents : tuple of Path
+    documents : tuple of Path or ServerFolder
         The files that its metadata were read from.
     """
 
-    folder: Path
+    folder: Folder
     is_array: bool
     attributes: Mapping[str, Any]
-    documents: tuple[Path, ...]
+    documents: tuple[Folder, ...]
 
     @property
     def ome(self) -> Mapping[str, Any]:
@@ -52,7 +54,7 @@ def folder_of(path: Path) -> Path | None:
     return folder if any((folder / name).is_file() for name in DOCUMENTS) else None
 
 
-def read_node(folder: Path) -> Node | None:
+def read_node(folder: Folder) -> Node | None:
     """Read the metadata of an array or group; None if the folder is neither.
 
     Raises
@@ -83,7 +85,7 @@ def read_node(folder: Path) -> Node | None:
     return Node(folder, bool(named) and named[0].name == ".zarray", attributes, documents)
 
 
-def open_array(folder: Path | str) -> Any:
+def open_array(folder: Folder) -> Any:
     """Return the `zarr.Array` of a folder.
 
     Raises
@@ -105,8 +107,10 @@ def open_array(folder: Path | str) -> Any:
         with warnings.catch_warnings():
             # That other programs may not know a codec is for those to read who write with it.
             warnings.simplefilter("ignore", ZarrUserWarning)
-            store = guarded_store(folder, guard_of(_metadata_of(Path(folder)), folder), DOCUMENTS)
-            return zarr.open_array(store=store, mode="r")
+            guard = guard_of(_metadata_of(folder), str(folder))
+            if isinstance(folder, ServerFolder):
+                return zarr.open_array(store=folder.store(guard), mode="r")
+            return zarr.open_array(store=guarded_store(folder, guard, DOCUMENTS), mode="r")
     except (MemoryError, SlideError):
         raise
     except UnknownCodecError as error:
@@ -122,7 +126,7 @@ def open_array(folder: Path | str) -> Any:
         ) from error
 
 
-def _metadata_of(folder: Path) -> dict[str, Any]:
+def _metadata_of(folder: Folder) -> dict[str, Any]:
     """Return what an array's document says, before zarr reads it."""
     for name in ("zarr.json", ".zarray"):
         document = folder / name
@@ -136,7 +140,7 @@ def brief(error: Exception) -> str:
     return " ".join(str(error).split())[:120] or type(error).__name__
 
 
-def _read(document: Path) -> dict[str, Any]:
+def _read(document: Folder) -> dict[str, Any]:
     try:
         if document.stat().st_size > LARGEST_DOCUMENT:
             raise CorruptSlideError(

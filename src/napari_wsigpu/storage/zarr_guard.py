@@ -35,6 +35,7 @@ GROWING: dict[str, Callable[..., Sized]] = {
 }
 CHECKSUM, CHECKSUM_BYTES = "crc32c", 4
 SHARDS, PREFIX = "sharding_indexed", "numcodecs."
+INDEX_CODECS, EMPTY = ["bytes", "crc32c"], (1 << 64) - 1
 MOST_BESIDE = 64 << 10
 
 
@@ -51,12 +52,15 @@ class Guard(NamedTuple):
         Bytes of a checksum behind its own.
     sharded : bool
         Whether a file holds several.
+    held : int
+        How many a file holds, its index behind them; 0 if that is not known.
     """
 
     codec: str | None
     most: int
     behind: int
     sharded: bool
+    held: int = 0
 
     def check(self, data: Any) -> None:
         """Refuse a chunk that is larger decoded than its array says.
@@ -70,6 +74,27 @@ class Guard(NamedTuple):
             return
         if self.sharded:
             raise ValueError("they are stored in a way that has to be trusted; save it with zstd")
+        self.check_inner(data)
+
+    def check_shard(self, data: Any) -> None:
+        """Refuse a file of several chunks of which one is larger decoded than its array says.
+
+        Raises
+        ------
+        ValueError
+            If one is, or can't be decoded, or can't be found.
+        """
+        size = 16 * self.held + CHECKSUM_BYTES
+        if not self.held or len(data) < size:
+            raise ValueError("they are stored in a way that has to be trusted; save it with zstd")
+        index = np.frombuffer(data[-size:-CHECKSUM_BYTES], "<u8").reshape(-1, 2)
+        for offset, length in index[index[:, 0] != EMPTY].tolist():
+            self.check_inner(data[offset : offset + length])
+
+    def check_inner(self, data: Any) -> None:
+        """Refuse a chunk of a file that holds several; see `check`."""
+        if self.codec is None:
+            return
         room = np.empty(self.most + 1, np.uint8)
         if len(GROWING[self.codec](data[: len(data) - self.behind], out=room)) > self.most:
             raise ValueError("they are larger than their metadata say")
@@ -99,7 +124,23 @@ def guard_of(document: Mapping[str, Any], folder: Path | str) -> Guard:
             f"'{folder}' is compressed more than once, as no image is; save it with zstd."
         )
     codec = growing[0] if growing else None
-    return Guard(codec, _most(document), CHECKSUM_BYTES * len(behind), sharded=len(chains) > 1)
+    sharded = len(chains) > 1
+    held = _held(document) if sharded else 0
+    return Guard(codec, _most(document), CHECKSUM_BYTES * len(behind), sharded, held)
+
+
+def _held(document: Mapping[str, Any]) -> int:
+    """Return how many chunks a shard holds; 0 if its index is not of the usual kind."""
+    try:
+        (shards,) = (item["configuration"] for item in document["codecs"] if item["name"] == SHARDS)
+        index = [item if isinstance(item, str) else item["name"] for item in shards["index_codecs"]]
+        if index != INDEX_CODECS or shards.get("index_location", "end") != "end":
+            return 0
+        outer = document["chunk_grid"]["configuration"]["chunk_shape"]
+        ratios = zip(outer, shards["chunk_shape"], strict=True)
+        return math.prod(whole // part for whole, part in ratios)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        return 0
 
 
 def _chains(document: Mapping[str, Any]) -> Iterator[list[str]]:
