@@ -12,10 +12,10 @@ from napari_wsigpu.errors import (
     SlideNotFoundError,
     SlidePermissionError,
     UnsupportedSlideError,
-    closed_error,
 )
 from napari_wsigpu.limits import limits
 from napari_wsigpu.storage.connection import Connection
+from napari_wsigpu.storage.readers import closed_error
 from napari_wsigpu.storage.signed import is_secret
 from napari_wsigpu.storage.url import public_url
 
