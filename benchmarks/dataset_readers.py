@@ -77,6 +77,17 @@ class ByFastSlide(Peer):
         return lambda place, span: slide.read_region(place, 0, (span, span)).numpy()
 
 
+class ByTiffSlide(Peer):
+    """By tiffslide."""
+
+    package = "tiffslide"
+
+    def open(self) -> Callable[[tuple[int, int], int], Any]:
+        """Open the slide."""
+        slide = import_module("tiffslide").TiffSlide(self.path)
+        return lambda place, span: slide.read_region(place, 0, (span, span), as_array=True)
+
+
 class ByCuCim(Peer):
     """By cuCIM."""
 
@@ -90,14 +101,19 @@ class ByCuCim(Peer):
 
 def peers() -> dict[str, type[Peer]]:
     """Return those whose package is installed."""
-    kinds = {"OpenSlide": ByOpenSlide, "FastSlide": ByFastSlide, "cuCIM": ByCuCim}
+    kinds = {
+        "OpenSlide": ByOpenSlide,
+        "tiffslide": ByTiffSlide,
+        "FastSlide": ByFastSlide,
+        "cuCIM": ByCuCim,
+    }
     return {name: kind for name, kind in kinds.items() if find_spec(kind.package) is not None}
 
 
 def cucim_batches(
-    peer: Peer, indices: Sequence[int], batch_size: int, threads: int
+    peer: Peer, indices: Sequence[int], batch_size: int, threads: int, device: str
 ) -> Iterator[Tensor]:
-    """Yield batches by cuCIM's own threads, without processes."""
+    """Yield batches by cuCIM's own threads, without processes; averaged where they are wanted."""
     image = import_module("cucim").CuImage(peer.path)
     span = peer.side * peer.factor
     batches = image.read_region(
@@ -109,11 +125,13 @@ def cucim_batches(
     )
     for batch in batches:
         pixels = np.asarray(batch)
-        if peer.factor > 1:
-            shape = len(pixels), peer.side, peer.factor, peer.side, peer.factor, 3
-            sums = pixels.reshape(shape).sum(axis=(2, 4), dtype=np.uint32)
-            area = peer.factor**2
-            pixels = ((sums + area // 2) // area).astype(np.uint8)
-        yield torch.from_numpy(pixels).permute(0, 3, 1, 2)
+        if device == "cpu" and peer.factor > 1:
+            reduced = [np.array(Image.fromarray(each).reduce(peer.factor)) for each in pixels]
+            pixels = np.stack(reduced)
+        tensor = torch.from_numpy(pixels).to(device).permute(0, 3, 1, 2)
+        if device != "cpu" and peer.factor > 1:
+            mean = torch.nn.functional.avg_pool2d(tensor.float(), peer.factor)
+            tensor = (mean + 0.5).byte()
+        yield tensor
     with suppress(AttributeError):
         image.close()

@@ -2,18 +2,21 @@
 
 Usage: ``python -m benchmarks.datasets [SLIDE] [--processes 2] [--devices cpu cuda] [--json OUT]``
 
-Patches of ``--size`` pixels at ``--factor`` times the micrometres of level 0, a grid in order and
-shuffled, in batches. Ours are a `PatchStream` by itself (threads), and `PatchStream` and
-`PatchDataset` in a ``DataLoader`` of so many processes; others read one patch at a time in a
-``DataLoader`` of as many processes, as their users write it, and cuCIM by its own threads too. The
-loop takes each batch, on ``cuda`` as a tensor there, and adds one pixel of each patch. Loaders are
-started, and their first batch is taken, before the clock runs. In each round another one is first;
-other libraries read a part of the patches. A slide is made where none is given.
+Patches of ``--size`` pixels at ``--factor`` times the micrometres of level 0: a grid in order, the
+same shuffled, and random places, in batches. Ours are a `PatchStream` by itself (threads) and, on
+the CPU, `PatchStream` and `PatchDataset` in a ``DataLoader`` of so many processes; others read one
+patch at a time in a ``DataLoader`` of as many processes, as their users write it, and cuCIM by its
+own threads too. The loop takes each batch, on ``cuda`` as a tensor there, and adds one pixel of
+each patch. Loaders are started, and their first batch is taken, before the clock runs. In each
+round another one is first; other libraries read ``--peer-patches``. Beside patches a second stand
+the milliseconds of processor time that one takes, of all processes, which other work on the machine
+changes less. A slide is made where none is given.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import statistics
 import time
@@ -40,7 +43,7 @@ if TYPE_CHECKING:
     # Makes the loader of a turn.
     Maker = Callable[[], Iterator[Any]]
 
-PEER_PART = 2
+PLACES = ("in order", "shuffled", "at random places")
 CHECKED = 32
 
 
@@ -52,24 +55,25 @@ def main() -> None:
         if slide.mpp is None:
             raise SystemExit(f"'{path}' does not say its micrometres a pixel")
         mpp = max(slide.mpp) * given.factor
-    patches = Patches.grid([path], given.size, mpp=mpp)
     span = given.size * given.factor
     with open_slide(path) as slide:
-        inside = (patches.locations + span <= np.array(slide.dimensions)).all(axis=1)
-    patches = patches[inside][: given.patches]
+        last = np.array(slide.dimensions) - span
+    grid = Patches.grid([path], given.size, mpp=mpp)
+    grid = grid[(grid.locations <= last).all(axis=1)][: given.patches]
+    anywhere = np.random.default_rng(1).integers(last + 1, size=(len(grid), 2)).tolist()
+    random = Patches.at({path: anywhere}, given.size, mpp=mpp)
     figures: dict[str, Any] = {"options": {k: str(v) for k, v in vars(given).items()}, "rows": []}
     for device in given.devices:
-        for shuffle in (False, True):
-            title = f"{device}, {'shuffled' if shuffle else 'in order'}"
-            figures["rows"] += compare(
-                title, makers(patches, given, device, shuffle), given, device
-            )
-    figures["differences"] = differences(patches, given)
+        for places in given.places:
+            patches = random if places == PLACES[2] else grid
+            found = makers(patches, given, device, shuffle=places == PLACES[1])
+            figures["rows"] += compare(f"{device}, {places}", found, given, device)
+    figures["differences"] = differences(grid, given)
     write_json(given.json, figures)
 
 
 def makers(
-    patches: Patches, given: argparse.Namespace, device: str, shuffle: bool
+    patches: Patches, given: argparse.Namespace, device: str, *, shuffle: bool
 ) -> dict[str, tuple[Maker, int]]:
     """Return what makes each loader, and how many batches it is asked for."""
     batch, processes = given.batch, given.processes
@@ -77,27 +81,29 @@ def makers(
     chosen = np.arange(len(patches)) if indices is None else indices
     places = [(x, y) for x, y in patches.locations[chosen].tolist()]
     whole = len(patches) // batch
-    part = max(2, whole // PEER_PART)
-    loading = {"num_workers": processes, "pin_memory": device != "cpu"}
+    part = min(whole, max(2, given.peer_patches // batch))
+    cpu = device == "cpu"
+    context = "fork" if cpu else "spawn"
+    loading = {
+        "num_workers": processes,
+        "pin_memory": not cpu,
+        "multiprocessing_context": context,
+    }
 
     def stream(on: str) -> PatchStream:
         return PatchStream(patches, batch, shuffle=shuffle, device=on)
 
-    def by_dataset(context: str) -> Maker:
-        def make() -> Iterator[Any]:
-            data = PatchDataset(patches[chosen])
-            options = loading | {"multiprocessing_context": context}
-            return iter(DataLoader(data, batch, collate_fn=data.collate, **options))
-
-        return make
+    def by_index() -> Iterator[Any]:
+        data = PatchDataset(patches[chosen])
+        return iter(DataLoader(data, batch, collate_fn=data.collate, **loading))
 
     found: dict[str, tuple[Maker, int]] = {"ours, threads": (lambda: iter(stream(device)), whole)}
-    found["ours, stream in processes"] = (
-        lambda: iter(DataLoader(stream("cpu"), batch_size=None, **loading)),
-        whole,
-    )
-    for context in ("fork", "spawn") if device == "cpu" else ("spawn",):
-        found[f"ours, by index in processes ({context})"] = by_dataset(context), whole
+    if cpu:
+        found["ours, stream in processes"] = (
+            lambda: iter(DataLoader(stream("cpu"), batch_size=None, **loading)),
+            whole,
+        )
+        found["ours, by index in processes"] = by_index, whole
     if given.alone:
         return found
     for name, kind in peers().items():
@@ -109,9 +115,9 @@ def makers(
         if name == "cuCIM":
             found["cuCIM, threads"] = (
                 lambda peer=peer: cucim_batches(  # type: ignore[misc]
-                    peer, range(len(places)), batch, processes
+                    peer, range(part * batch), batch, processes, device
                 ),
-                whole,
+                part,
             )
     return found
 
@@ -121,35 +127,49 @@ def compare(
 ) -> list[dict[str, Any]]:
     """Time loaders in turn; return patches a second of each."""
     rows: dict[str, dict[str, Any]] = {
-        name: {"case": title, "loader": name, "values": []} for name in found
+        name: {"case": title, "loader": name, "values": [], "cpu_ms": []} for name in found
     }
     names = list(found)
     for number in range(given.rounds):
         turn = number % len(names)
         for name in (*names[turn:], *names[:turn]):
+            if number >= given.peer_rounds and "ours" not in name:
+                continue
             make, batches = found[name]
             try:
-                rows[name]["values"].append(round(timed(make, batches, device), 1))
+                rate, cost = timed(make, batches, device)
             except Exception as error:  # who can't do it does not end the others' turns
                 print(f"MISSING {title}, {name}: {error!r}", flush=True)
+            else:
+                rows[name]["values"].append(round(rate, 1))
+                rows[name]["cpu_ms"].append(round(cost, 3))
     measured = [row for row in rows.values() if row["values"]]
     for row in measured:
         row["median"] = statistics.median(row["values"])
-    best = max((row["median"] for row in measured if "ours" not in row["loader"]), default=0)
+        row["median_cpu_ms"] = statistics.median(row["cpu_ms"])
+    others = [row for row in measured if "ours" not in row["loader"]]
+    best = max((row["median"] for row in others), default=0)
+    least = min((row["median_cpu_ms"] for row in others), default=0)
     cells = [
-        [row["loader"], f"{row['median']:,.0f}", f"{row['median'] / best:.2f}" if best else "-"]
+        [
+            row["loader"],
+            f"{row['median']:,.0f}",
+            f"{row['median'] / best:.2f}" if best else "-",
+            f"{row['median_cpu_ms']:.2f}",
+            f"{least / row['median_cpu_ms']:.2f}" if least else "-",
+        ]
         for row in measured
     ]
-    print_table(title, ["loader", "patches/s", "x best peer"], cells)
+    print_table(title, ["loader", "patches/s", "x best peer", "CPU ms a patch", "x"], cells)
     return measured
 
 
-def timed(make: Maker, batches: int, device: str) -> float:
-    """Return how many patches a second a loader hands out, after its first batch."""
+def timed(make: Maker, batches: int, device: str) -> tuple[float, float]:
+    """Return patches a second that a loader hands out after its first batch, and CPU ms of each."""
     loader = make()
     total = torch.zeros((), dtype=torch.int64, device=device)
     total += use(next(loader), device)[0]
-    begin = time.perf_counter()
+    begin, worked = time.perf_counter(), cpu_seconds()
     count = 0
     for batch in islice(loader, batches - 1):
         pixel, number = use(batch, device)
@@ -157,11 +177,23 @@ def timed(make: Maker, batches: int, device: str) -> float:
         count += number
     if device != "cpu":
         torch.cuda.synchronize()
-    seconds = time.perf_counter() - begin
+    seconds, worked = time.perf_counter() - begin, cpu_seconds() - worked
     close = getattr(loader, "close", None)
     if close is not None:
         close()
-    return count / seconds
+    return count / seconds, worked / count * 1e3
+
+
+def cpu_seconds() -> float:
+    """Return the processor time of this process and its children, those that ended included."""
+    ticks = 0
+    for child in multiprocessing.active_children():
+        # Behind the name in parentheses: utime and stime are fields 14 and 15 of all.
+        fields = Path(f"/proc/{child.pid}/stat").read_text("utf-8").rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    ended = os.times()
+    ended_seconds = ended.children_user + ended.children_system
+    return time.process_time() + ended_seconds + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def use(batch: Any, device: str) -> tuple[Tensor, int]:
@@ -195,7 +227,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--factor", type=int, default=2, help="pixels of level 0 across one")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--patches", type=int, default=1 << 20, help="take only so many")
+    parser.add_argument("--places", nargs="+", choices=PLACES, default=PLACES)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--peer-rounds", type=int, default=99, help="at most")
+    parser.add_argument("--peer-patches", type=int, default=2048)
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
     parser.add_argument("--devices", nargs="+", choices=("cpu", "cuda"), default=devices)
