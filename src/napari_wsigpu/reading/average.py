@@ -37,23 +37,30 @@ def area_average(pixels: NDArray[Any], factor_y: int, factor_x: int) -> NDArray[
     height, width, channels = pixels.shape
     rows, columns = -(-height // factor_y), -(-width // factor_x)
     dtype = _sum_type(pixels.dtype, factor_y * factor_x)
-    down = pixels[::factor_y].astype(dtype)
+    down = np.empty_like(pixels, dtype, shape=(rows, columns * factor_x, channels))
+    down[:, :width] = pixels[::factor_y]
+    down[:, width:] = 0
     for y in range(1, factor_y):
         part = pixels[y::factor_y]
-        down[: len(part)] += part
-    sums = np.empty_like(down, shape=(rows, columns, channels))
-    # Of one channel, pixels lie at equal distances, so that NumPy adds a whole row at once.
-    for channel in range(channels):
-        sums[..., channel] = down[:, ::factor_x, channel]
-        for x in range(1, factor_x):
-            part = down[:, x::factor_x, channel]
-            sums[:, : part.shape[1], channel] += part
+        down[: len(part), :width] += part
+    # Of each pixel and the next ones, though few of these sums are used: NumPy adds what lies in
+    # one piece several times as fast as every other pixel.
+    flat = down.reshape(rows, -1)
+    length = flat.shape[1] - (factor_x - 1) * channels
+    sums = flat[:, :length]
+    for x in range(1, factor_x):
+        sums = np.add(sums, flat[:, x * channels :][:, :length], out=sums if x > 1 else None)
 
-    average = _divide(sums, factor_y * factor_x, pixels.dtype)
     last_y, last_x = height - (rows - 1) * factor_y, width - (columns - 1) * factor_x
-    average[-1:] = _divide(sums[-1:], last_y * factor_x, pixels.dtype)
-    average[:, -1:] = _divide(sums[:, -1:], factor_y * last_x, pixels.dtype)
-    average[-1:, -1:] = _divide(sums[-1:, -1:], last_y * last_x, pixels.dtype)
+    below, beside = sums[-1:].copy(), sums[:, -channels:].copy()
+    average = np.empty_like(pixels, shape=(rows, columns, channels))
+    _spread(_divide(sums, factor_y * factor_x), factor_x, average)
+    if last_y < factor_y:
+        _spread(_divide(below, last_y * factor_x), factor_x, average[-1:])
+    if last_x < factor_x:
+        corner = _divide(beside[-1:].copy(), last_y * last_x)
+        average[:, -1] = _divide(beside, factor_y * last_x)
+        average[-1:, -1] = corner
     return average
 
 
@@ -156,10 +163,22 @@ def _sum_type(dtype: np.dtype[Any], count: int) -> np.dtype[Any]:
     return np.dtype(np.int64)
 
 
-def _divide(sums: NDArray[Any], count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-    if dtype.kind == "f":
-        return (sums / count).astype(dtype)
-    # Half of an odd count is rounded down: a remainder of exactly one half can't occur there.
-    means = sums + count // 2
-    means //= count
-    return means.astype(dtype)
+def _divide(sums: NDArray[Any], count: int) -> NDArray[Any]:
+    """Return the means, in the same memory: more of it would be fetched from the system each time.
+
+    Integers are rounded half up.
+    """
+    if sums.dtype.kind == "f":
+        sums /= count
+    else:
+        # Half of an odd count is rounded down: a remainder of exactly one half can't occur there.
+        sums += count // 2
+        sums //= count
+    return sums
+
+
+def _spread(means: NDArray[Any], factor: int, average: NDArray[Any]) -> None:
+    """Take the means of every so many pixels."""
+    channels = average.shape[-1]
+    for channel in range(channels):
+        average[..., channel] = means[:, channel :: factor * channels]
