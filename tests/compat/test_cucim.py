@@ -140,6 +140,18 @@ def test_sample_types_and_channels_are_kept(path):
         np.testing.assert_array_equal(image.read_region(), pixels[..., np.newaxis])
 
 
+def test_gray_pixels_of_8_bit_are_rgba(path):
+    pixels = slides.picture(99, 120, 1)
+    tifffile.imwrite(path, pixels[..., 0], tile=(64, 64))
+    opaque = np.dstack([pixels, pixels, pixels, np.full_like(pixels, 255)])
+    with CuImage(path) as image:
+        assert image.shape == [99, 120, 4]
+        assert image.channel_names == [*"RGBA"]
+        np.testing.assert_array_equal(image.read_region(), opaque)
+        batches = image.read_region([(0, 0), (20, 9)], (50, 40), batch_size=2, num_workers=1)
+        np.testing.assert_array_equal(np.asarray(next(batches))[1], opaque[9:49, 20:70])
+
+
 @pytest.mark.parametrize("level", [0, 1, 2])
 def test_the_whole_level_is_read_by_default(image, levels, level):
     region = image.read_region(level=level)
@@ -411,6 +423,9 @@ def test_associated_images_of_a_closed_slide(aperio):
 
 def test_the_cache_is_ours(image, monkeypatch):
     monkeypatch.setattr(runtime.default().tiles, "budget", runtime.default().tiles.budget)
+    cache = CuImage.cache()
+    assert cache.type == CacheType.NoCache  # cuCIM's default, whatever other slides keep
+    assert cache.memory_capacity == cache.memory_size == 0
     cache = CuImage.cache("per_process", memory_capacity=3)
     assert int(cache.type) == 1
     assert cache.memory_capacity == runtime.default().tiles.budget == 3 << 20

@@ -35,3 +35,18 @@ def test_slides_are_opened_by_name(path):
     assert isinstance(wsi.reader, SlideReader)
     assert wsi.read_region(300, 200, 64, 48).shape == (48, 64, 3)
     wsi.reader.detach_reader()
+
+
+def test_tiles_of_lazyslide_are_those_of_its_default_reader(path):
+    lazyslide = pytest.importorskip("lazyslide", exc_type=ImportError)
+    images = []
+    for reader in (NAME, "openslide"):
+        wsi = open_wsi(path, reader=reader, store=None)
+        lazyslide.pp.find_tissues(wsi)
+        lazyslide.pp.tile_tissues(wsi, 64, mpp=1.0, background_filter=False)
+        images.append([tile.image for tile in wsi.iter.tile_images("tiles")])
+        wsi.reader.detach_reader()
+    ours, theirs = images
+    assert len(ours) == len(theirs) > 10
+    for image, expected in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(image, expected)

@@ -13,6 +13,7 @@ from wsidata.reader._reader_registry import register
 from wsidata.reader.base import AssociatedImages, ReaderBase
 
 from napari_wsigpu.compat.openslide.properties import openslide_properties
+from napari_wsigpu.compat.shared import blank
 from napari_wsigpu.slide import Slide, open_slide
 
 if TYPE_CHECKING:
@@ -54,9 +55,7 @@ class SlideReader(ReaderBase):  # type: ignore[misc]
         place, size = (int(x), int(y)), (int(width), int(height))
         level = int(self.translate_level(level))
         pixels = self._slide.read_region(place, size, level)
-        held = self._slide.read_mask(place, size, level)
-        if not held.all():
-            pixels[~held] = 0  # as OpenSlide's reader has it
+        blank(pixels, self._slide, place, level)  # as OpenSlide's reader has it
         return _as_rgb(pixels)
 
     def get_thumbnail(self, size: int, **options: Any) -> NDArray[np.uint8]:

@@ -1,56 +1,29 @@
-"""cuCIM's `CuImage` on top of `Slide`: code written for cuCIM changes only its import.
-
-    from napari_wsigpu.compat.cucim import CuImage    # was: from cucim import CuImage
-
-Names, defaults, locations, batches and errors are cuCIM's. Pixels are what the file says: gray
-slides keep one channel and 16 bit slides their 16 bits, which cuCIM turns into 8 bit RGBA.
-"""
+"""`CuImage`, regions and batches by cuCIM's names."""
 
 from __future__ import annotations
 
-import math
 import operator
 import os
 import random
-import weakref
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from enum import IntEnum
-from functools import cached_property
-from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import tifffile
 
-from napari_wsigpu.compat.shared import truncated
-from napari_wsigpu.errors import RegionError, SlideError, SlideReadError, file_error
+from napari_wsigpu.compat.cucim.cache import ImageCache
+from napari_wsigpu.compat.cucim.file import CuFile, CuImageError
+from napari_wsigpu.errors import RegionError
 from napari_wsigpu.gpu.devices import cuda_index
 from napari_wsigpu.gpu.driver import import_cuda
-from napari_wsigpu.runtime import default
-from napari_wsigpu.slide import open_slide
-from napari_wsigpu.storage.url import is_url, public_url
-from napari_wsigpu.tags import RESUNIT, Tag
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from napari_wsigpu.reading.cache import TileCache
+    from collections.abc import Iterator
 
 Locations = Iterable[int] | Iterable[Iterable[int]]
 
 MICROMETRES = {2: 25400.0, 3: 10000.0}
-UNIT_NAMES = {2: "inch", 3: "centimeter"}
-MIB = 1 << 20
-USUAL_TILE_BYTES = 256 * 256 * 3
-
-
-class CuImageError(SlideError, RuntimeError):
-    """Regions were asked for in a way that cuCIM refuses, or of a closed image."""
-
-
-class CuImageOpenError(SlideReadError, ValueError):
-    """The file can't be opened."""
 
 
 class DLDataTypeCode(IntEnum):
@@ -104,15 +77,15 @@ class CuImage:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._set_up(_File(os.fspath(path)), None, "cpu", 1.0)
+        self._set_up(CuFile(os.fspath(path)), None, "cpu", 1.0)
 
-    def _set_up(self, file: _File, pixels: Any, device: str, downsample: float | None) -> None:
+    def _set_up(self, file: CuFile, pixels: Any, device: str, downsample: float | None) -> None:
         layout = file.slide.layout
         base = layout.levels[0]
         self._file, self._pixels, self._downsample = file, pixels, downsample
         self.path = file.path
         self.device = device
-        self.shape = [base.height, base.width, base.channels]
+        self.shape = [base.height, base.width, file.channels]
         if pixels is not None:
             self.shape = list(pixels.shape)
         self.ndim = len(self.shape)
@@ -363,13 +336,8 @@ class CuImage:
             raise RegionError("Hits are not counted for the whole cache; use Slide.stats().")
         if type is not None:
             on = type in ("per_process", "shared_memory")
-            _tiles().budget = 0
-            _tiles().budget = config.get("memory_capacity", 1024) * MIB if on else 0
+            ImageCache.set_up(config.get("memory_capacity", 1024) if on else 0)
         return ImageCache()
-
-
-def _tiles() -> TileCache:
-    return default().tiles
 
 
 class CuImageIterator:
@@ -387,183 +355,6 @@ class CuImageIterator:
 
     def __next__(self) -> CuImage:
         return next(self._images)
-
-
-class CacheType(IntEnum):
-    """Kind of a cache."""
-
-    NoCache = 0
-    PerProcess = 1
-
-
-class ImageCache:
-    """The process's cache of decoded tiles by cuCIM's names; it starts with 512 MB.
-
-    Neither held tiles nor hits are counted for the whole cache: `Slide.stats` counts hits.
-    """
-
-    hit_count = 0
-    miss_count = 0
-
-    @property
-    def type(self) -> CacheType:
-        """Whether it may hold tiles at all."""
-        return CacheType.PerProcess if _tiles().budget else CacheType.NoCache
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """Its settings; `memory_capacity` in MiB."""
-        name = ("nocache", "per_process")[self.type]
-        return {"type": name, "memory_capacity": _tiles().budget // MIB, "record_stat": False}
-
-    @property
-    def memory_size(self) -> int:
-        """Bytes held."""
-        return _tiles().used
-
-    @property
-    def memory_capacity(self) -> int:
-        """Bytes to hold at most."""
-        return _tiles().budget
-
-    @property
-    def free_memory(self) -> int:
-        """Bytes that can still be held without dropping a tile."""
-        return _tiles().budget - _tiles().used
-
-    @property
-    def size(self) -> int:
-        """How many tiles of 256 x 256 RGB pixels the held bytes make."""
-        return _tiles().used // USUAL_TILE_BYTES
-
-    @property
-    def capacity(self) -> int:
-        """How many tiles of 256 x 256 RGB pixels it can hold."""
-        return _tiles().budget // USUAL_TILE_BYTES
-
-    def reserve(self, memory_capacity: int, **_: Any) -> None:
-        """Hold this many MiB, unless it already is more; keeps what it holds."""
-        _tiles().budget = max(_tiles().budget, memory_capacity * MIB)
-
-
-def preferred_memory_capacity(
-    img: CuImage | None = None,
-    image_size: Sequence[int] | None = None,
-    tile_size: Sequence[int] | None = None,
-    patch_size: Sequence[int] | None = None,
-    bytes_per_pixel: int = 3,
-) -> int:
-    """Return MiB that hold all tiles under a row of patches as wide as the slide."""
-    if img is not None:
-        image_size, tile_size = img.size("XY"), img.resolutions["level_tile_sizes"][0]
-        bytes_per_pixel = img.shape[-1] * img.dtype.bits // 8
-    if image_size is None:
-        raise RegionError("Please specify 'image_size' parameter!")
-    tile_width, tile_height = tile_size or (256, 256)
-    columns = math.ceil(image_size[0] / tile_width)
-    rows = 1 + math.ceil(((patch_size or (256, 256))[1] - 1) / tile_height)
-    return math.ceil(columns * rows * tile_width * tile_height * bytes_per_pixel / MIB)
-
-
-class _FirstPage(NamedTuple):
-    """Tags of the first page: its description, pixels a unit (x, y), and the unit."""
-
-    description: str
-    x: float
-    y: float
-    unit: int
-
-
-class _File:
-    """An open slide, and what cuCIM knows of it that `Slide` doesn't say."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self.closed = False
-        if is_url(path):
-            raise CuImageOpenError(
-                f"Cannot open {public_url(path)}! It is no file; use open_slide."
-            )
-        try:
-            self.slide = open_slide(path)
-        except OSError as error:
-            raise CuImageOpenError(f"Cannot open {path}! {error}") from error
-        if "tiff" not in self.slide.layout.metadata:
-            self.slide.close()
-            raise CuImageOpenError(f"Cannot open {path}! It is no TIFF file; use open_slide.")
-        # Code for cuCIM seldom closes its images.
-        weakref.finalize(self, self.slide.close)
-
-    @cached_property
-    def first_page(self) -> _FirstPage:
-        try:
-            with tifffile.TiffFile(self.slide.path) as file:
-                page = file.pages.first
-                x, y = (
-                    page.tags.valueof(code, (1, 1)) for code in (Tag.X_RESOLUTION, Tag.Y_RESOLUTION)
-                )
-                unit = int(page.tags.valueof(Tag.RESOLUTION_UNIT, RESUNIT.NONE))
-                return _FirstPage(page.description, x[0] / (x[1] or 1), y[0] / (y[1] or 1), unit)
-        except OSError as error:
-            raise file_error(self.path, error) from error
-
-    def metadata(self) -> dict[str, Any]:
-        metadata = self.slide.metadata
-        tags = metadata["tiff"]
-        _, x, y, unit = self.first_page
-        metadata["tiff"] = {
-            "model": tags.get("Model", ""),
-            "software": tags.get("Software", ""),
-            "resolution_unit": UNIT_NAMES.get(unit, ""),
-            "x_resolution": x,
-            "y_resolution": y,
-        }
-        return {name: value for name, value in metadata.items() if isinstance(value, dict)}
-
-    def resolutions(self, region: tuple[int, int] | None) -> dict[str, Any]:
-        slide = self.slide
-        grids = [level.grid for level in slide.layout.levels]
-        tiles = tuple((grid.tile_width, grid.tile_height) for grid in grids)
-        return {
-            "level_count": 1 if region else slide.level_count,
-            "level_dimensions": (region,) if region else slide.level_dimensions,
-            "level_downsamples": (1.0,) if region else slide.level_downsamples,
-            "level_tile_sizes": (region,) if region else tiles,
-        }
-
-    def read(self, place: tuple[int, int], size: tuple[int, int], level: int, device: str) -> Any:
-        start, corner = truncated(place, self.slide.level_downsamples[level])
-        region = self.slide.read_region(corner, size, level, device)
-        self._fill_outside([region], [start], level)
-        return region
-
-    def batches(
-        self,
-        places: Sequence[tuple[int, int]],
-        size: tuple[int, int],
-        level: int,
-        batch_size: int,
-        **options: Any,
-    ) -> Iterator[Any]:
-        downsample = self.slide.level_downsamples[level]
-        found = [truncated(place, downsample) for place in places]
-        starts = iter([start for start, _ in found])
-        corners = [corner for _, corner in found]
-        count = batch_size if batch_size > 1 else None
-        for batch in self.slide.read_regions(corners, size, level, count, **options):
-            regions = [batch] if count is None else batch
-            self._fill_outside(regions, list(islice(starts, batch_size)), level)
-            yield batch
-
-    def _fill_outside(self, regions: Any, starts: Sequence[tuple[int, int]], level: int) -> None:
-        layout = self.slide.layout
-        value = {"aperio": layout.background, "philips": 255}.get(layout.vendor, 0)
-        if value == layout.background:
-            return
-        columns, rows = self.slide.level_dimensions[level]
-        for region, (x, y) in zip(regions, starts, strict=True):
-            region[: max(-y, 0)] = region[max(rows - y, 0) :] = value
-            region[:, : max(-x, 0)] = region[:, max(columns - x, 0) :] = value
 
 
 def _pairs(location: Locations) -> list[tuple[int, int]]:

@@ -1,0 +1,108 @@
+"""The process's cache of decoded tiles by cuCIM's names."""
+
+from __future__ import annotations
+
+import math
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
+
+from napari_wsigpu.errors import RegionError
+from napari_wsigpu.runtime import default
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from napari_wsigpu.compat.cucim.image import CuImage
+    from napari_wsigpu.reading.cache import TileCache
+
+MIB = 1 << 20
+USUAL_TILE_BYTES = 256 * 256 * 3
+
+
+def _tiles() -> TileCache:
+    return default().tiles
+
+
+class CacheType(IntEnum):
+    """Kind of a cache."""
+
+    NoCache = 0
+    PerProcess = 1
+
+
+class ImageCache:
+    """The process's cache of decoded tiles by cuCIM's names.
+
+    All slides share it, and it holds 512 MB from the start; but as cuCIM's, it is none here until
+    `CuImage.cache` has set it up. Hits are not counted for the whole cache: `Slide.stats` does.
+    """
+
+    hit_count = 0
+    miss_count = 0
+    _set_up = False
+
+    @classmethod
+    def set_up(cls, memory_capacity: int) -> None:
+        """Empty the cache, and have it hold so many MiB; 0 turns it off."""
+        _tiles().budget = 0
+        _tiles().budget = memory_capacity * MIB
+        cls._set_up = memory_capacity > 0
+
+    @property
+    def type(self) -> CacheType:
+        """Whether it was set up."""
+        return CacheType.PerProcess if self._set_up else CacheType.NoCache
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Its settings; `memory_capacity` in MiB."""
+        name = ("nocache", "per_process")[self.type]
+        return {"type": name, "memory_capacity": self.memory_capacity // MIB, "record_stat": False}
+
+    @property
+    def memory_size(self) -> int:
+        """Bytes held."""
+        return _tiles().used if self._set_up else 0
+
+    @property
+    def memory_capacity(self) -> int:
+        """Bytes to hold at most."""
+        return _tiles().budget if self._set_up else 0
+
+    @property
+    def free_memory(self) -> int:
+        """Bytes that can still be held without dropping a tile."""
+        return self.memory_capacity - self.memory_size
+
+    @property
+    def size(self) -> int:
+        """How many tiles of 256 x 256 RGB pixels the held bytes make."""
+        return self.memory_size // USUAL_TILE_BYTES
+
+    @property
+    def capacity(self) -> int:
+        """How many tiles of 256 x 256 RGB pixels it can hold."""
+        return self.memory_capacity // USUAL_TILE_BYTES
+
+    def reserve(self, memory_capacity: int, **_: Any) -> None:
+        """Hold this many MiB, unless it already is more; keeps what it holds."""
+        _tiles().budget = max(_tiles().budget, memory_capacity * MIB)
+
+
+def preferred_memory_capacity(
+    img: CuImage | None = None,
+    image_size: Sequence[int] | None = None,
+    tile_size: Sequence[int] | None = None,
+    patch_size: Sequence[int] | None = None,
+    bytes_per_pixel: int = 3,
+) -> int:
+    """Return MiB that hold all tiles under a row of patches as wide as the slide."""
+    if img is not None:
+        image_size, tile_size = img.size("XY"), img.resolutions["level_tile_sizes"][0]
+        bytes_per_pixel = img.shape[-1] * img.dtype.bits // 8
+    if image_size is None:
+        raise RegionError("Please specify 'image_size' parameter!")
+    tile_width, tile_height = tile_size or (256, 256)
+    columns = math.ceil(image_size[0] / tile_width)
+    rows = 1 + math.ceil(((patch_size or (256, 256))[1] - 1) / tile_height)
+    return math.ceil(columns * rows * tile_width * tile_height * bytes_per_pixel / MIB)
