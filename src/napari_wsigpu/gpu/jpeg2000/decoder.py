@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -60,22 +60,22 @@ class Form:
     reduce: int
     geometry: Geometry = field(compare=False)
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, int, int]:
         """Of the pixels: (height, width, components)."""
         return *self.geometry.edges[:2], len(self.header.components)
 
-    @property
+    @cached_property
     def ycbcr(self) -> bool:
         """Whether it has fewer samples of chroma than of luma, and becomes RGB."""
         return any(one.across > 1 or one.down > 1 for one in self.header.components)
 
-    @property
+    @cached_property
     def pixel_bytes(self) -> int:
         """Of all components of a pixel."""
         return len(self.header.components) * self.dtype.itemsize
 
-    @property
+    @cached_property
     def dtype(self) -> np.dtype[Any]:
         """Type of the pixels."""
         first = self.header.components[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -47,7 +46,8 @@ class Jpeg2000Tiles:
 
     def prepare(self, batch: EncodedBatch, count: int, work: Workspace) -> Prepared:
         """Sort the first `count` tiles of a batch by who decodes them."""
-        planes: defaultdict[tuple[Form, int], list[int]] = defaultdict(list)
+        # Forms are told apart by their identity, since to hash one takes longer than all else.
+        parts: dict[tuple[int, int], _Part] = {}
         own, rest = [], []
         starts, lengths = batch.starts.T[:count].tolist(), batch.lengths.T[:count].tolist()
         for index, places in enumerate(map(zip, starts, lengths)):
@@ -58,13 +58,17 @@ class Jpeg2000Tiles:
             own.append(index)
             for plane, form in enumerate(forms):
                 assert form is not None
-                planes[form, plane].append(index)
+                key = id(form), plane
+                if key not in parts:
+                    parts[key] = _Part(form, plane, [])
+                parts[key].tiles.append(index)
         others = self._library.prepare_these(batch, rest if self._how.by_library else (), work)
         if not own:
             return others
         work.make_room(0, 0, len(own) * batch.starts.shape[0])
-        parts = [_Part(form, plane, indices) for (form, plane), indices in planes.items()]
-        return _Tiles(batch, own, parts, others, self._engine, convert=self._how.convert)
+        return _Tiles(
+            batch, own, list(parts.values()), others, self._engine, convert=self._how.convert
+        )
 
     def _form(self, stream: memoryview) -> Form | None:
         """Return the form of a code stream if our kernels make what the level wants of it."""
