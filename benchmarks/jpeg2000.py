@@ -56,8 +56,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, default=None)
     given = parser.parse_args(arguments)
     paths = given.slides or [ensure_slide(given.folder, 16384, "jpeg2000", 256)]
+    device = runtime.default().devices.worker(0).device
     begin = time.perf_counter()
-    runtime.default().devices.worker(0).device.compile(*programs())
+    device.compile(*programs())
     figures: dict[str, Any] = {"compile_s": round(time.perf_counter() - begin, 2)}
     print(f"The kernels were compiled, or loaded, in {figures['compile_s']} s.")
     rows = [row for path in paths for count in given.tiles for row in batches(path, count)]
