@@ -14,6 +14,7 @@ from pydicom.uid import (
     ExplicitVRLittleEndian,
     JPEG2000Lossless,
     JPEGBaseline8Bit,
+    JPEGLSLossless,
     VLWholeSlideMicroscopyImageStorage,
     generate_uid,
 )
@@ -39,6 +40,10 @@ def jpeg_ycbcr(tile: NDArray[Any]) -> bytes:
     return slides.jpeg_ycbcr(tile, "422")
 
 
+def jpegls(tile: NDArray[Any]) -> bytes:
+    return imagecodecs.jpegls_encode(tile.squeeze())
+
+
 def jpeg2000(tile: NDArray[Any]) -> bytes:
     return imagecodecs.jpeg2k_encode(tile.squeeze(), codecformat="j2k", level=0, mct=True)
 
@@ -50,6 +55,8 @@ KINDS: dict[str, tuple[str, str, Any]] = {
     "jpeg rgb": (JPEGBaseline8Bit, "RGB", jpeg_rgb),
     "jpeg ycbcr": (JPEGBaseline8Bit, "YBR_FULL_422", jpeg_ycbcr),
     "jpeg gray": (JPEGBaseline8Bit, "MONOCHROME2", slides.jpeg),
+    "jpeg-ls": (JPEGLSLossless, "RGB", jpegls),
+    "jpeg-ls gray": (JPEGLSLossless, "MONOCHROME2", jpegls),
     "jpeg 2000 ict": (JPEG2000, "YBR_ICT", jpeg2000),
     "jpeg 2000 rct": (JPEG2000Lossless, "YBR_RCT", jpeg2000),
 }

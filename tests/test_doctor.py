@@ -22,7 +22,7 @@ GPU = Driver("580.1", "12.9", (Device("NVIDIA Test", 24 << 30, "8.9"),))
 WORKING_CUPY = Finding("CuPy", "14.2.0", works=("kernels",))
 WORKING_CODEC = Finding("nvImageCodec", "0.9.0", works=(HARDWARE, JPEG2000))
 REST = (
-    "  LZW, deflate, zstd, zstd1, PackBits, LZMA, WebP, JPEG XL, JPEG XR, PNG, BMP, LERC, "
+    "  LZW, deflate, zstd, zstd1, PackBits, LZMA, WebP, JPEG-LS, JPEG XL, JPEG XR, PNG, BMP, LERC, "
     "uncompressed: "
     "CPU (imagecodecs)"
 )

@@ -24,6 +24,7 @@ __all__ = [
     "FILETYPE",
     "FILLORDER",
     "JPEG_2000",
+    "JPEG_LS",
     "JPEG_XL",
     "JPEG_XR",
     "PHOTOMETRIC",
@@ -38,6 +39,7 @@ __all__ = [
 # No codes of TIFF, but of ours for tiles in other files.
 BMP = 0x10001
 CZI_ZSTD = 0x10002
+JPEG_LS = 0x10003
 # The code to write comes first.
 DEFLATE = COMPRESSION.ADOBE_DEFLATE, COMPRESSION.DEFLATE
 JPEG_2000 = (

@@ -1,4 +1,4 @@
-"""Pictures of which imagecodecs decodes all: WebP, JPEG XL, JPEG XR, PNG, BMP.
+"""Pictures of which imagecodecs decodes all: WebP, JPEG-LS, JPEG XL, JPEG XR, PNG, BMP.
 
 See `codecs.table.Decode`.
 """
@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 def decode_webp(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) -> None:
     """Decode WebP."""
     imagecodecs.webp_decode(data, hasalpha=out.shape[2] == 4, out=out)
+
+
+def decode_jpegls(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) -> None:
+    """Decode JPEG-LS."""
+    imagecodecs.jpegls_decode(data, out=out)
 
 
 def decode_jpegxl(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from napari_wsigpu.codecs.images import (
     decode_bmp,
+    decode_jpegls,
     decode_jpegxl,
     decode_jpegxr,
     decode_png,
@@ -24,7 +25,17 @@ from napari_wsigpu.codecs.packed import (
     unpack_packbits,
     unpack_zstd,
 )
-from napari_wsigpu.tags import BMP, COMPRESSION, CZI_ZSTD, DEFLATE, JPEG_XL, JPEG_XR, WEBP, ZSTD
+from napari_wsigpu.tags import (
+    BMP,
+    COMPRESSION,
+    CZI_ZSTD,
+    DEFLATE,
+    JPEG_LS,
+    JPEG_XL,
+    JPEG_XR,
+    WEBP,
+    ZSTD,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -70,6 +81,7 @@ COMPRESSIONS: tuple[ImageCompression | ByteCompression, ...] = (
     ByteCompression("PackBits", (COMPRESSION.PACKBITS,), unpack_packbits),
     ByteCompression("LZMA", (COMPRESSION.LZMA,), unpack_lzma),
     ImageCompression("WebP", WEBP, decode_webp),
+    ImageCompression("JPEG-LS", (JPEG_LS,), decode_jpegls),
     ImageCompression("JPEG XL", JPEG_XL, decode_jpegxl),
     ImageCompression("JPEG XR", JPEG_XR, decode_jpegxr),
     ImageCompression("PNG", (COMPRESSION.PNG,), decode_png),

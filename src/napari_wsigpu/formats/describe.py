@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 logging.getLogger("tifffile").addHandler(logging.NullHandler())
 
 HEAD = 1 << 16
-QUOTED, SIBLING = re.compile(r"'([^']{1,255})'"), "'another file'"
+QUOTED, SIBLING = re.compile(r"'([^']{1,255})'"), "another file"
 ZARR = re.compile(r"\.zarr(/|$)")
 SMALLEST_MPP, LARGEST_MPP = 1e-4, 1e5
 TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
@@ -135,7 +135,8 @@ def _without_siblings(text: str, layout: SlideLayout) -> str:
         name = found[1]
         return found[0] if name == own or not _is_file(folder / name) else SIBLING
 
-    return QUOTED.sub(named, text)
+    found = QUOTED.sub(named, text)
+    return f"{found[:1].upper()}{found[1:]}" if found.startswith(SIBLING) else found
 
 
 def _is_file(path: Path) -> bool:

@@ -29,6 +29,8 @@ from pydicom.uid import (
     JPEG2000Lossless,
     JPEGBaseline8Bit,
     JPEGExtended12Bit,
+    JPEGLSLossless,
+    JPEGLSNearLossless,
 )
 from pydicom.valuerep import BYTES_VR
 from upath import UPath
@@ -46,7 +48,7 @@ from napari_wsigpu.formats.fields import positive_number
 from napari_wsigpu.formats.tiff import LARGEST_SIDE
 from napari_wsigpu.layout import Encoding, JpegColor, SlideFile
 from napari_wsigpu.limits import limits
-from napari_wsigpu.tags import COMPRESSION, FILLORDER, PHOTOMETRIC, PREDICTOR
+from napari_wsigpu.tags import COMPRESSION, FILLORDER, JPEG_LS, PHOTOMETRIC, PREDICTOR
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,10 +69,13 @@ COMPRESSIONS = {
     JPEGExtended12Bit: COMPRESSION.JPEG,
     JPEG2000Lossless: COMPRESSION.JPEG2000,
     JPEG2000: COMPRESSION.JPEG2000,
+    JPEGLSLossless: JPEG_LS,
+    JPEGLSNearLossless: JPEG_LS,
 }
 # By compression and photometric interpretation: what the codecs call it.
 COLORS: dict[tuple[int, str], tuple[int, JpegColor]] = {
     (COMPRESSION.NONE, "RGB"): (COMPRESSION.NONE, "auto"),
+    (JPEG_LS, "RGB"): (JPEG_LS, "auto"),
     (COMPRESSION.JPEG, "RGB"): (COMPRESSION.JPEG, "stored"),
     (COMPRESSION.JPEG, "YBR_FULL"): (COMPRESSION.JPEG, "ycbcr"),
     (COMPRESSION.JPEG, "YBR_FULL_422"): (COMPRESSION.JPEG, "ycbcr"),
@@ -319,6 +324,7 @@ def _encoding(path: Path, reader: WsiDicomReader, header: Dataset) -> Encoding:
         COMPRESSION.NONE: bits == allocated and bits in (8, 16),
         COMPRESSION.JPEG: bits == 8,
         COMPRESSION.JPEG2000: 8 <= bits <= 16,
+        JPEG_LS: 8 <= bits <= 16,
     }
     if color is None or compression is None or not possible[compression]:
         raise UnsupportedSlideError(

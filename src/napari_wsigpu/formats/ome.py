@@ -135,11 +135,12 @@ def describe(root: Element, index: int = 0) -> OmeDescription | None:
 def _distrust(root: Element | None, file: TiffFile) -> str | None:
     """Say why the XML is no guide to the file's images; None if it is."""
     if root is None:
-        return "The OME-XML can't be read, so that channels have no names and pixels no size."
+        return "The OME-XML can't be read, so that names of channels may be missing, or sizes."
     companion = markup.child(root, "BinaryOnly")
     if companion is not None:
         return (
-            "The OME-XML lies in another file, so that channels have no names and pixels no size."
+            "The OME-XML lies in another file, which is not read: what it says of channels, and "
+            "planes of other files, are missing."
         )
     others = _other_files(root, file.filename)
     if others:
