@@ -1,7 +1,4 @@
-"""The recipes of CONTRIBUTING.md, followed in a copy of the package: a new file and a line each.
-
-A dock needs a display; those of widgets/ are made by that recipe, and so are their tests.
-"""
+"""The recipes of CONTRIBUTING.md, followed in a copy of the package: a new file and a line each."""
 
 import json
 import os
@@ -14,7 +11,9 @@ import numpy as np
 import pytest
 
 import napari_wsigpu
+from napari_wsigpu.viewer.sample import sample_path
 from tests import slides, tiffbytes
+from tests.viewer.conftest import has_display
 
 PACKAGE = Path(napari_wsigpu.__file__).parent
 ASCII = 2
@@ -95,6 +94,48 @@ class PlaceDecoder:
     def release(self):
         pass
 '''
+DOCK = '''
+"""Who made the scanner."""
+
+from qtpy.QtWidgets import QLabel, QVBoxLayout
+
+from napari_wsigpu.widgets.slide_dock import SlideDock
+
+
+class ScannerDock(SlideDock):
+    def __init__(self, napari_viewer):
+        super().__init__(napari_viewer, "No slide is open.")
+        self.vendor = QLabel()
+        layout = QVBoxLayout(self)
+        layout.addWidget(self.empty)
+        layout.addWidget(self.vendor)
+        self.follow()
+
+    def show_slide(self, slide):
+        self.vendor.setText("" if slide is None else slide.vendor)
+'''
+COMMAND = """    - id: napari-wsigpu.scanner
+      title: Scanner
+      python_name: napari_wsigpu.widgets.scanner:ScannerDock
+"""
+WIDGET = """    - command: napari-wsigpu.scanner
+      display_name: Scanner
+"""
+SHOW_DOCK = """
+import json, sys
+from napari.components import ViewerModel
+from npe2 import PluginManager
+from qtpy.QtWidgets import QApplication
+application = QApplication([])
+manager = PluginManager.instance()
+manager.discover()
+[item] = [each for each in manager.iter_widgets() if each.display_name == "Scanner"]
+viewer = ViewerModel()
+dock = item.get_callable()(napari_viewer=viewer)
+said = [dock.vendor.text(), dock.empty.isHidden()]
+viewer.open(sys.argv[1], plugin="napari-wsigpu")
+print(json.dumps([*said, dock.vendor.text(), dock.empty.isHidden()]))
+"""
 SHOW = """
 import json, sys
 from napari_wsigpu import open_slide
@@ -119,14 +160,13 @@ def package(tmp_path):
             found = found.replace(before, line + before)
         path.write_text(found, "utf-8")
 
-    def show(path):
+    def show(path, program=SHOW):
         own = os.environ | {"PYTHONPATH": os.pathsep.join([str(copy.parent), *sys.path])}
-        done = subprocess.run(
-            [sys.executable, "-c", SHOW, path], env=own, capture_output=True, text=True, check=False
-        )
+        own |= {"NAPARI_CONFIG": str(tmp_path / "settings.yaml")}
+        command = [sys.executable, "-c", program, path]
+        done = subprocess.run(command, env=own, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        vendor, source, pixels = json.loads(done.stdout)
-        return vendor, source, np.array(pixels, np.uint8)
+        return json.loads(done.stdout.splitlines()[-1])
 
     return add, show
 
@@ -175,7 +215,7 @@ def test_a_vendor_a_compression_and_a_storage(package, tmp_path):
     path = tiffbytes.write(tmp_path / "slide.tif", [encode])
     vendor, source, found = show(path)
     assert (vendor, source) == ("acme", "WholeSource")
-    np.testing.assert_array_equal(found, pixels)
+    np.testing.assert_array_equal(np.array(found, np.uint8), pixels)
 
 
 def test_a_decoder(package, tmp_path):
@@ -190,6 +230,14 @@ def test_a_decoder(package, tmp_path):
         },
     )
     path = tiffbytes.write(tmp_path / "slide.tif", [tiffbytes.page(slides.picture(64, 96), bytes)])
-    found = show(path)[2]
+    found = np.array(show(path)[2])
     expected = np.kron([[0, 1], [10, 11]], np.ones((32, 48), int))
     np.testing.assert_array_equal(found, np.repeat(expected[..., None], 3, axis=2))
+
+
+@pytest.mark.skipif(not has_display(), reason="there is no X display (install Xvfb)")
+def test_a_dock(package):
+    add, show = package
+    lines = {"  readers:\n": COMMAND, "  configurations:\n": WIDGET}
+    add("widgets/scanner.py", DOCK, to="napari.yaml", lines=lines)
+    assert show(sample_path(), SHOW_DOCK) == ["", False, "aperio", True]
