@@ -6,6 +6,9 @@
 # make fuzz   damage slides at random and open them, for an hour (HOURS=1)
 # make bench  time a viewport against other readers
 
+# Where this is set, each of many processes would compile the package and its tests anew.
+export PYTHONDONTWRITEBYTECODE =
+
 VENV ?= .venv
 BIN := $(VENV)/bin
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
