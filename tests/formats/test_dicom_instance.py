@@ -553,13 +553,13 @@ class TestHostile:
         if table == "extended":
             begin = content.index(b"\xe0\x7f\x01\x00OV")
         rng = np.random.default_rng(1)
-        for index in range(30):
+        for index in range(12):
             damaged = bytearray(content)
             for place in begin + rng.integers(0, 140, 1 + index % 3):
                 damaged[place] = rng.choice([0, 1, 127, 255])
             (tmp_path / f"{index}").mkdir()
             (tmp_path / f"{index}" / "a.dcm").write_bytes(damaged)
-        assert len(run_probe(*tmp_path.glob("*/a.dcm"))) == 30
+        assert len(run_probe(*tmp_path.glob("*/a.dcm"))) == 12
 
     def test_cut_anywhere(self, tmp_path, run_probe):
         content = save(tmp_path / "a.dcm", PIXELS[:90, :90]).read_bytes()

@@ -572,11 +572,11 @@ def test_what_is_too_long_costs_little_and_is_not_kept(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "more",
     [
-        philips.attribute("A", "8" * (8 << 20)),
-        philips.attribute("A", "8\n" * (4 << 20)),
-        philips.attribute("A" * (8 << 20), "8"),
-        "<a/>" * 90_000,
-        philips.attribute("A", "<a/>" * 90_000),
+        philips.attribute("A", "8" * (2 << 20)),
+        philips.attribute("A", "8\n" * (1 << 20)),
+        philips.attribute("A" * (2 << 20), "8"),
+        "<a/>" * 25_000,
+        philips.attribute("A", "<a/>" * 25_000),
     ],
     ids=range(5),
 )
@@ -584,7 +584,7 @@ def test_to_read_xml_costs_a_few_times_its_size(more):
     xml = philips.description(more=more)
     found, peak, kept = traced(lambda: philips_xml.parse(xml))
     assert peak < 8 * len(xml)
-    assert kept < 1 << 20
+    assert kept < 1 << 18
     assert found.attributes["DICOM_MANUFACTURER"] == "PHILIPS"
 
 

@@ -15,7 +15,7 @@ for package in ("pydicom", "wsidicom", "zarr"):
     pytest.importorskip(package)
 
 ROOT = Path(__file__).parents[2]
-TRIES = 60
+TRIES = 30
 HARMED = """
 import os, sys, time
 from pathlib import Path
