@@ -1,9 +1,13 @@
-"""Fixtures of the whole suite; those that need a display live in viewer/conftest.py."""
+"""Fixtures of the whole suite, and what of those of viewer/conftest.py a process has once."""
 
 from __future__ import annotations
 
+import gc
+import importlib
 import os
+import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +22,8 @@ from tests.host_device import HostDevice, HostMachine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from tests.viewer.shared import SharedViewer
 
 SHARED_SLIDES = Path(
     os.environ.get("WSIGPU_TEST_SLIDES")
@@ -39,6 +45,10 @@ def shared_slide(name: str) -> Path:
     if not path.exists():
         pytest.skip(f"the slide {name} is not in {SHARED_SLIDES} (set WSIGPU_TEST_SLIDES)")
     return path
+
+
+def has_display() -> bool:
+    return not sys.platform.startswith("linux") or bool(os.environ.get("DISPLAY"))
 
 
 def decoding_threads() -> list[str]:
@@ -104,8 +114,45 @@ def host_gpu(host_machine: HostMachine, host_runtime: Runtime) -> HostDevice:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def modules_are_no_garbage() -> Iterator[None]:
+    """Collections look at what tests make, and not at a hundred thousand objects of modules."""
+    with suppress(ImportError):
+        importlib.import_module("napari._qt.qt_main_window")  # as napari's own fixtures do
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
 def own_disk_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep what is read of remote slides away from the user's cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(FOLDER, str(tmp_path_factory.mktemp("blocks")))
         yield
+
+
+@pytest.fixture(scope="session")
+def settings_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where napari's settings and those of its plugins are."""
+    from napari import settings
+
+    folder = tmp_path_factory.mktemp("settings")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(settings, "_CFG_PATH", str(folder / "settings.yaml"))
+        patch.setattr(settings, "_PLUGIN_SETTINGS", {})
+        patch.setattr(settings, "_SETTINGS", None)
+        settings.get_settings(folder / "settings.yaml")
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def shared(settings_folder: Path) -> Iterator[SharedViewer]:
+    """The viewer that tests share, where there is a display."""
+    if not has_display():
+        pytest.skip("there is no X display (install Xvfb)")
+    from tests.viewer.shared import SharedViewer
+
+    made = SharedViewer()
+    yield made
+    made.close()

@@ -16,8 +16,9 @@ from napari_wsigpu import Slide
 from napari_wsigpu.cli import main
 from napari_wsigpu.limits import Limits, limits
 from napari_wsigpu.viewer.sample import sample_path
+from tests.conftest import has_display
 from tests.icc import ADOBE
-from tests.viewer.conftest import has_display, no_notifications, own_settings, viewer
+from tests.viewer.conftest import no_notifications, own_settings, viewer
 
 __all__ = ["no_notifications", "own_settings", "viewer"]
 

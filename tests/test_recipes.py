@@ -13,7 +13,7 @@ import pytest
 import napari_wsigpu
 from napari_wsigpu.viewer.sample import sample_path
 from tests import slides, tiffbytes
-from tests.viewer.conftest import has_display
+from tests.conftest import has_display
 
 PACKAGE = Path(napari_wsigpu.__file__).parent
 ASCII = 2

@@ -1,8 +1,6 @@
 import gc
 import importlib
-import os
 import shutil
-import sys
 import threading
 
 import napari.settings
@@ -15,10 +13,6 @@ from napari_wsigpu.codecs import cpu
 from napari_wsigpu.viewer.sample import sample_path
 
 
-def has_display() -> bool:
-    return not sys.platform.startswith("linux") or bool(os.environ.get("DISPLAY"))
-
-
 @pytest.fixture(scope="session", autouse=True)
 def plugins_are_found_once():
     """Each viewer would read the manifests of all plugins that are installed again."""
@@ -29,24 +23,21 @@ def plugins_are_found_once():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def modules_are_no_garbage():
-    """Each viewer that is closed has garbage collected; of what is imported there is none."""
-    for name in ("napari._qt.qt_main_window", "napari._vispy.visuals", "pandas", "pint"):
+def modules_are_no_garbage(modules_are_no_garbage):
+    """Nor those that viewers import; each one that is closed has garbage collected."""
+    for name in ("napari._vispy.visuals", "pandas", "pint"):
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
-def own_settings(monkeypatch, tmp_path_factory):
-    """napari's settings and those of its plugins, in files of the test."""
-    path = tmp_path_factory.mktemp("settings") / "settings.yaml"
-    monkeypatch.setattr(napari.settings, "_CFG_PATH", str(path))
-    monkeypatch.setattr(napari.settings, "_PLUGIN_SETTINGS", {})
-    monkeypatch.setattr(napari.settings, "_SETTINGS", None)
-    napari.settings.get_settings(path)
+def own_settings(settings_folder):
+    """Nothing that an earlier test has set is left."""
+    napari.settings.get_settings().reset()
+    napari.settings._PLUGIN_SETTINGS.clear()
+    for path in settings_folder.iterdir():
+        path.unlink()
 
 
 @pytest.fixture(autouse=True)
@@ -56,12 +47,38 @@ def no_notifications():
 
 
 @pytest.fixture
-def viewer(request):
-    """A viewer, shown on the display."""
-    if not has_display():
-        pytest.skip("there is no X display (install Xvfb)")
-    make_napari_viewer = request.getfixturevalue("make_napari_viewer")
-    return make_napari_viewer(show=True)
+def viewer(qapp, shared, own_settings):
+    """A viewer, shown on the display: the same for all tests, empty for each."""
+    yield shared.open()
+    shared.empty()
+
+
+@pytest.fixture
+def another(viewer):
+    """Make one more viewer beside that one."""
+    from tests.viewer.shared import make_viewer
+
+    made = []
+
+    def make(show=True):
+        made.append(make_viewer(show))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def close_shared(shared):
+    """Close the viewer that tests share."""
+    shared.close()
+
+
+@pytest.fixture
+def make_napari_viewer(close_shared, make_napari_viewer):
+    """napari's own, which checks what a closed viewer leaves, while there is no other."""
+    return make_napari_viewer
 
 
 @pytest.fixture

@@ -22,6 +22,12 @@ def inspectors(viewer):
     return [widget for widget in widgets if isinstance(widget, SlideInspector)]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def docks_as_wide_as_at_first(shared):
+    """What napari shows of layers beside slides has made its docks wider and higher for good."""
+    shared.close()
+
+
 @pytest.fixture
 def viewer(viewer):
     """A viewer with room for the inspector."""
@@ -105,13 +111,13 @@ def test_a_window_wider_than_all_screens_is_made_smaller(viewer):
     assert is_whole(viewer, layer)
 
 
-def test_the_offer_can_be_declined_for_good(viewer, request):
+def test_the_offer_can_be_declined_for_good(viewer, another):
     viewer.window.resize(1000, 630)
     settle()
     open_slide_in(viewer)
     click("Don't ask again", viewer.window._qt_window)
     assert get_plugin_settings("napari-wsigpu").slides.open_inspector is False
-    again = request.getfixturevalue("make_napari_viewer")(show=True)
+    again = another()
     open_slide_in(again)
     assert inspectors(again) == []
     assert not has_offer(again.window._qt_window)
@@ -143,8 +149,8 @@ def test_a_second_slide_is_shown_whole(viewer, write_channels):
     assert is_whole(viewer, layer)
 
 
-def test_a_window_that_is_shown_later_is_no_wider_than_before(request, qtbot):
-    viewer = request.getfixturevalue("make_napari_viewer")(show=False)
+def test_a_window_that_is_shown_later_is_no_wider_than_before(another, qtbot):
+    viewer = another(show=False)
     [layer] = viewer.open(sample_path(), plugin="napari-wsigpu")
     settle()
     assert inspectors(viewer) == []

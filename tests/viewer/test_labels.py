@@ -180,8 +180,7 @@ def test_the_reader_leaves_other_zarr_groups_to_others(tmp_path):
     assert get_reader(str(tmp_path / "group.zarr")) is None
 
 
-def test_a_viewer_shows_them(path, make_napari_viewer):
-    viewer = make_napari_viewer()
+def test_a_viewer_shows_them(path, viewer):
     viewer.open(str(path), plugin="napari-wsigpu")
     assert [type(layer) for layer in viewer.layers] == [Image, Image, Labels]
     assert viewer.layers[2].get_value((30, 40), world=True)

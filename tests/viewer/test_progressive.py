@@ -29,8 +29,8 @@ from napari_wsigpu.viewer import frames, progressive
 from napari_wsigpu.viewer.layers import slide_layers
 from napari_wsigpu.viewer.sample import sample_path
 from tests import slides
+from tests.conftest import has_display
 from tests.test_display_color import with_profile
-from tests.viewer.conftest import has_display
 
 PLUGIN = "napari-wsigpu"
 MAGENTA = (255, 0, 255)
@@ -43,18 +43,16 @@ def slicing(request):
 
 
 @pytest.fixture
-def make_viewer(request):
-    """Make viewers under napari's strict checks of what a closed one leaves behind."""
-    if not has_display():
-        pytest.skip("there is no X display (install Xvfb)")
-    make_napari_viewer = request.getfixturevalue("make_napari_viewer")
+def viewer(viewer):
+    """A viewer in which nothing is magenta but the canvas."""
+    viewer.canvas.background_color_override = "magenta"
+    return viewer
 
-    def make():
-        viewer = make_napari_viewer(show=True, strict_qt=True)
-        viewer.canvas.background_color_override = "magenta"
-        return viewer
 
-    return make
+@pytest.fixture
+def new_viewer(make_napari_viewer):
+    """A viewer of its own, under napari's strict checks of what a closed one leaves behind."""
+    return make_napari_viewer(show=True, strict_qt=True)
 
 
 def settle(seconds=0.2):
@@ -100,8 +98,7 @@ def fetching():
     return [thread for thread in threading.enumerate() if thread.name.startswith("wsigpu")]
 
 
-def test_slices_do_not_wait_and_are_never_blank(make_viewer, slicing, gate):
-    viewer = make_viewer()
+def test_slices_do_not_wait_and_are_never_blank(viewer, slicing, gate):
     [layer] = viewer.open(sample_path(), plugin=PLUGIN)
     settle()
     gate.clear()
@@ -119,10 +116,9 @@ def test_slices_do_not_wait_and_are_never_blank(make_viewer, slicing, gate):
     np.testing.assert_array_equal(*shown(layer))
 
 
-def test_tiles_that_soon_land_are_waited_for(make_viewer, slicing, monkeypatch):
+def test_tiles_that_soon_land_are_waited_for(viewer, slicing, monkeypatch):
     """Once it is known that they take no longer than a slice may wait, no frame is coarse."""
     monkeypatch.setattr(frames, "PATIENCE_SECONDS", 20)
-    viewer = make_viewer()
     [layer] = viewer.open(sample_path(), plugin=PLUGIN)
     look_at(viewer, layer, 2600, 3300, 1)
     napari_wsigpu.wait(layer, 30)
@@ -134,9 +130,8 @@ def test_tiles_that_soon_land_are_waited_for(make_viewer, slicing, monkeypatch):
         assert layer.data_level == 0
 
 
-def test_nobody_waits_for_tiles_that_take_longer(make_viewer, monkeypatch):
+def test_nobody_waits_for_tiles_that_take_longer(viewer, monkeypatch):
     monkeypatch.setattr(frames, "PATIENCE_SECONDS", 20)
-    viewer = make_viewer()
     [layer] = viewer.open(sample_path(), plugin=PLUGIN)
     look_at(viewer, layer, 2600, 3300, 1)
     napari_wsigpu.wait(layer, 30)
@@ -154,8 +149,7 @@ def test_nobody_waits_for_tiles_that_take_longer(make_viewer, monkeypatch):
     gate.set()
 
 
-def test_after_wait_the_slice_is_what_tifffile_decodes(make_viewer, slicing):
-    viewer = make_viewer()
+def test_after_wait_the_slice_is_what_tifffile_decodes(viewer, slicing):
     [layer] = viewer.open(sample_path(), plugin=PLUGIN)
     stored = {level.shape for level in layer.data[0].slide.levels}
     for y, x, zoom in [(2600, 3300, 1), (1200, 2000, 1), (1200, 2400, 1.5), (2600, 3300, 0.2)]:
@@ -166,9 +160,8 @@ def test_after_wait_the_slice_is_what_tifffile_decodes(make_viewer, slicing):
         np.testing.assert_array_equal(*shown(layer))
 
 
-def test_zooming_out_shows_no_flash(make_viewer, slicing, gate):
+def test_zooming_out_shows_no_flash(viewer, slicing, gate):
     """No pixel of the canvas turns to background that shows the slide before and after."""
-    viewer = make_viewer()
     [layer] = viewer.open(sample_path(), plugin=PLUGIN)
     look_at(viewer, layer, 2600, 3300, 4)
     napari_wsigpu.wait(layer, 30)
@@ -194,8 +187,7 @@ def test_zooming_out_shows_no_flash(make_viewer, slicing, gate):
         assert not (frame == MAGENTA).all(axis=-1).any()
 
 
-def test_scripts_read_exactly_and_wait_while_the_display_does_not(make_viewer, gate):
-    viewer = make_viewer()
+def test_scripts_read_exactly_and_wait_while_the_display_does_not(viewer, gate):
     [layer] = viewer.open(sample_path(), plugin=PLUGIN)
     gate.clear()
     look_at(viewer, layer, 2600, 3300, 1)
@@ -208,8 +200,7 @@ def test_scripts_read_exactly_and_wait_while_the_display_does_not(make_viewer, g
         np.testing.assert_array_equal(pixels, slide.levels[0][2600:2700, 3300:3400])
 
 
-def test_a_new_view_cancels_what_the_old_one_lacked(make_viewer, gate):
-    viewer = make_viewer()
+def test_a_new_view_cancels_what_the_old_one_lacked(viewer, gate):
     [layer] = viewer.open(sample_path(), plugin=PLUGIN)
     slide = layer.data[0].slide
     gate.clear()
@@ -221,9 +212,8 @@ def test_a_new_view_cancels_what_the_old_one_lacked(make_viewer, gate):
     assert slide.stats()["display"]["queue"] < before
 
 
-def test_layers_of_channels_share_their_tiles(make_viewer, slicing, write_channels):
+def test_layers_of_channels_share_their_tiles(viewer, slicing, write_channels):
     path, pixels, _ = write_channels(3)
-    viewer = make_viewer()
     layers = viewer.open(path, plugin=PLUGIN)
     slide = layers[0].data[0].slide
     settle()
@@ -241,8 +231,7 @@ def test_layers_of_channels_share_their_tiles(make_viewer, slicing, write_channe
 
 
 @pytest.mark.parametrize("grid", [False, True])
-def test_duplicated_layer_is_progressive_too(make_viewer, slicing, gate, grid):
-    viewer = make_viewer()
+def test_duplicated_layer_is_progressive_too(viewer, slicing, gate, grid):
     [layer] = viewer.open(sample_path(), plugin=PLUGIN)
     copied = Layer.create(*layer.as_layer_data_tuple())
     viewer.add_layer(copied)
@@ -265,8 +254,8 @@ def test_duplicated_layer_is_progressive_too(make_viewer, slicing, gate, grid):
     np.testing.assert_array_equal(*shown(layer))
 
 
-def test_two_viewers_show_their_own_places(make_viewer, slicing):
-    viewers = [make_viewer(), make_viewer()]
+def test_two_viewers_show_their_own_places(viewer, another, slicing):
+    viewers = [viewer, another()]
     layers = [viewer.open(sample_path(), plugin=PLUGIN)[0] for viewer in viewers]
     look_at(viewers[0], layers[0], 1500, 1500, 1)
     look_at(viewers[1], layers[1], 3500, 4500, 1)
@@ -277,10 +266,9 @@ def test_two_viewers_show_their_own_places(make_viewer, slicing):
     assert not np.array_equal(layers[0].corner_pixels, layers[1].corner_pixels)
 
 
-def test_other_colours_are_followed_at_every_level(make_viewer, slicing, tmp_path):
+def test_other_colours_are_followed_at_every_level(viewer, slicing, tmp_path):
     path = tmp_path / "colours.tif"
     slides.write_pyramid(path, slides.picture(1500, 1800), (2, 2), tile=(256, 256))
-    viewer = make_viewer()
     viewer.open(sample_path(), plugin=PLUGIN)
     viewer.layers.clear()
     with with_profile(path) as slide:
@@ -301,8 +289,7 @@ def test_other_colours_are_followed_at_every_level(make_viewer, slicing, tmp_pat
         viewer.layers.clear()
 
 
-def test_three_dimensions_and_back(make_viewer, slicing):
-    viewer = make_viewer()
+def test_three_dimensions_and_back(viewer, slicing):
     [layer] = viewer.open(sample_path(), plugin=PLUGIN)
     look_at(viewer, layer, 2600, 3300, 1)
     settle()
@@ -315,8 +302,7 @@ def test_three_dimensions_and_back(make_viewer, slicing):
     np.testing.assert_array_equal(*shown(layer))
 
 
-def test_transposed_axes(make_viewer, slicing):
-    viewer = make_viewer()
+def test_transposed_axes(viewer, slicing):
     [layer] = viewer.open(sample_path(), plugin=PLUGIN)
     viewer.dims.order = (1, 0)
     napari_wsigpu.wait(layer, 30)
@@ -325,9 +311,8 @@ def test_transposed_axes(make_viewer, slicing):
 
 
 @pytest.mark.parametrize("level", [0, 1])
-def test_a_locked_level_is_shown_whole(make_viewer, monkeypatch, slicing, level):
+def test_a_locked_level_is_shown_whole(viewer, monkeypatch, slicing, level):
     monkeypatch.setattr(progressive, "MOST_PIXELS", 20 << 20)
-    viewer = make_viewer()
     [layer] = viewer.open(sample_path(), plugin=PLUGIN)
     layer.locked_data_level = level
     napari_wsigpu.wait(layer, 60)
@@ -342,11 +327,10 @@ def test_a_locked_level_is_shown_whole(make_viewer, monkeypatch, slicing, level)
     np.testing.assert_array_equal(*shown(layer))
 
 
-def test_figures_are_exported_exactly(make_viewer, slicing, gate, tmp_path):
+def test_figures_are_exported_exactly(viewer, slicing, gate, tmp_path):
     path = tmp_path / "slide.tif"
     pixels = slides.picture(1100, 1300)
     slides.write_pyramid(path, pixels, (2, 2), tile=(256, 256))
-    viewer = make_viewer()
     [layer] = viewer.open(path, plugin=PLUGIN)
     layer.data[0].slide.clear_cache()
     gate.clear()
@@ -356,8 +340,7 @@ def test_figures_are_exported_exactly(make_viewer, slicing, gate, tmp_path):
     assert not progressive.display_of(layer).waits
 
 
-def test_after_the_cache_is_cleared_failed_tiles_are_tried_again(make_viewer, monkeypatch):
-    viewer = make_viewer()
+def test_after_the_cache_is_cleared_failed_tiles_are_tried_again(viewer, monkeypatch):
     [layer] = viewer.open(sample_path(), plugin=PLUGIN)
     settle()
     layer.data[0].slide.clear_cache()
@@ -378,8 +361,7 @@ def test_after_the_cache_is_cleared_failed_tiles_are_tried_again(make_viewer, mo
     np.testing.assert_array_equal(*decoded(layer))
 
 
-def test_a_cleared_cache_makes_nobody_wait(make_viewer, slicing, gate):
-    viewer = make_viewer()
+def test_a_cleared_cache_makes_nobody_wait(viewer, slicing, gate):
     [layer] = viewer.open(sample_path(), plugin=PLUGIN)
     settle()
     gate.clear()
@@ -392,8 +374,7 @@ def test_a_cleared_cache_makes_nobody_wait(make_viewer, slicing, gate):
     np.testing.assert_array_equal(*decoded(layer))
 
 
-def test_failed_tiles_do_not_keep_a_display_waiting(make_viewer, damaged_slide):
-    viewer = make_viewer()
+def test_failed_tiles_do_not_keep_a_display_waiting(viewer, damaged_slide):
     [layer] = viewer.open(damaged_slide, plugin=PLUGIN)
     look_at(viewer, layer, 6.5 * 256, 8.5 * 256, 1)
     napari_wsigpu.wait(layer, 30)
@@ -404,8 +385,7 @@ def test_failed_tiles_do_not_keep_a_display_waiting(make_viewer, damaged_slide):
 
 
 @pytest.mark.parametrize("budget", [0, 3 << 20])
-def test_a_cache_smaller_than_the_view_only_costs_time(make_viewer, monkeypatch, budget):
-    viewer = make_viewer()
+def test_a_cache_smaller_than_the_view_only_costs_time(viewer, monkeypatch, budget):
     [layer] = viewer.open(sample_path(), plugin=PLUGIN)
     before = runtime.default().tiles.budget
     runtime.default().tiles.budget = budget
@@ -417,8 +397,7 @@ def test_a_cache_smaller_than_the_view_only_costs_time(make_viewer, monkeypatch,
         runtime.default().tiles.budget = before
 
 
-def test_removing_a_layer_in_mid_decode_lets_everything_go(make_viewer, slicing, gate):
-    viewer = make_viewer()
+def test_removing_a_layer_in_mid_decode_lets_everything_go(viewer, slicing, gate):
     [layer] = viewer.open(sample_path(), plugin=PLUGIN)
     slide = layer.data[0].slide
     gate.clear()
@@ -436,14 +415,13 @@ def test_removing_a_layer_in_mid_decode_lets_everything_go(make_viewer, slicing,
     np.testing.assert_array_equal(*shown(layer))
 
 
-def test_closing_the_viewer_in_mid_decode_leaves_nothing_behind(make_viewer, slicing, gate):
-    viewer = make_viewer()
-    [layer] = viewer.open(sample_path(), plugin=PLUGIN)
+def test_closing_the_viewer_in_mid_decode_leaves_nothing_behind(new_viewer, slicing, gate):
+    [layer] = new_viewer.open(sample_path(), plugin=PLUGIN)
     gate.clear()
-    look_at(viewer, layer, 2600, 3300, 1)
-    canvas_of(viewer)
+    look_at(new_viewer, layer, 2600, 3300, 1)
+    canvas_of(new_viewer)
     threading.Timer(0.2, gate.set).start()
-    viewer.close()
+    new_viewer.close()
     settle(0.4)
     assert progressive.display_of(layer) is None
     assert fetching() == []
@@ -529,8 +507,7 @@ def test_a_script_may_end_in_mid_decode(run_script):
     assert "Error" not in complaints
 
 
-def test_new_data_of_a_layer_are_followed(make_viewer, write_channels):
-    viewer = make_viewer()
+def test_new_data_of_a_layer_are_followed(viewer, write_channels):
     [layer] = viewer.open(sample_path(), plugin=PLUGIN)
     settle()
     with layer.data[0].slide, open_slide(sample_path()) as other:
@@ -546,10 +523,9 @@ def test_new_data_of_a_layer_are_followed(make_viewer, write_channels):
 
 @pytest.mark.parametrize("part", ["SEAM", "REQUEST"])
 def test_without_the_seam_exact_levels_are_shown_and_the_log_says_so(
-    make_viewer, monkeypatch, caplog, part
+    viewer, monkeypatch, caplog, part
 ):
     monkeypatch.setattr(progressive, part, (*getattr(progressive, part), "_not_in_this_napari"))
-    viewer = make_viewer()
     with caplog.at_level(logging.WARNING):
         [layer] = viewer.open(sample_path(), plugin=PLUGIN)
     assert "only once all tiles are decoded" in caplog.text
@@ -558,8 +534,7 @@ def test_without_the_seam_exact_levels_are_shown_and_the_log_says_so(
     np.testing.assert_array_equal(*shown(layer))
 
 
-def test_wait_says_what_is_wrong(make_viewer, gate):
-    viewer = make_viewer()
+def test_wait_says_what_is_wrong(viewer, gate):
     [layer] = viewer.open(sample_path(), plugin=PLUGIN)
     picture = viewer.add_image(np.zeros((9, 9)))
     with pytest.raises(LayerError, match="shows no slide"):
@@ -576,8 +551,7 @@ def test_wait_says_what_is_wrong(make_viewer, gate):
     napari_wsigpu.wait(layer, timeout=0.1)
 
 
-def test_wait_raises_why_tiles_can_not_be_had(make_viewer, monkeypatch):
-    viewer = make_viewer()
+def test_wait_raises_why_tiles_can_not_be_had(viewer, monkeypatch):
     [layer] = viewer.open(sample_path(), plugin=PLUGIN)
     settle()
     slide = layer.data[0].slide
@@ -608,13 +582,12 @@ class Unsteady:
 
 
 @pytest.fixture
-def unsteady(make_viewer, monkeypatch):
+def unsteady(viewer, monkeypatch):
     """Look at a slide whose tiles fail some times, with pauses that a test can wait for."""
     monkeypatch.setattr(progressive, "FIRST_PAUSE_MS", 50)
     monkeypatch.setattr(progressive, "LONGEST_PAUSE_MS", 200)
 
     def look(error, times):
-        viewer = make_viewer()
         [layer] = viewer.open(sample_path(), plugin=PLUGIN)
         slide = layer.data[0].slide
         settle()
@@ -694,8 +667,7 @@ def test_nothing_is_tried_again_of_a_slide_that_left(unsteady, slicing, close):
     assert fetching() == []
 
 
-def test_hidden_layers_take_no_tiles_that_others_fetch(make_viewer, slicing, gate, monkeypatch):
-    viewer = make_viewer()
+def test_hidden_layers_take_no_tiles_that_others_fetch(viewer, slicing, gate, monkeypatch):
     [layer] = viewer.open(sample_path(), plugin=PLUGIN)
     copied = Layer.create(*layer.as_layer_data_tuple())
     viewer.add_layer(copied)
@@ -727,9 +699,8 @@ def test_hidden_layers_take_no_tiles_that_others_fetch(make_viewer, slicing, gat
     np.testing.assert_array_equal(*shown(layer))
 
 
-def test_a_level_chosen_by_hand_is_shown(make_viewer, slicing):
+def test_a_level_chosen_by_hand_is_shown(viewer, slicing):
     """Its corners are still those of the finer level then, beyond its end."""
-    viewer = make_viewer()
     [layer] = viewer.open(sample_path(), plugin=PLUGIN)
     look_at(viewer, layer, 4600, 5600, 1)
     napari_wsigpu.wait(layer, 30)

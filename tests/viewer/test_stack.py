@@ -125,8 +125,7 @@ def test_layers_have_axes_for_planes(request, pixels, kind):
             assert high > 10_000  # of the last one
 
 
-def test_sliders_choose_the_plane(tiff, pixels, make_napari_viewer):
-    viewer = make_napari_viewer(show=True)
+def test_sliders_choose_the_plane(tiff, pixels, viewer):
     layer, _ = viewer.open(tiff, plugin=PLUGIN)
     assert at(viewer) == MIDDLE
     assert viewer.dims.axis_labels == ("t", "z", "y", "x")
@@ -147,8 +146,7 @@ def test_sliders_choose_the_plane(tiff, pixels, make_napari_viewer):
     assert slide_of(layer).stats()["failed_tiles"] == {}
 
 
-def test_a_step_never_waits_and_is_never_blank(tiff, pixels, make_napari_viewer, gate):
-    viewer = make_napari_viewer(show=True)
+def test_a_step_never_waits_and_is_never_blank(tiff, pixels, viewer, gate):
     layer, _ = viewer.open(tiff, plugin=PLUGIN)
     zoom_in(viewer, layer)
     assert_exact(viewer, pixels, MIDDLE)
@@ -166,8 +164,7 @@ def test_a_step_never_waits_and_is_never_blank(tiff, pixels, make_napari_viewer,
     assert_exact(viewer, pixels, (0, 4))
 
 
-def test_planes_beside_a_view_at_rest_are_decoded_ahead(tiff, pixels, make_napari_viewer, gate):
-    viewer = make_napari_viewer(show=True)
+def test_planes_beside_a_view_at_rest_are_decoded_ahead(tiff, pixels, viewer, gate):
     layer, other = viewer.open(tiff, plugin=PLUGIN)
     zoom_in(viewer, layer)
     assert_exact(viewer, pixels, MIDDLE)
@@ -183,8 +180,7 @@ def test_planes_beside_a_view_at_rest_are_decoded_ahead(tiff, pixels, make_napar
         assert_exact(viewer, pixels, plane)
 
 
-def test_three_dimensions_and_back(tiff, pixels, make_napari_viewer, monkeypatch):
-    viewer = make_napari_viewer(show=True)
+def test_three_dimensions_and_back(tiff, pixels, viewer, monkeypatch):
     layer, _ = viewer.open(tiff, plugin=PLUGIN)
     viewer.dims.ndisplay = 3
     napari_wsigpu.wait(layer)
@@ -203,8 +199,7 @@ def test_three_dimensions_and_back(tiff, pixels, make_napari_viewer, monkeypatch
     np.testing.assert_allclose(corners[1], (0, 4, 597, 798), atol=1)
 
 
-def test_a_cut_across_planes_and_their_mean(tiff, pixels, make_napari_viewer):
-    viewer = make_napari_viewer(show=True)
+def test_a_cut_across_planes_and_their_mean(tiff, pixels, viewer):
     layer, _ = viewer.open(tiff, plugin=PLUGIN)
     layer.locked_data_level = 1
     layer.projection_mode = "mean"
@@ -227,8 +222,7 @@ def test_a_cut_across_planes_and_their_mean(tiff, pixels, make_napari_viewer):
     assert min(found.shape) > 1
 
 
-def test_labels_follow_the_sliders(labelled, make_napari_viewer):
-    viewer = make_napari_viewer(show=True)
+def test_labels_follow_the_sliders(labelled, viewer):
     viewer.open(labelled, plugin=PLUGIN)
     labels = viewer.layers[-1]
     assert isinstance(labels, Labels)
@@ -239,10 +233,9 @@ def test_labels_follow_the_sliders(labelled, make_napari_viewer):
         assert (np.asarray(labels._slice.image.raw) == 5 * t + z + 1).all()
 
 
-def test_a_plane_that_cannot_be_opened_is_said(tiff, pixels, make_napari_viewer, tmp_path):
+def test_a_plane_that_cannot_be_opened_is_said(tiff, pixels, viewer, tmp_path):
     path = tmp_path / "b.ome.tif"
     path.write_bytes(tiff.read_bytes())
-    viewer = make_napari_viewer(show=True)
     layer, _ = viewer.open(path, plugin=PLUGIN)
     assert_exact(viewer, pixels, MIDDLE)
     status = path.stat()
@@ -258,11 +251,10 @@ def test_a_plane_that_cannot_be_opened_is_said(tiff, pixels, make_napari_viewer,
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def test_planes_that_a_slide_lacks_are_background(tmp_path, make_napari_viewer):
+def test_planes_that_a_slide_lacks_are_background(tmp_path, viewer):
     path = tmp_path / "a.czi"
     gray = slides.picture(90, 130, 1, "uint16")
     czis.write(path, [czis.Block(gray // (z + 1), z=z, t=t) for z, t in ((0, 1), (1, 0))])
-    viewer = make_napari_viewer(show=True)
     [layer] = viewer.open(path, plugin=PLUGIN)
     blank = slide_of(layer).layout.background
     for t, z in ((0, 1), (0, 0), (1, 1), (1, 0)):
@@ -273,8 +265,7 @@ def test_planes_that_a_slide_lacks_are_background(tmp_path, make_napari_viewer):
         np.testing.assert_array_equal(layer.data[0][t, z], expected)
 
 
-def test_docks_know_the_plane(tiff, pixels, make_napari_viewer, tmp_path):
-    viewer = make_napari_viewer(show=True)
+def test_docks_know_the_plane(tiff, pixels, viewer, tmp_path):
     layer, _ = viewer.open(tiff, plugin=PLUGIN)
     slide = slide_of(layer)
     zoom_in(viewer, layer)
@@ -298,8 +289,7 @@ def test_docks_know_the_plane(tiff, pixels, make_napari_viewer, tmp_path):
     )
 
 
-def test_figures_are_exact(tiff, pixels, make_napari_viewer, gate):
-    viewer = make_napari_viewer(show=True)
+def test_figures_are_exact(tiff, pixels, viewer, gate):
     layer, _ = viewer.open(tiff, plugin=PLUGIN)
     display = display_of(layer)
     gate.clear()
@@ -312,8 +302,7 @@ def test_figures_are_exact(tiff, pixels, make_napari_viewer, gate):
     np.testing.assert_array_equal(found, pixels[0, 4, 0, ::step, ::step][region])
 
 
-def test_a_duplicate_steps_too(tiff, pixels, make_napari_viewer):
-    viewer = make_napari_viewer(show=True)
+def test_a_duplicate_steps_too(tiff, pixels, viewer):
     layer, _ = viewer.open(tiff, plugin=PLUGIN)
     viewer.layers.remove(viewer.layers[1])
     copied = type(layer)(*[layer.as_layer_data_tuple()[0]], **layer.as_layer_data_tuple()[1])
@@ -327,8 +316,7 @@ def test_a_duplicate_steps_too(tiff, pixels, make_napari_viewer):
 
 
 @pytest.mark.parametrize("close", [True, False])
-def test_leaving_in_mid_step_lets_everything_go(tiff, make_napari_viewer, gate, handles_of, close):
-    viewer = make_napari_viewer(show=True)
+def test_leaving_in_mid_step_lets_everything_go(tiff, viewer, gate, handles_of, close):
     layers = viewer.open(tiff, plugin=PLUGIN)
     slide = slide_of(layers[0])
     settle(0.3)

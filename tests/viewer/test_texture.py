@@ -11,7 +11,7 @@ from napari_wsigpu.display.device_pixels import DevicePixels
 from napari_wsigpu.errors import DeviceError
 from napari_wsigpu.viewer import progressive, texture
 from napari_wsigpu.viewer.sample import sample_path
-from tests.viewer.conftest import has_display
+from tests.conftest import has_display
 from tests.viewer.test_progressive import MAGENTA, PLUGIN, canvas_of, look_at, settle
 
 PLACE = 2600, 3300, 1

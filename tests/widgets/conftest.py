@@ -8,9 +8,12 @@ from napari.settings import get_settings
 from qtpy.QtWidgets import QFileDialog
 
 from napari_wsigpu.widgets.jobs import Jobs
+from tests.conftest import has_display
 from tests.viewer.conftest import (  # noqa: F401
+    another,
+    close_shared,
     damaged_slide,
-    has_display,
+    make_napari_viewer,
     modules_are_no_garbage,
     no_notifications,
     own_settings,

@@ -220,9 +220,9 @@ def test_what_goes_away_during_a_decode_leaves_nothing(
         assert not inspector.progress.isVisible()
 
 
-def test_two_viewers_have_two_inspectors(viewer, inspector, slide_is_open, write_channels, request):
+def test_two_viewers_have_two_inspectors(viewer, inspector, slide_is_open, write_channels, another):
     slide_is_open(sample_path())
-    other = request.getfixturevalue("make_napari_viewer")()
+    other = another()
     _, second = other.window.add_plugin_dock_widget("napari-wsigpu", "Slide inspector")
     other.open(write_channels(1)[0], plugin="napari-wsigpu")
     assert shown(inspector)[0] == "he_phantom.svs"

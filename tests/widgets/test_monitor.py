@@ -301,9 +301,9 @@ class TestCosts:
         assert slide() is None
 
 
-def test_two_viewers_have_two(viewer, monitor, slide_is_open, write_channels, request):
+def test_two_viewers_have_two(viewer, monitor, slide_is_open, write_channels, another):
     slide_is_open(sample_path())
-    other = request.getfixturevalue("make_napari_viewer")(show=True)
+    other = another()
     second = add_monitor(other)
     other.open(write_channels(1)[0], plugin="napari-wsigpu")
     assert monitor.title.text() == "he_phantom.svs"
