@@ -9,8 +9,7 @@ import tifffile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from napari_wsigpu import open_slide, runtime
-from napari_wsigpu import slide as slide_module
+from napari_wsigpu import open_slide, opened, runtime
 from napari_wsigpu.errors import LevelError, TileError
 from tests import leica, oracles, slides, tiffbytes
 from tests.icc import PROFILES
@@ -33,7 +32,7 @@ KINDS = {
 def small_screen():
     """Levels are computed as if the slides were large."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slide_module, "LARGEST_OVERVIEW", 100)
+        patch.setattr(opened, "LARGEST_OVERVIEW", 100)
         yield
 
 

@@ -1,80 +1,36 @@
-"""`Slide`: what a user holds. Levels, regions, metadata and associated images."""
+"""`Slide`: what a user holds. Batches of regions, grids, and what other processes open."""
 
 from __future__ import annotations
 
-import copy
-import math
-import operator
-import os
-import threading
 import warnings
 from dataclasses import replace
 from functools import partial
-from itertools import count
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from napari_wsigpu import truncation
-from napari_wsigpu.associated import AssociatedImage
-from napari_wsigpu.codecs.choose import choose_decoder
-from napari_wsigpu.codecs.color import EmbeddedProfile, wants_srgb
-from napari_wsigpu.display.device_source import DeviceSource
-from napari_wsigpu.display.source import DisplaySource
-from napari_wsigpu.errors import (
-    LevelError,
-    PlaneError,
-    RegionError,
-    TileError,
-    changed_error,
-)
+from napari_wsigpu.errors import RegionError, TileError
 from napari_wsigpu.formats.describe import describe
-from napari_wsigpu.formats.tiff import is_rgb
-from napari_wsigpu.geometry import Rect
-from napari_wsigpu.open_planes import OpenPlanes
+from napari_wsigpu.readable import ReadableSlide
+from napari_wsigpu.reading.asked import batches_ahead, check_out, count_of, regions_of, size_of
 from napari_wsigpu.reading.batches import in_turn, read_ahead
-from napari_wsigpu.reading.dask_level import dask_array
 from napari_wsigpu.reading.grid import Grid
-from napari_wsigpu.reading.level import LevelArray
-from napari_wsigpu.reading.log import TileLog
-from napari_wsigpu.reading.mosaic import parts_of
 from napari_wsigpu.reading.open_slides import pack
 from napari_wsigpu.reading.plan import Regions, Wish
-from napari_wsigpu.reading.reader import RegionReader
-from napari_wsigpu.reading.scaling import ScaledReader, Target, find_target
 from napari_wsigpu.runtime import PackedSlide
-from napari_wsigpu.runtime import default as default_runtime
-from napari_wsigpu.storage.file import FileSource, check_unchanged
-from napari_wsigpu.storage.files import FilesSource
-from napari_wsigpu.storage.library import LibrarySource
-from napari_wsigpu.storage.memory import MemorySource
-from napari_wsigpu.storage.readers import Readers
-from napari_wsigpu.storage.remote import RemoteSource
-from napari_wsigpu.storage.zarr import ZarrServerSource, ZarrSource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from types import TracebackType
+    import os
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    import dask.array
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.color import Color
-    from napari_wsigpu.codecs.cpu import CpuDecoder
-    from napari_wsigpu.geometry import Span
-    from napari_wsigpu.layout import (
-        Channel,
-        LevelLayout,
-        Planes,
-        PyramidLevel,
-        SlideFile,
-        SlideLayout,
-    )
+    from napari_wsigpu.layout import SlideLayout
     from napari_wsigpu.reading.plan import Keep
+    from napari_wsigpu.reading.scaling import ScaledReader, Target
     from napari_wsigpu.runtime import Runtime
-    from napari_wsigpu.storage.source import ByteSource
 
-LARGEST_OVERVIEW = 1024
 MOVED = {
     "clearings",
     "count_shown",
@@ -84,12 +40,6 @@ MOVED = {
     "parts_of",
     "read_tiles",
 }
-# Batches at the same time to the host and to a device, and single regions to a device.
-AHEAD_ON_HOST, AHEAD_ON_DEVICE, REGIONS_ON_DEVICE = 2, 3, 4
-MOST_AVERAGING = 8
-FARTHEST = 1 << 60
-
-_slide_numbers = count()
 
 
 def open_slide(
@@ -133,7 +83,7 @@ def open_slide(
     return Slide(describe(path), device, threads, runtime=runtime)
 
 
-class Slide:
+class Slide(ReadableSlide):
     """An open whole-slide image. Safe to use from many threads.
 
     Made by `open_slide`. A slide can be pickled; another process then opens the file with the
@@ -153,410 +103,6 @@ class Slide:
     displayed : DisplaySource
         What displays read of it.
     """
-
-    def __init__(
-        self,
-        layout: SlideLayout,
-        device: str = "auto",
-        threads: int | None = None,
-        *,
-        keeps_whole: bool = True,
-        runtime: Runtime | None = None,
-        title: str | None = None,
-        decoder: CpuDecoder | None = None,
-        source: ByteSource | None = None,
-    ) -> None:
-        self.layout = layout
-        self._described: SlideLayout | None = layout
-        self._labels: dict[str, Slide] | None = None
-        self.runtime = default_runtime() if runtime is None else runtime
-        self._number = next(_slide_numbers)
-        self._process, self._asked = os.getpid(), device
-        self._reads = Readers(layout.path)
-        self._display_color: Color = "stored"
-        self._threads = threads
-        self._keeps_whole = keeps_whole
-        self._planes = OpenPlanes(self._open_plane)
-        # The planes of a slide share its threads.
-        decoder = self._decoder = choose_decoder(layout, threads) if decoder is None else decoder
-        self._source = _source_of(layout) if source is None else source
-        self._pyramid = layout.pyramid(LARGEST_OVERVIEW)
-        images = {level.number: level.layout for level in sorted(self._pyramid)}
-        parts = parts_of(list(images.values()))
-        images |= {-1 - i: item.image for i, item in enumerate(layout.associated)}
-        self._images: dict[int, LevelLayout] = images
-        names = {-1 - i: f"the {item.name} image" for i, item in enumerate(layout.associated)}
-        names |= {number: part.name for number, part in parts.items()}
-        images = images | {number: part.image for number, part in parts.items()}
-        self._log = TileLog(
-            title or layout.path,
-            names,
-            partial(truncation.reason, layout, images),
-            # Of a server each answer says which version it is of.
-            partial(_check_files, () if layout.remote or source else layout.files, layout.path),
-        )
-
-        def reader(source: ByteSource) -> RegionReader:
-            return RegionReader(
-                self._number,
-                layout,
-                images,
-                self._pyramid,
-                source,
-                decoder,
-                self._log,
-                self.runtime.tiles,
-                self.runtime.devices,
-                self.runtime.throughput,
-                device,
-                keeps_whole=keeps_whole,
-            )
-
-        self._reader = reader(self._source)
-        self._of_memory = {
-            -1 - i: reader(MemorySource(item.data))
-            for i, item in enumerate(layout.associated)
-            if item.data is not None
-        }
-        first = layout.levels[0]
-        self._profile = self._profile_of("", first, layout.icc, rgb=layout.rgb)
-        self.displayed = DisplaySource(
-            self._number,
-            layout,
-            self._pyramid,
-            self._profile.table,
-            lambda *which: self._guarded(partial(self._reader.read_tiles, *which)),
-            self._log,
-        )
-        self._device_source: DeviceSource | None = None
-        self.levels = tuple(self.level_array(index) for index in range(self.level_count))
-        self.associated_images: Mapping[str, AssociatedImage] = {
-            item.name: AssociatedImage(
-                item,
-                self.level_array(-1 - index),
-                decoder.refusal(item.image),
-                self._profile_of(
-                    f"The {item.name} image of ",
-                    item.image,
-                    item.icc,
-                    rgb=is_rgb(item.image),
-                ),
-            )
-            for index, item in enumerate(layout.associated)
-        }
-
-    # What it is
-
-    @property
-    def path(self) -> str:
-        """Absolute path of the file, or its URL without user, password and query."""
-        return self.layout.path
-
-    @property
-    def vendor(self) -> str:
-        """Vendor as OpenSlide names it, for example ``"aperio"`` or ``"generic-tiff"``."""
-        return self.layout.vendor
-
-    @property
-    def dimensions(self) -> tuple[int, int]:
-        """(width, height) of level 0 in pixels."""
-        return self.level_dimensions[0]
-
-    @property
-    def level_count(self) -> int:
-        """Number of levels: the stored ones, and those that the format lets decoders scale."""
-        return len(self.layout.levels)
-
-    @property
-    def level_dimensions(self) -> tuple[tuple[int, int], ...]:
-        """(width, height) of each level in its own pixels."""
-        return tuple((level.width, level.height) for level in self.layout.levels)
-
-    @property
-    def level_downsamples(self) -> tuple[float, ...]:
-        """How many pixels of level 0 one pixel of each level spans."""
-        return self.layout.downsamples
-
-    @property
-    def mpp(self) -> tuple[float, float] | None:
-        """Micrometres a pixel of level 0, (x, y); None where the file doesn't say."""
-        return self.layout.mpp
-
-    @property
-    def objective(self) -> float | None:
-        """Magnification of the objective; None where the file doesn't say."""
-        return self.layout.objective
-
-    @property
-    def channels(self) -> tuple[Channel, ...]:
-        """Name and colour of each channel; empty for an RGB slide."""
-        return self.layout.channels
-
-    @property
-    def planes(self) -> Planes:
-        """How many planes along z and t can be chosen, how far apart they lie, and which is shown.
-
-        The one that is shown is the one that the file names, else the middle one along z (of some
-        vendors' slides the first one, as OpenSlide shows it) and the first one along t.
-        """
-        return self.layout.planes
-
-    @property
-    def labels(self) -> Mapping[str, Slide]:
-        """Label images that lie on the slide, each a slide of its own of one channel.
-
-        Their pixels are numbers of objects, and 0 where there is none. They are closed with the
-        slide. ``layout.labels`` says where they lie, and their colours and properties.
-        """
-        if self._labels is None:
-            self._labels = {
-                item.name: Slide(
-                    item.layout,
-                    "cpu",
-                    runtime=self.runtime,
-                    title=f"{self.path} (label image {number})",  # its name can tell of a patient
-                )
-                for number, item in enumerate(self._said().labels, 1)
-            }
-        return self._labels
-
-    def _said(self) -> SlideLayout:
-        """Return what the file says, asked anew where a pickle left it out."""
-        if self._described is None:
-            own = self.layout
-            found = describe(own.path if own.remote is None else own.remote.url)
-            if found.files != own.files or found.remote != own.remote:
-                raise changed_error(self.path)
-            self._described = found
-        return self._described
-
-    @property
-    def metadata(self) -> dict[str, Any]:
-        """All the file says, JSON-serialisable; vendor fields under the vendor's name.
-
-        What all vendors have comes first, None where the file doesn't say: ``vendor``,
-        ``scanner``, ``objective``, ``mpp`` (x, y), ``scan_date``, ``barcode``, and whether there
-        is an ``icc_profile``.
-        """
-        layout = self._said()
-        return {
-            "vendor": self.vendor,
-            "scanner": layout.scanner,
-            "objective": self.objective,
-            "mpp": None if self.mpp is None else list(self.mpp),
-            "scan_date": layout.scan_date,
-            "barcode": layout.barcode,
-            "icc_profile": layout.icc is not None,
-            **copy.deepcopy(dict(layout.metadata)),
-        }
-
-    @property
-    def icc_profile(self) -> bytes | None:
-        """The ICC profile of the slide's pixels; None where the file has none.
-
-        Raises
-        ------
-        SlideError
-            If the file can't be read.
-        """
-        place = self.layout.icc
-        return None if place is None else self._read_bytes(place)
-
-    @property
-    def display_color(self) -> Color:
-        """What the layers of a viewer show: pixels as ``"stored"``, or in ``"srgb"``.
-
-        sRGB is by the slide's ICC profile. `levels` always are as stored; tolerant levels made by
-        `level_array` follow this. A pickled slide keeps it.
-
-        Raises
-        ------
-        SlideError
-            If it is set to sRGB, and the slide has no profile that can be applied.
-        """
-        return self._display_color
-
-    @display_color.setter
-    def display_color(self, color: Color) -> None:
-        if wants_srgb(color):
-            self._profile.profile()
-        self._display_color = color
-        for plane in self._planes.all():
-            plane._display_color = color
-
-    # Pixels
-
-    def plane(self, z: int | None = None, t: int | None = None) -> Slide:
-        """Return a plane along z and t as a slide of its own, which is closed with this one.
-
-        It shares the runtime's caches and devices. Of very many planes, those that were asked for
-        longest ago are released (`release`), until they are read again.
-
-        Parameters
-        ----------
-        z, t : int, optional
-            Which one of `planes`, counted from 0; by default the one that this slide shows.
-
-        Returns
-        -------
-        Slide
-            This slide itself, if that is the one.
-
-        Raises
-        ------
-        PlaneError
-            If there is no such plane.
-        SlideChangedError
-            If the file is no longer the one that was opened.
-        SlideError
-            If the file can't be read.
-        """
-        shown = self.planes
-        at = {"z": shown.z if z is None else z, "t": shown.t if t is None else t}
-        if at == {"z": shown.z, "t": shown.t}:
-            return self
-        for axis, size in (("z", shown.size_z), ("t", shown.size_t)):
-            _check_plane(self.path, axis, at[axis], size)
-        plane: Slide = self._guarded(lambda: self._planes.get((at["z"], at["t"])))
-        return plane
-
-    def _open_plane(self, which: tuple[int, int]) -> Slide:
-        own = self.layout
-        remote = own.remote
-        layout = describe(
-            own.path if remote is None else remote.url, dict(zip("zt", which, strict=True))
-        )
-        if layout.files != own.files or layout.remote != remote:
-            raise changed_error(self.path)
-        plane = Slide(
-            layout,
-            self.device,
-            self._threads,
-            keeps_whole=self._keeps_whole,
-            runtime=self.runtime,
-            decoder=self._decoder,
-        )
-        plane._display_color = self._display_color
-        plane._log.on_failed_tile = self._log.on_failed_tile
-        return plane
-
-    def read_region(
-        self,
-        location: tuple[int, int],
-        size: tuple[int, int],
-        level: int = 0,
-        device: str = "cpu",
-        *,
-        mpp: float | None = None,
-        out: Any = None,
-        stream: Any = None,
-        color: Color = "stored",
-        z: int | None = None,
-        t: int | None = None,
-    ) -> Any:
-        """Read a rectangle, as OpenSlide counts it, or at a resolution in micrometres a pixel.
-
-        Parameters
-        ----------
-        location : tuple of int
-            (x, y) of the upper left corner in pixels of level 0, rounded to the nearest
-            pixel of `level`.
-        size : tuple of int
-            (width, height) in pixels of `level`.
-        level : int
-            Index in `levels`.
-        device : str
-            Where the pixels shall be: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
-        mpp : float, optional
-            Micrometres that a pixel of the region shall span, instead of a level; `size` is in
-            such pixels. They are averages of the coarsest level that is at least as fine: each is
-            the mean of what lies under it, weighted by area (a box filter), integers rounded half
-            up. A level within 0.1 % of it is taken as it is.
-        out : cupy.ndarray, optional
-            Device memory for the pixels: of this region's shape and type, C-contiguous.
-        stream : int or cupy.cuda.Stream, optional
-            CUDA stream to work on instead of one of our own. It is synchronised.
-        color : {"stored", "srgb"}
-            Pixels as they are, or in sRGB by the slide's ICC profile. The first such read takes
-            some tenths of a second longer.
-        z, t : int, optional
-            The plane, of `planes`; by default the one that is shown.
-
-        Returns
-        -------
-        ndarray or cupy.ndarray, shape (height, width, channels)
-            Pixels outside the slide have the background's value.
-
-        Raises
-        ------
-        RegionError, LevelError, PlaneError, DeviceError
-            If the region, level, plane or device can't be.
-        TileError
-            If a tile in the region can't be decoded.
-        UnsupportedSlideError
-            If sRGB is asked for, and the slide has no profile that can be applied.
-        SlideError
-            If the file can't be read.
-        """
-        plane = self.plane(z, t)
-        if plane is not self:
-            return plane.read_region(
-                location, size, level, device, mpp=mpp, out=out, stream=stream, color=color
-            )
-        wish = Wish(table=self._profile.table(color))
-        reader, target = self._scaled(level, mpp)
-        regions = self._regions([location], size, target.level)
-        if device == "cpu":
-            if out is not None or stream is not None:
-                raise RegionError("out and stream are for pixels on a device; use device='cuda'.")
-            return self._guarded(lambda: reader.read(regions, wish)[0])
-        if out is not None:
-            image = self._images[target.level]
-            _check_out(out, (*regions.shapes[0], image.channels), image.dtype)
-        pixels = self._guarded(partial(reader.read_to_device, regions, device, out, stream, wish))
-        return pixels[0] if out is None else out
-
-    def read_mask(
-        self,
-        location: tuple[int, int],
-        size: tuple[int, int],
-        level: int = 0,
-        *,
-        mpp: float | None = None,
-        z: int | None = None,
-        t: int | None = None,
-    ) -> NDArray[np.bool_]:
-        """Tell which pixels of a rectangle the file holds, as a mask or an alpha channel.
-
-        The others lie outside the slide or in tiles that the scanner left out; `read_region` shows
-        the background there. Nothing is read or decoded.
-
-        Parameters
-        ----------
-        location, size, level, mpp, z, t
-            As in `read_region`.
-
-        Returns
-        -------
-        ndarray of bool, shape (height, width)
-            A pixel that is averaged of finer ones is held if any of these is.
-
-        Raises
-        ------
-        RegionError, LevelError, PlaneError
-            If the region, level or plane can't be.
-
-        Examples
-        --------
-        >>> alpha = slide.read_mask((0, 0), (512, 512)) * np.uint8(255)  # doctest: +SKIP
-        """
-        plane = self.plane(z, t)
-        if plane is not self:
-            return plane.read_mask(location, size, level, mpp=mpp)
-        reader, target = self._scaled(level, mpp)
-        regions = self._regions([location], size, target.level)
-        mask: NDArray[np.bool_] = self._guarded(lambda: reader.held(regions)[0])
-        return mask
 
     def read_batch(
         self,
@@ -597,27 +143,15 @@ class Slide:
         if plane is not self:
             return plane.read_batch(locations, size, level, device, mpp=mpp, out=out, color=color)
         reader, target = self._scaled(level, mpp)
-        regions = self._regions(locations, size, target.level)
+        regions = regions_of(locations, size, self.level_downsamples[target.level])
         if out is not None:
             image = self._images[target.level]
-            _check_out(out, (len(regions), *_size(size)[::-1], image.channels), image.dtype)
+            check_out(out, (len(regions), *size_of(size)[::-1], image.channels), image.dtype)
         if not len(regions):
-            regions = self._regions([(0, 0)], size, target.level)
+            regions = regions_of([(0, 0)], size, self.level_downsamples[target.level])
             return self._read_batch(reader, regions, device, Wish(), [(0, 0)])[:0]
         wish = Wish(keep="recurring", table=self._profile.table(color))
         return self._read_batch(reader, regions, device, wish, locations, out)
-
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], device: str = "cpu") -> Any:
-        """Return a new array for pixels, in the memory of a device.
-
-        Raises
-        ------
-        DeviceError, RegionError
-            If the device can't be used, or has no memory for it.
-        """
-        if device == "cpu":
-            return np.empty(shape, dtype)
-        return self._guarded(partial(self._reader.empty_on, device, shape, dtype))
 
     def read_regions(
         self,
@@ -705,10 +239,12 @@ class Slide:
         reader, target = self._scaled(level, mpp)
         if device != "cpu":
             self._reader.offload.worker(device)
+        if num_workers is None:
+            num_workers = batches_ahead(device, batch_size, target)
         wish = Wish(keep="recurring", table=self._profile.table(color))
 
         def read(batch: list[tuple[int, int]], check: Callable[[], None]) -> Any:
-            regions = self._regions(batch, size, target.level)
+            regions = regions_of(batch, size, self.level_downsamples[target.level])
             pixels = self._read_batch(reader, regions, device, replace(wish, check=check), batch)
             return pixels if batch_size is not None else pixels[0]
 
@@ -716,9 +252,9 @@ class Slide:
             read,
             locations,
             batch_size=batch_size,
-            num_workers=_ahead(device, batch_size, target) if num_workers is None else num_workers,
+            num_workers=num_workers,
             prefetch_factor=prefetch_factor,
-            batch_bytes=_number(batch_size) * self._region_bytes(size, target.level),
+            batch_bytes=count_of(batch_size) * self._region_bytes(size, target.level),
             shuffle=shuffle,
             seed=seed,
             drop_last=drop_last,
@@ -800,14 +336,14 @@ class Slide:
         reader, target = self._scaled(level, mpp)
         if device != "cpu":
             self._reader.offload.worker(device)
-        width, height = _size((size, size) if hasattr(size, "__index__") else size, least=1)
+        width, height = size_of((size, size) if hasattr(size, "__index__") else size, least=1)
         if batch_size is None:
             raise RegionError("batch_size is None; it has to be a whole number >= 1.")
         grid = self._grid(size, target, overlap)
         table = self._profile.table(color)
         keep: Keep = "partly" if grid.image.parts else "later"
         region_bytes = self._region_bytes((width, height), target.level)
-        bands = grid.bands(_ahead(device, batch_size, target))
+        bands = grid.bands(batches_ahead(device, batch_size, target))
 
         def read(
             band: range, batch: list[int], check: Callable[[], None]
@@ -828,7 +364,7 @@ class Slide:
                 batch_size=batch_size,
                 num_workers=1,
                 prefetch_factor=prefetch_factor,
-                batch_bytes=len(bands) * _number(batch_size) * region_bytes,
+                batch_bytes=len(bands) * count_of(batch_size) * region_bytes,
             )
             for band in bands
         )
@@ -862,128 +398,6 @@ class Slide:
         grid = self._grid(size, target, overlap)
         return self._corners(*grid.corners(0, len(grid)), target.level)
 
-    def _grid(self, size: int | tuple[int, int], target: Target, overlap: int) -> Grid:
-        width, height = _size((size, size) if hasattr(size, "__index__") else size, least=1)
-        return Grid.over(self._images[target.level], target, (height, width), overlap)
-
-    def _corners(
-        self, tops: NDArray[np.int64], lefts: NDArray[np.int64], level: int
-    ) -> NDArray[np.int64]:
-        """Return (x, y) in pixels of level 0 of corners in a level's own."""
-        corners = np.column_stack([lefts, tops]) * self.level_downsamples[level]
-        found: NDArray[np.int64] = np.floor(corners + 0.5).astype(np.int64)
-        return found
-
-    def read_bytes(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
-        """Return the file's own bytes at each (offset, length), as the layout's grids say them.
-
-        Fewer are returned where the file ends before.
-
-        Raises
-        ------
-        SlideError
-            If the file can't be read.
-        """
-        views: list[memoryview] = self._guarded(lambda: self._source.read(ranges))
-        return views
-
-    def level_array(
-        self,
-        index: int,
-        channel: int | None = None,
-        *,
-        tolerant: bool = False,
-        color: Color | None = None,
-    ) -> LevelArray:
-        """Return a level as an array-like.
-
-        Parameters
-        ----------
-        index : int
-            Number of a level of `pyramid`: index in `levels` for those.
-        channel : int, optional
-            Show this channel alone, as a two-dimensional array.
-        tolerant : bool
-            For a viewer: show tiles that can't be decoded as background instead of raising,
-            and levels in the slide's `display_color`.
-        color : {"stored", "srgb"}, optional
-            Show a level so, whatever else holds.
-
-        Raises
-        ------
-        LevelError
-            If there is no such level or channel.
-        UnsupportedSlideError
-            If sRGB is asked for, and the slide has no profile that can be applied.
-        """
-        if color is not None and wants_srgb(color):
-            self._profile.profile()
-        layout = self._images.get(index)
-        if layout is None:
-            raise LevelError(
-                f"'{self.path}' has no level {index!r}; its levels are 0 to "
-                f"{max(level.number for level in self._pyramid)}."
-            )
-        if channel is not None and not 0 <= channel < layout.channels:
-            raise LevelError(
-                f"'{self.path}' has no channel {channel!r}; its channels are 0 to "
-                f"{layout.channels - 1}."
-            )
-
-        def read(rows: Span, columns: Span, channel: int | None) -> NDArray[Any]:
-            shown = self.display_color if tolerant and index >= 0 else "stored"
-            table = self._profile.table(color or shown)
-            wanted = channel if table is None else None
-            wish = Wish(channel=wanted, tolerant=tolerant, table=table)
-            pixels: NDArray[Any] = self._guarded(
-                lambda: self._reader_of(index).read(index, Regions.slice(rows, columns), wish)[0]
-            )
-            return pixels if wanted == channel else pixels[..., channel]
-
-        return LevelArray(layout, read, self, index, channel, tolerant=tolerant)
-
-    def to_dask(
-        self, level: int = 0, tiles: int | None = None, device: str = "cpu"
-    ) -> dask.array.Array:
-        """Return all planes of a level as a Dask array; nothing is decoded yet.
-
-        Parameters
-        ----------
-        level : int
-            Index in `levels`.
-        tiles, device
-            As `LevelArray.to_dask` takes them.
-
-        Returns
-        -------
-        dask.array.Array, shape (t, z, height, width, channels)
-            The axes t and z are there if the slide has several planes along them. Each chunk is
-            of one plane, which is opened when it is first read.
-
-        Raises
-        ------
-        LevelError
-            If there is no such level.
-        ImportError, RegionError, DeviceError
-            As `LevelArray.to_dask` does.
-        """
-        return dask_array(self.levels[self._checked(level)], tiles, device, self.planes.sizes)
-
-    def read_to_device(
-        self, index: int, rows: Span, columns: Span, channel: int | None, device: str
-    ) -> Any:
-        """Read a region of a level by its number; see `LevelArray.read`.
-
-        Returns
-        -------
-        cupy.ndarray, shape (height, width, channels), or (height, width) for one channel
-        """
-        self._renew()
-        reader = self._reader_of(index)
-        regions, wish = Regions.slice(rows, columns), Wish(channel=channel)
-        read = partial(reader.read_to_device, index, regions, device, wish=wish)
-        return self._guarded(read)[0]
-
     def opener(self, device: str) -> Callable[[], Slide]:
         """Return what opens the slide again in another process, where tasks run side by side.
 
@@ -999,120 +413,6 @@ class Slide:
         """Return what tasks of another process open the slide by, as `opener` says, but once."""
         return PackedSlide(pack(self.opener(device)))
 
-    @property
-    def pyramid(self) -> tuple[PyramidLevel, ...]:
-        """What viewers show, finest first: the slide's levels, and others by 2 x 2 averages.
-
-        These are computed between levels of which one is more than about twice as large as the
-        next, and beyond the coarsest. So what a viewer has to load is about 4 times as many pixels
-        as its canvas has, at most, and the coarsest level fits a screen. `level_array` makes an
-        array of each by its number, which for the slide's own is the index in `levels`: those
-        have a ``number < slide.level_count``, in the arrays of a layer (``layer.data``) too.
-        """
-        return self._pyramid
-
-    # Resources
-
-    @property
-    def device(self) -> str:
-        """What decodes tiles, as in `open_slide`; from the next read on, if it is set.
-
-        To set it to a GPU may take seconds. A GPU that failed is tried again.
-
-        Raises
-        ------
-        DeviceError
-            If it can't be used; the slide is decoded as before then.
-        """
-        return self._reader.offload.device
-
-    @device.setter
-    def device(self, device: str) -> None:
-        for reader in (self._reader, *self._of_memory.values()):
-            reader.offload.device = device
-        self._asked = device
-        for plane in self._planes.all():
-            plane.device = device
-
-    @property
-    def decoder(self) -> tuple[str, str]:
-        """What decodes level 0 now, and why, for example ("CPU", "chosen")."""
-        return self._reader.offload.decoder
-
-    def displayed_on_device(self) -> DeviceSource | None:
-        """Return what displays read of it that draw on the GPU; None while the CPU decodes."""
-        tiles = self._reader.offload.tiles_on_device(self._reader.read_tiles)
-        if tiles is None:
-            return None
-        if self._device_source is None or self._device_source.tiles is not tiles:
-            share = self._reader.offload.share_on
-
-            def read(number: int, places: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
-                part = share(self._images[number].stored[0])
-                found: set[tuple[int, int]] = self._guarded(
-                    lambda: tiles.read(number, places, part)
-                )
-                return found
-
-            self._device_source = DeviceSource(self.displayed, tiles, read, self._profile.table)
-        return self._device_source
-
-    def on_failed_tile(self, report: Callable[[str, str], None]) -> None:
-        """Have `report` called with name and reason of each tile that is shown as background.
-
-        Called once a tile, from the thread that read it.
-        """
-        for slide in (self, *self._planes.all()):
-            slide._log.on_failed_tile = report
-
-    def stats(self, most_failed: int | None = None) -> dict[str, Any]:
-        """Return counters: tiles asked, hits, decoded by which decoder, bytes read, failed.
-
-        Under "display": how many tiles displays wait for (queue), how many were decoded at once
-        last (batch), and how many were prefetched, and of those needed later (prefetch_hits).
-
-        Parameters
-        ----------
-        most_failed : int, optional
-            Name only the first so many failed tiles.
-        """
-        display = self.runtime.fetcher.stats(self._number)
-        return {**self._log.stats(most_failed), "display": display}
-
-    def clear_cache(self) -> None:
-        """Drop this slide's decoded tiles, of all planes, from memory and from devices."""
-        self.displayed.clearings += 1
-        self._reader.clear_cache()
-        for plane in self._planes.all():
-            plane.clear_cache()
-
-    def release(self) -> None:
-        """Let go of file handle, threads and tiles; the next read takes them again."""
-        self._renew()
-        self._source.release()  # a server's answers could be long in coming
-        self.runtime.fetcher.forget_slide(self._number)
-        self._source.release()
-        self.clear_cache()
-        self._release_readers()
-        for other in (*(self._labels or {}).values(), *self._planes.all()):
-            other.release()
-
-    def close(self) -> None:
-        """Let go of everything for good; may be called twice.
-
-        Reads in flight in other threads end first, with `SlideClosedError` if they are long.
-        """
-        self._renew()
-        self._reads.closed = True
-        self._source.close()
-        with self._reads.none():
-            pass
-        self.runtime.fetcher.forget_slide(self._number)
-        self.clear_cache()
-        self._release_readers()
-        for other in (*(self._labels or {}).values(), *self._planes.all()):
-            other.close()
-
     def __getattr__(self, name: str) -> Any:
         """Return what was the slide's own before it became that of `displayed`."""
         if name not in MOVED:
@@ -1125,18 +425,6 @@ class Slide:
         if name == "display_background":
             return self.displayed.background(self.display_color)
         return getattr(self.displayed, name)
-
-    def __enter__(self) -> Slide:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> Literal[False]:
-        self.close()
-        return False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Slide:
         return self
@@ -1152,40 +440,17 @@ class Slide:
 
         return normalize_token((self.layout.without_words(), self.device, self._display_color))
 
-    def __repr__(self) -> str:
-        width, height = self.dimensions
-        return f"<Slide '{self.path}' {self.vendor} {width} x {height}>"
+    def _grid(self, size: int | tuple[int, int], target: Target, overlap: int) -> Grid:
+        width, height = size_of((size, size) if hasattr(size, "__index__") else size, least=1)
+        return Grid.over(self._images[target.level], target, (height, width), overlap)
 
-    def _regions(
-        self, locations: Sequence[tuple[int, int]], size: tuple[int, int], level: int
-    ) -> Regions:
-        """Return regions in the level's own pixels."""
-        width, height = _size(size)
-        downsample = self.level_downsamples[level]
-        if len(locations) == 1:  # NumPy takes longer for one
-            x, y = (_nearest(each / downsample) for each in _integers("location", locations[0]))
-            return Regions.of([Rect(y, x, height, width)])
-        exact = np.clip(_places(locations) / downsample, -FARTHEST, FARTHEST)
-        corners = np.floor(exact + 0.5).astype(np.int64)
-        return Regions.alike(corners[:, 1], corners[:, 0], height, width)
-
-    def _scaled(self, level: int, mpp: float | None) -> tuple[ScaledReader, Target]:
-        """Return what reads a level, or at a resolution."""
-        self._renew()
-        if mpp is not None and level != 0:
-            raise RegionError(f"Both level={level!r} and mpp={mpp!r} were given; give one of them.")
-        if mpp is None:
-            target = Target(self._checked(level))
-        else:
-            target = find_target(self.path, mpp, self.mpp, self.level_downsamples)
-        return ScaledReader(self._reader, target, self._images[target.level]), target
-
-    def _checked(self, level: int) -> int:
-        if not isinstance(level, int | np.integer) or not 0 <= level < self.level_count:
-            raise LevelError(
-                f"'{self.path}' has no level {level!r}; its levels are 0 to {self.level_count - 1}."
-            )
-        return int(level)
+    def _corners(
+        self, tops: NDArray[np.int64], lefts: NDArray[np.int64], level: int
+    ) -> NDArray[np.int64]:
+        """Return (x, y) in pixels of level 0 of corners in a level's own."""
+        corners = np.column_stack([lefts, tops]) * self.level_downsamples[level]
+        found: NDArray[np.int64] = np.floor(corners + 0.5).astype(np.int64)
+        return found
 
     def _read_batch(
         self,
@@ -1204,67 +469,9 @@ class Slide:
             raise error.among(locations) from None
 
     def _region_bytes(self, size: tuple[int, int], level: int) -> int:
-        width, height = _size(size)
+        width, height = size_of(size)
         image = self._images[level]
         return width * height * image.channels * image.dtype.itemsize
-
-    def _release_readers(self) -> None:
-        for reader in (self._reader, *self._of_memory.values()):
-            reader.release()
-        self._profile.release()
-
-    def _profile_of(
-        self, name: str, image: LevelLayout, icc: tuple[int, int] | bytes | None, *, rgb: bool
-    ) -> EmbeddedProfile:
-        return EmbeddedProfile(f"{name}'{self.path}'", image, icc, self._read_bytes, rgb=rgb)
-
-    def _read_bytes(self, place: tuple[int, int] | bytes) -> bytes:
-        if isinstance(place, bytes):
-            return place
-        data: bytes = self._guarded(lambda: bytes(self._source.read([place])[0]))
-        return data
-
-    def _guarded(self, read: Callable[[], Any]) -> Any:
-        """Read while the slide is open, and keep it open meanwhile."""
-        self._renew()
-        try:
-            with self._reads:
-                return read()
-        except MemoryError:
-            raise RegionError(
-                f"There is no memory left to read this region of '{self.path}'; read it in parts, "
-                "or let go of others."
-            ) from None
-
-    def _reader_of(self, index: int) -> RegionReader:
-        return self._of_memory.get(index, self._reader)
-
-    def _renew(self) -> None:
-        """Take new locks, threads and handles in a process that was forked from the slide's own.
-
-        Those that it has copies of may be held by threads that are not there.
-        """
-        if self._process == os.getpid():
-            return
-        with _renewing:
-            if self._process != os.getpid():
-                closed, color = self._reads.closed, self._display_color
-                Slide.__init__(
-                    self, self.layout, self._asked, self._threads, keeps_whole=self._keeps_whole
-                )
-                self._reads.closed, self._display_color = closed, color
-
-
-_renewing = threading.Lock()
-
-
-def _renew_lock() -> None:
-    global _renewing
-    _renewing = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)
 
 
 def _reopened(layout: SlideLayout, device: str, threads: int, color: Color) -> Slide:
@@ -1272,87 +479,3 @@ def _reopened(layout: SlideLayout, device: str, threads: int, color: Color) -> S
     slide.display_color = color
     slide._described = None
     return slide
-
-
-def _source_of(layout: SlideLayout) -> ByteSource:
-    if layout.levels[0].array is not None:
-        images = [*layout.levels, *(item.image for item in layout.associated)]
-        if layout.remote is not None:
-            return ZarrServerSource(layout.path, images, layout.remote.url)
-        return ZarrSource(layout.path, images, layout.files)
-    if layout.remote is not None:
-        return RemoteSource(layout.remote.url, layout.file_size, layout.remote.version)
-    if layout.levels[0].library is not None:
-        images = [*layout.levels, *(item.image for item in layout.associated if not item.data)]
-        return LibrarySource(layout.files[0], images)
-    return FileSource(layout.files[0]) if len(layout.files) == 1 else FilesSource(layout.files)
-
-
-def _check_files(files: Sequence[SlideFile], path: str) -> None:
-    for file in files:
-        check_unchanged(file, path)
-
-
-def _check_plane(path: str, axis: str, number: Any, size: int) -> None:
-    if not isinstance(number, int | np.integer) or not 0 <= number < size:
-        raise PlaneError(
-            f"'{path}' has no plane {axis} = {number!r}; its planes along {axis} are 0 to "
-            f"{size - 1}."
-        )
-
-
-def _places(locations: Sequence[tuple[int, int]]) -> NDArray[np.float64]:
-    """Return (x, y) of each location."""
-    try:
-        places: NDArray[Any] = np.array(locations)
-    except (TypeError, ValueError):  # they are not alike
-        places = np.zeros(0)
-    if places.dtype.kind not in "iu" or places.shape != (len(locations), 2):
-        # One may be wrong, or a whole number of another type.
-        pairs = [_integers("location", location) for location in locations]
-        places = np.array(pairs, object).reshape(-1, 2)
-    return places.astype(np.float64)
-
-
-def _integers(name: str, values: tuple[int, int]) -> tuple[int, int]:
-    try:
-        first, second = (operator.index(value) for value in values)
-    except (TypeError, ValueError):
-        raise RegionError(f"The {name} {values!r} is not a pair of whole numbers.") from None
-    return first, second
-
-
-def _size(size: Any, least: int = 0) -> tuple[int, int]:
-    """Return width and height of a region."""
-    width, height = _integers("size", size)
-    if min(width, height) < least:
-        raise RegionError(f"A region can't be {width} x {height} pixels; use a size >= {least}.")
-    if max(width, height) > FARTHEST:
-        raise RegionError(
-            f"A region of {width} x {height} pixels doesn't fit into memory; read it in parts."
-        )
-    return width, height
-
-
-def _number(batch_size: Any) -> int:
-    """Return how many regions a batch has; what is no number is refused where it is used."""
-    return int(batch_size) if isinstance(batch_size, int | np.integer) else 1
-
-
-def _ahead(device: str, batch_size: int | None, target: Target) -> int:
-    if device == "cpu":
-        # To average takes a thread about as long as to decode takes several.
-        cores = 1 if target.exact else (os.cpu_count() or 1) // 2
-        return max(AHEAD_ON_HOST, min(cores, MOST_AVERAGING))
-    return REGIONS_ON_DEVICE if batch_size is None else AHEAD_ON_DEVICE
-
-
-def _nearest(position: float) -> int:
-    """Round a position; what is farther away than any pixel stays within 64 bits."""
-    return math.floor(max(-FARTHEST, min(position, FARTHEST)) + 0.5)
-
-
-def _check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-    contiguous = getattr(getattr(out, "flags", None), "c_contiguous", False)
-    if not contiguous or tuple(out.shape) != shape or out.dtype != dtype:
-        raise RegionError(f"out has to be a C-contiguous array of {shape} {dtype}.")

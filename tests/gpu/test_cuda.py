@@ -20,8 +20,7 @@ import numpy as np
 import pytest
 import tifffile
 
-from napari_wsigpu import open_slide, runtime
-from napari_wsigpu import slide as slide_module
+from napari_wsigpu import open_slide, opened, runtime
 from napari_wsigpu.codecs.jpeg import header_length
 from napari_wsigpu.errors import DeviceError, RegionError, SlideReadError
 from napari_wsigpu.gpu.cuda import CudaDevice, PinnedMemory
@@ -259,7 +258,7 @@ class TestPixels:
     @pytest.mark.parametrize("kind", ["4:2:0", "gray", "JPEG 2000", "JPEG 2000 16 bit"])
     def test_inserted_levels(self, tmp_path, jpeg_path, monkeypatch, kind):
         """A pyramid that steps by 8: averaged on the device, twice from the same pixels."""
-        monkeypatch.setattr(slide_module, "LARGEST_OVERVIEW", 100)
+        monkeypatch.setattr(opened, "LARGEST_OVERVIEW", 100)
         options = {"channels": 3, "dtype": "uint8"} | KINDS[kind]
         pixels = slides.picture(
             HEIGHT - 1, WIDTH - 1, options.pop("channels"), options.pop("dtype")

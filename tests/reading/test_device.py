@@ -17,8 +17,7 @@ import tifffile
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from napari_wsigpu import open_slide, runtime
-from napari_wsigpu import slide as slide_module
+from napari_wsigpu import open_slide, opened, runtime
 from napari_wsigpu.errors import (
     DeviceError,
     RegionError,
@@ -1192,7 +1191,7 @@ class TestInsertedLevels:
 
     @pytest.fixture(autouse=True)
     def small_screen(self, monkeypatch):
-        monkeypatch.setattr(slide_module, "LARGEST_OVERVIEW", 100)
+        monkeypatch.setattr(opened, "LARGEST_OVERVIEW", 100)
 
     def write(self, path, kind="JPEG YCbCr", step=8, encode=None, **more):
         options = KINDS[kind] | {"encode": encode or KINDS[kind]["encode"]} | more

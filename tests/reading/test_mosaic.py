@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from napari_wsigpu import SlideError, open_slide
-from napari_wsigpu import slide as slide_module
+from napari_wsigpu import SlideError, open_slide, opened
 from napari_wsigpu.codecs.cpu import CpuDecoder
 from napari_wsigpu.errors import UnsupportedSlideError
 from napari_wsigpu.geometry import Rect, Span
@@ -185,7 +184,7 @@ def scans(**more):
 def small_screen():
     """Overviews are computed as if the slides were large."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slide_module, "LARGEST_OVERVIEW", 200)
+        patch.setattr(opened, "LARGEST_OVERVIEW", 200)
         yield
 
 

@@ -12,7 +12,7 @@ from napari_wsigpu.conversion.plan import Plan, PlaneNumber, PlannedLevel, Windo
 from napari_wsigpu.errors import ConversionError, LevelError, PlaneError
 from napari_wsigpu.formats.tiff import is_rgb
 from napari_wsigpu.layout import COMPUTED_TILE
-from napari_wsigpu.slide import LARGEST_OVERVIEW
+from napari_wsigpu.opened import LARGEST_OVERVIEW
 
 if TYPE_CHECKING:
     from napari_wsigpu.conversion.options import Options
