@@ -4,6 +4,8 @@ import gc
 
 import numpy as np
 import pytest
+from OpenGL import GL
+from qtpy.QtGui import QOffscreenSurface, QOpenGLContext
 from qtpy.QtWidgets import QApplication
 
 import napari_wsigpu
@@ -195,11 +197,33 @@ def test_slides_that_come_and_go_leave_no_device_memory(make_viewer, host_gpu):
         assert host_gpu.live == 0
     [shared] = host_gpu.shared_buffers
     assert not shared.closed
+    beside = Beside(viewer)
+    assert beside.has(shared.buffer)
     viewer.close()
     settle()
     QApplication.sendPostedEvents(None, 52)  # a deferred deletion, as an event loop does it
     settle()
     assert shared.closed
+    assert not beside.has(shared.buffer)
+
+
+class Beside:
+    """A context that shares the objects of a viewer's, and outlives it."""
+
+    def __init__(self, viewer):
+        self.context, self.surface = QOpenGLContext(), QOffscreenSurface()
+        window = viewer.window._qt_viewer.canvas.native.context()
+        self.context.setShareContext(window)
+        self.context.setFormat(window.format())
+        assert self.context.create()
+        self.surface.setFormat(window.format())
+        self.surface.create()
+
+    def has(self, buffer):
+        assert self.context.makeCurrent(self.surface)
+        found = bool(GL.glIsBuffer(buffer))
+        self.context.doneCurrent()
+        return found
 
 
 def test_two_viewers_have_a_buffer_each(make_viewer, host_gpu):

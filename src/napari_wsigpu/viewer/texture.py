@@ -164,17 +164,18 @@ def _only_resized(texture: Any) -> Iterator[None]:
 class _UnpackBuffer:
     """One OpenGL context's buffer that CUDA writes to, and textures are filled from.
 
-    It lives as long as the window: to share one, or to learn that it can't be, costs device memory
-    that the driver keeps.
+    It lives as long as the window, whose context shares its objects with those of other windows:
+    what is not deleted stays until the process ends.
     """
 
     def __init__(self, canvas: Any) -> None:
         self._canvas = ref(canvas)
+        self._context = canvas.native.context()
         self._name = 0
         self._shared: SharedBuffer | None = None
         self._device: Device | None = None
         self._refusals: dict[str, str] = {}
-        canvas.native.context().aboutToBeDestroyed.connect(self._end)
+        self._context.aboutToBeDestroyed.connect(self._end)
 
     def fill(self, texture: int, data: DevicePixels, device: Device) -> None:
         """Copy pixels to a texture; the context is current."""
@@ -219,13 +220,16 @@ class _UnpackBuffer:
 
     def _end(self) -> None:
         """Let go of all before the context goes: CUDA first."""
-        canvas = self._canvas()
-        with suppress(RuntimeError, AttributeError):
-            if canvas is not None:
-                canvas.native.makeCurrent()
-        self._release()
-        if canvas is not None:
-            _buffers.pop(canvas, None)
+        from qtpy.QtGui import QOffscreenSurface
+
+        # The window is gone already, and a context is current on some surface only.
+        surface = QOffscreenSurface()
+        surface.setFormat(self._context.format())
+        surface.create()
+        if self._context.makeCurrent(surface):
+            self._release()
+            self._context.doneCurrent()
+        _buffers.pop(self._canvas(), None)
 
     def _release(self) -> None:
         from OpenGL import GL
