@@ -108,10 +108,7 @@ class Truth:
         y, x = np.clip(y, 0, image.height - 1), np.clip(x, 0, image.width - 1)
         pixels = self._slide.level_array(level.number)
         columns = slice(int(x[0]), int(x[-1]) + 1)
-        if len(rows) == canvas_height:
-            part = np.asarray(pixels[int(y[0]) : int(y[-1]) + 1, columns])[y - y[0]]
-        else:
-            part = np.concatenate([np.asarray(pixels[row : row + 1, columns]) for row in y])
+        part = np.asarray(pixels[int(y[0]) : int(y[-1]) + 1, columns])[y - y[0]]
         return part[:, x - x[0], :3], sure_y[:, None] & sure_x
 
     def agrees(self, shown: Pixels, expected: tuple[Pixels, NDArray[np.bool_]]) -> bool:

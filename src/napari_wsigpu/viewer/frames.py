@@ -7,6 +7,9 @@ from typing import Any
 
 # Slices of a frame wait at most so long for tiles, and only if that is expected to make them exact.
 PATIENCE_SECONDS = 0.012
+# On a GPU that the interpreter must serve beside the drawing, tiles take so much longer that a
+# coarse frame costs more than it gives.
+DEVICE_PATIENCE_SECONDS = 0.03
 
 
 class Frames:
@@ -21,21 +24,22 @@ class Frames:
     def __init__(self) -> None:
         self.seconds = 0.0
         self._began: float | None = None
-        self._patient_until: float | None = None
+        self._patient_since: float | None = None
 
     def begin(self) -> None:
         """Begin to draw."""
         self._began = time.perf_counter()
-        self._patient_until = None
+        self._patient_since = None
 
     def end(self, event: Any) -> None:
         """Note that all is drawn."""
         if self._began is not None:
             self.seconds = time.perf_counter() - self._began
-        self._began = self._patient_until = None
+        self._began = self._patient_since = None
 
-    def patient_until(self) -> float:
-        """Return until when slices of this frame may wait."""
-        if self._patient_until is None:
-            self._patient_until = time.perf_counter() + PATIENCE_SECONDS
-        return self._patient_until
+    def patient_until(self, *, on_device: bool = False) -> float:
+        """Return until when slices of this frame may wait, for tiles of the host or of a device."""
+        if self._patient_since is None:
+            self._patient_since = time.perf_counter()
+        patience = DEVICE_PATIENCE_SECONDS if on_device else PATIENCE_SECONDS
+        return self._patient_since + patience

@@ -647,7 +647,8 @@ class ProgressiveDisplay:
         """Have what a view lacks fetched; return until when that is worth waiting for."""
         if self._error is not None:
             return 0.0
-        fetcher, until = self._runtime.fetcher, _frames.patient_until()
+        fetcher = self._runtime.fetcher
+        until = _frames.patient_until(on_device=isinstance(picture, DevicePicture))
         wanted = own_tiles(picture)
         seconds = fetcher.expected(wanted)
         patient = seconds is not None and time.perf_counter() + seconds < until
