@@ -11,7 +11,7 @@ from qtpy.QtWidgets import QApplication
 import napari_wsigpu
 from napari_wsigpu.display.device_pixels import DevicePixels
 from napari_wsigpu.errors import DeviceError
-from napari_wsigpu.viewer import progressive, texture
+from napari_wsigpu.viewer import frames, progressive, texture
 from napari_wsigpu.viewer.sample import sample_path
 from tests.conftest import has_display
 from tests.viewer.test_progressive import MAGENTA, PLUGIN, canvas_of, look_at, settle
@@ -92,6 +92,19 @@ def test_pixels_are_copied_to_the_host_only_for_who_asks(make_viewer, host_gpu, 
     assert layer.get_value((0, 2600 * 0.499, 3300 * 0.499)[-2:], world=True) is not None
     np.testing.assert_array_equal(np.asarray(layer._slice.image.raw), exact(layer))
     assert copied
+
+
+def test_a_gpu_is_waited_for_longer(make_viewer, host_gpu, monkeypatch):
+    """A view that it decodes in that time is exact in its first frame."""
+    monkeypatch.setattr(frames, "PATIENCE_SECONDS", 0)
+    monkeypatch.setattr(frames, "DEVICE_PATIENCE_SECONDS", 20)
+    viewer = make_viewer()
+    layer = opened(viewer, "cuda")
+    for y, x in [(1200, 1200), (4000, 5000)]:
+        layer.data[0].slide.clear_cache()
+        look_at(viewer, layer, y, x, 1)
+        canvas_of(viewer)
+        np.testing.assert_array_equal(np.asarray(layer._slice.image.raw), exact(layer))
 
 
 def test_where_sharing_fails_the_host_draws(make_viewer, host_gpu):

@@ -7,8 +7,8 @@ from typing import Any
 
 # Slices of a frame wait at most so long for tiles, and only if that is expected to make them exact.
 PATIENCE_SECONDS = 0.012
-# On a GPU that the interpreter must serve beside the drawing, tiles take so much longer that a
-# coarse frame costs more than it gives.
+# While a frame is drawn, a GPU's tiles take a few times as long: to draw a coarse one first costs
+# more than to wait for them.
 DEVICE_PATIENCE_SECONDS = 0.03
 
 
