@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from dataclasses import fields
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +27,7 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # What stands before a block says how it is tested: what a page leaves to its reader is run first.
 BLOCK = re.compile(
-    r"(?:^<!-- (?P<how>compiled only: needs [^>]+|run as a program) -->\n)?"
+    r"(?:^<!-- (?P<how>compiled only: needs [^>]+|run as a program(?:, needs [\w, ]+)?) -->\n)?"
     r"(?:^<!-- before\n(?P<before>.*?)^-->\n)?"
     r"^```(?P<language>\w*)\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
@@ -64,6 +65,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.timeout(600)  # packages that pages are about take long to import
 @pytest.mark.parametrize("path", PAGES)
 def test_code_runs(path, folder, request, monkeypatch):
     for name, limit in vars(limits).items():
@@ -79,7 +81,8 @@ def test_code_runs(path, folder, request, monkeypatch):
         if block.how.startswith("compiled"):
             continue
         if block.how:
-            run_program(block.code, folder)
+            if all(map(find_spec, packages_of(block))):
+                run_program(block.before + block.code, folder)
             continue
         if "viewer." in block.code and "viewer" not in names:
             if not has_display():
@@ -89,6 +92,11 @@ def test_code_runs(path, folder, request, monkeypatch):
     for value in names.values():
         if isinstance(value, Slide):
             value.close()
+
+
+def packages_of(block):
+    """Return what a program needs that this package does not."""
+    return block.how.removeprefix("run as a program").replace(", needs", ",").split(", ")[1:]
 
 
 def with_profile(data):

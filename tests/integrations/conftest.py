@@ -10,3 +10,11 @@ def path(tmp_path):
     path = tmp_path / "slide.svs"
     slides.write_aperio(path, slides.picture(600, 800), (4,), missing=[(0, 7), ()])
     return str(path)
+
+
+@pytest.fixture
+def whole(tmp_path):
+    """A slide that lacks no tile: OpenSlide hides what is coarser than a missing one."""
+    path = tmp_path / "whole.svs"
+    slides.write_aperio(path, slides.picture(600, 800), (4,))
+    return str(path)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from napari_wsigpu.compat import cucim
-from tests import slides
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 pytest.importorskip("hs2p", exc_type=ImportError)
@@ -16,20 +15,13 @@ from hs2p.wsi.reader import open_slide  # noqa: E402
 from hs2p.wsi.streaming.stream import iter_tile_arrays_from_result  # noqa: E402
 
 
-@pytest.fixture
-def path(tmp_path):
-    path = tmp_path / "slide.svs"
-    slides.write_aperio(path, slides.picture(600, 800), (4,))
-    return str(path)
-
-
 @pytest.fixture(autouse=True)
 def ours_is_cucim(monkeypatch):
     monkeypatch.setitem(sys.modules, "cucim", cucim)
 
 
-def test_regions(path):
-    with open_slide(path, "cucim") as ours, open_slide(path, "openslide") as theirs:
+def test_regions(whole):
+    with open_slide(whole, "cucim") as ours, open_slide(whole, "openslide") as theirs:
         assert ours.level_dimensions == list(theirs.level_dimensions)
         assert ours.spacing == pytest.approx(theirs.spacing)
         for place in (((0, 0), 0, (200, 100)), ((300, 160), 1, (60, 50))):
@@ -37,11 +29,11 @@ def test_regions(path):
 
 
 @pytest.mark.parametrize("spacing", [0.499, 1.0])
-def test_tiles(path, spacing):
+def test_tiles(whole, spacing):
     tiles = []
     for backend in ("cucim", "openslide"):
         result = hs2p.tile_slide(
-            hs2p.SlideSpec(sample_id="slide", image_path=path),
+            hs2p.SlideSpec(sample_id="slide", image_path=whole),
             tiling=hs2p.TilingConfig(
                 backend=backend,
                 requested_tile_size_px=64,

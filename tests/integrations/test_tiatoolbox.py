@@ -1,4 +1,4 @@
-"""TIAToolbox's patches are those of its reader by OpenSlide; skipped where there is none."""
+"""TIAToolbox's patches are those of its default reader; skipped where there is no TIAToolbox."""
 
 import warnings
 
@@ -11,14 +11,14 @@ with warnings.catch_warnings():
     pytest.importorskip("tiatoolbox.tools.patchextraction", exc_type=ImportError)
 
 from tiatoolbox.tools.patchextraction import get_patch_extractor  # noqa: E402
-from tiatoolbox.wsicore.wsireader import OpenSlideWSIReader, WSIReader  # noqa: E402
+from tiatoolbox.wsicore.wsireader import WSIReader  # noqa: E402
 
 from napari_wsigpu.integrations.tiatoolbox import SlideReader  # noqa: E402
 
 
 @pytest.fixture
-def both(path):
-    readers = SlideReader(path), OpenSlideWSIReader(path)
+def both(whole):
+    readers = SlideReader(whole), WSIReader.open(whole)
     yield readers
     for reader in readers:
         reader.openslide_wsi.close()
@@ -37,8 +37,8 @@ def test_patches(both, resolution, units):
             get_patch_extractor(
                 "slidingwindow",
                 input_img=reader,
-                patch_size=(90, 70),
-                stride=(110, 95),
+                patch_size=(45, 35),
+                stride=(50, 45),
                 resolution=resolution,
                 units=units,
                 within_bound=False,
@@ -46,7 +46,7 @@ def test_patches(both, resolution, units):
         )
         for reader in both
     )
-    assert len(ours) == len(theirs) > 2
+    assert len(ours) == len(theirs) > 1
     for patch, expected in zip(ours, theirs, strict=True):
         np.testing.assert_array_equal(patch, expected)
 
