@@ -19,7 +19,7 @@ import numpy as np
 
 from napari_wsigpu.datasets.batches import PatchBatches, PatchReader
 from napari_wsigpu.datasets.order import Order
-from napari_wsigpu.errors import DeviceError, MissingPackageError
+from napari_wsigpu.errors import DeviceError, MissingPackageError, RegionError
 from napari_wsigpu.gpu.devices import cuda_index
 from napari_wsigpu.gpu.driver import import_cuda
 
@@ -170,6 +170,7 @@ class PatchStream(IterableDataset):  # type: ignore[misc]
         self._color: Color = color
         self._batches: PatchBatches | None = None
         self._epoch = 0
+        self._resumes = False
 
     def __len__(self) -> int:
         """Return how many batches this rank has, by all of its worker processes."""
@@ -178,6 +179,7 @@ class PatchStream(IterableDataset):  # type: ignore[misc]
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Go through an epoch; see `PatchBatches`."""
         batches = self._made()
+        self._resumes = False
         for pixels, indices in batches:
             tensor = torch.from_numpy(pixels) if self._device == "cpu" else pixels
             if tensor.is_cuda:
@@ -200,7 +202,8 @@ class PatchStream(IterableDataset):  # type: ignore[misc]
     def state_dict(self) -> dict[str, int]:
         """Return how far this epoch is, of plain numbers; batches that were handed out are done.
 
-        Of a stream in a loader's processes, each has a state of its own.
+        Of a stream in a loader's processes, each has a state of its own, which
+        ``torchdata.stateful_dataloader.StatefulDataLoader`` gathers and gives back.
         """
         return self._made().state_dict()
 
@@ -213,6 +216,7 @@ class PatchStream(IterableDataset):  # type: ignore[misc]
             If the state is that of other patches, or of another order or shard.
         """
         self._made().load_state_dict(state)
+        self._resumes = get_worker_info() is None
 
     def close(self) -> None:
         """Close all slides; the next iterator opens them again."""
@@ -230,6 +234,12 @@ class PatchStream(IterableDataset):  # type: ignore[misc]
             raise DeviceError(
                 f"A loader's processes can't decode to '{self._device}'; use num_workers=0, which "
                 "decodes ahead in threads."
+            )
+        if worker is not None and self._resumes:
+            # It would begin anew, and hand patches out twice.
+            raise RegionError(
+                "A loader's processes can't go on from one state of their stream; use "
+                "num_workers=0, or torchdata's StatefulDataLoader, which keeps one of each."
             )
         order = self._order if worker is None else self._order.part(worker.id, worker.num_workers)
         if self._batches is None or self._batches.order != order:

@@ -7,7 +7,7 @@ import pytest
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.datasets import Patches
-from napari_wsigpu.errors import DeviceError
+from napari_wsigpu.errors import DeviceError, RegionError
 from tests import slides
 
 torch = pytest.importorskip("torch")
@@ -136,6 +136,16 @@ def test_resumed(patches):
     assert other.state_dict()["epoch"] == 3
     for each in (stream, other):
         each.close()
+
+
+def test_processes_do_not_go_on_from_one_state(patches):
+    stream = PatchStream(patches, 4)
+    next(iter(stream))
+    state = stream.state_dict()
+    stream.load_state_dict(state)
+    with pytest.raises(RegionError, match="StatefulDataLoader"):
+        list(DataLoader(stream, batch_size=None, num_workers=1, multiprocessing_context="fork"))
+    stream.close()
 
 
 def test_processes_decode_to_no_device(patches, host_gpu, monkeypatch):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Empty = Callable[[Shape, np.dtype[Any]], tuple[Any, Any]]
 
 # Batches that are read at the same time, and how many each thread is ahead.
-READERS_ON_HOST, MOST_ON_HOST, READERS_ON_DEVICE, AHEAD = 2, 8, 3, 2
+READERS_ON_HOST, MOST_ON_HOST, READERS_ON_DEVICE, AHEAD = 2, 8, 4, 2
 
 
 class Batch(NamedTuple):
