@@ -214,7 +214,7 @@ def find_connections() -> Finding:
     value = os.environ.get(CONNECTIONS)
     if value in (None, "32"):
         return Finding(CONNECTIONS, value or "not set")
-    reason = f"JPEG 2000 on the GPU is fastest with {CONNECTIONS}=32"
+    reason = f"nvJPEG2000 is fastest with {CONNECTIONS}=32"
     return Finding(CONNECTIONS, value, reason=reason, advice="set it so, or unset it")
 
 

@@ -300,6 +300,22 @@ def test_several_tiles_are_refused(path):
     assert "several tiles" in form_of_stream(memoryview(bytes(text)))
 
 
+@pytest.mark.parametrize(
+    ("marker", "reason"),
+    [
+        (0xFF50, "high throughput"),
+        (0xFF5F, "changes of progression"),
+        (0xFF60, "packed packet headers"),
+        (0xFF61, "packed packet headers"),
+    ],
+)
+def test_extensions_are_refused_by_name(marker, reason, path):
+    text = stream_of(1, path)
+    tile = text.index(b"\xff\x90")
+    segment = struct.pack(">HHH", marker, 4, 0)
+    assert reason in form_of_stream(memoryview(text[:tile] + segment + text[tile:]))
+
+
 def test_any_main_header_is_a_form_or_refused(path):
     """Whatever the bytes, none raises or takes long."""
     stream, chance = stream_of(1, path, style=TERMINATE_ALL, components=1), random.Random(1)

@@ -4,11 +4,13 @@ import pickle
 
 import numpy as np
 import pytest
+import tifffile
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.errors import DeviceError
 from napari_wsigpu.gpu import devices, verify
 from napari_wsigpu.reading.throughput import FEWEST_TILES, SHARES, TRIALS, tile_kind
+from tests import slides
 from tests.reading.test_reader import TILES, decoded, files, read_cold, wait_for
 
 __all__ = ["files"]
@@ -107,6 +109,16 @@ class TestChosen:
             read_cold(slide)
             assert slide.decoder == ("CPU", f"{GPU} has no decoder for it")
             assert decoded(slide) == (TILES, 0)
+
+    def test_a_gpu_without_our_kernels(self, tmp_path, host_gpu):
+        """It decodes what nvImageCodec takes; four channels are not among that."""
+        pixels = np.dstack([slides.picture(64, 96), slides.picture(64, 96)[..., :1]])
+        options = {"compression": "jpeg2000", "photometric": "rgb", "extrasamples": ["unassalpha"]}
+        tifffile.imwrite(tmp_path / "slide.tif", pixels, tile=(32, 32), **options)
+        with open_slide(tmp_path / "slide.tif", device="cuda") as slide:
+            read_cold(slide)
+            assert slide.decoder == ("CPU", f"{GPU} has no decoder for it")
+            assert decoded(slide) == (6, 0)
 
     def test_a_gpu_whose_pixels_differ(self, files, host_gpu, monkeypatch):
         monkeypatch.setattr(verify.Verifier, "agree", lambda self, *_: self._give_up("x") or False)

@@ -8,6 +8,7 @@ from napari_wsigpu.gpu.codestream import recipe
 from napari_wsigpu.reading.throughput import tile_kind
 
 if TYPE_CHECKING:
+    from napari_wsigpu.gpu.codestream import Recipe
     from napari_wsigpu.gpu.devices import Devices
     from napari_wsigpu.layout import LevelLayout
     from napari_wsigpu.reading.throughput import Throughput
@@ -63,11 +64,11 @@ def decoder_in_use(
     if against is not None:
         return CPU, against
     if index is not None:
-        return _gpu(devices, index, how.kind)
+        return _gpu(devices, index, how)
     waiting = devices.background.waiting(how.kind)
     if waiting is not None:
         return CPU, waiting
-    gpu, engine = _gpu(devices, 0, how.kind)
+    gpu, engine = _gpu(devices, 0, how)
     key = tile_kind(image)
     if not throughput.settled(key):
         return f"{gpu} and {CPU}", "which of them is faster is being measured"
@@ -77,14 +78,15 @@ def decoder_in_use(
     return (gpu, engine) if way == "gpu" else (CPU, "measured faster than the GPU")
 
 
-def _gpu(devices: Devices, index: int, kind: str) -> tuple[str, str]:
+def _gpu(devices: Devices, index: int, how: Recipe) -> tuple[str, str]:
     worker = devices.started(index)
     if worker is None:
         return f"GPU {index}", "it is starting"
     name = f"GPU {index} ({worker.device.model})"
-    if not worker.has_tried(kind):
+    nothing = CPU, f"{name} has no decoder for it"
+    if not how.by_library and worker.jpeg2000.works is False:
+        return nothing
+    if not worker.has_tried(how.kind):
         return name, "its decoder starts with the first tiles"
-    engine = worker.made_engine(kind)
-    return (
-        (CPU, f"{name} has no decoder for it") if engine is None else (name, ENGINES[kind, engine])
-    )
+    engine = worker.made_engine(how.kind)
+    return nothing if engine is None else (name, ENGINES[how.kind, engine])
