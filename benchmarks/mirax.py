@@ -54,7 +54,7 @@ def make_slides(folder: Path, side: int) -> tuple[Path, Path, Path]:
     pixels = make_picture(side, TILE)
     slide = mirax.Mirax(
         images=(side // TILE, side // TILE), divisions=DIVISIONS, size=(TILE, TILE), levels=1,
-        encode=lambda image: encode(image, "jpeg"),
+        encode=lambda image: encode(image, "jpeg"), mixed=False,
     )  # fmt: skip
     mirax.write(flat, slide, pixels)
     places = mirax.scattered(slide, OVERLAP // 2)

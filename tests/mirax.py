@@ -66,6 +66,8 @@ class Mirax(NamedTuple):
         How the images of each level are encoded, the last one further levels too.
     fill : int
         The colour of what was not scanned.
+    mixed : bool
+        Whether a level's images lie in both data files in turn, not in one after the other.
     encode : callable, optional
         Encodes images of all levels, in place of that of their format.
     """
@@ -81,6 +83,7 @@ class Mirax(NamedTuple):
     formats: Sequence[str] = ("JPEG",)
     fill: int = 0xFFFFFF
     encode: Callable[[NDArray[np.uint8]], bytes] | None = None
+    mixed: bool = True
     first_concat: int = 0
     page: int = 7
     associated: bool = True
@@ -111,7 +114,14 @@ def write(path: Path, slide: Mirax = Mirax(), pixels: NDArray[np.uint8] | None =
     pages = []
     for level in range(slide.levels):
         records = _images(slide, level, pixels)
-        entries = [(image, *store(content, image % 2)) for image, content in records]
+        owners = [
+            image % 2 if slide.mixed else int(2 * place >= len(records))
+            for place, (image, _) in enumerate(records)
+        ]
+        entries = [
+            (image, *store(content, owner))
+            for owner, (image, content) in zip(owners, records, strict=True)
+        ]
         first = before = None
         for begin in range(0, len(entries), slide.page):
             part = entries[begin : begin + slide.page]

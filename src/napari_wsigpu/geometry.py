@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     Integers = NDArray[np.int64]
 
 # Rectangles that overlap in so many pairs, on average, are no picture of anything.
-MOST_PAIRS = 64
+MOST_PAIRS, FEW_PAIRS = 64, 1 << 13
 
 
 class Span(NamedTuple):
@@ -150,6 +150,11 @@ class Rects:
         ValueError
             If more than `most` have to be looked at.
         """
+        if len(self) * len(others) <= FEW_PAIRS:  # to compare all is faster than to look for some
+            real = (self.tops < others.bottoms[:, None]) & (self.bottoms > others.tops[:, None])
+            real &= (self.lefts < others.rights[:, None]) & (self.rights > others.lefts[:, None])
+            one, other = np.nonzero(real & (others.bottoms > others.tops)[:, None])
+            return one, other
         side, first, width, keys, items = self._bins
         begin = np.maximum(others.lefts // side - first, 0)
         end = np.minimum((others.rights - 1) // side - first, width - 1)

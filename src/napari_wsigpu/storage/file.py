@@ -208,14 +208,23 @@ class FileSource:
         spacing: Spacing | None = None,
     ) -> JoinedBytes:
         """Read many ranges into one buffer; see `ByteSource.read_joined`."""
-        joined = join_ranges(offsets, lengths, self._size, spacing=spacing)
+        joined = self.join(offsets, lengths, spacing=spacing)
         buffer = new_buffer(joined.size)
-        view = memoryview(buffer)
+        self.read_runs(joined.runs, memoryview(buffer))
+        return JoinedBytes(buffer, joined.starts, joined.lengths)
+
+    def read_runs(self, runs: Sequence[Run], view: memoryview) -> None:
+        """Read what `join` planned to a buffer.
+
+        Raises
+        ------
+        SlideError
+            If the file can't be read.
+        """
         with self._readers:
             file = self._handle()
-            for offset, place, size in joined.runs:
+            for offset, place, size in runs:
                 self.read_into(file, view[place : place + size], offset)
-        return JoinedBytes(buffer, joined.starts, joined.lengths)
 
     def read_later(
         self, offsets: NDArray[np.int64], lengths: NDArray[np.int64]
@@ -239,9 +248,15 @@ class FileSource:
         """Return what reads each (offset, length) later; see `FillingSource.fills`."""
         return [partial(self._fill, offset, length) for offset, length in ranges]
 
-    def join(self, offsets: NDArray[np.int64], lengths: NDArray[np.int64], page: int = 1) -> Joined:
+    def join(
+        self,
+        offsets: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        page: int = 1,
+        spacing: Spacing | None = None,
+    ) -> Joined:
         """Plan how many ranges are read into one buffer; see `join_ranges`."""
-        return join_ranges(offsets, lengths, self._size, page)
+        return join_ranges(offsets, lengths, self._size, page, spacing)
 
     def checked_path(self) -> str:
         """Return the path, for others to read; errors as when the file is read."""

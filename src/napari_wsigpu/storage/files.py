@@ -54,18 +54,19 @@ class FilesSource:
         if len(parts) == 1:
             source, start, _ = parts[0]
             return source.read_joined(offsets - start, lengths, new_buffer, spacing)
-        read = [
-            (members, source.read_joined(offsets[members] - start, lengths[members]))
-            for source, start, members in parts
-        ]
-        buffer = new_buffer(sum(len(part.buffer) for _, part in read))
+        planned = []
+        for source, start, members in parts:
+            own = None if spacing is None else spacing._replace(gaps=spacing.gaps[members])
+            asked = offsets[members] - start, lengths[members]
+            planned.append((source, members, source.join(*asked, spacing=own)))
+        buffer = new_buffer(sum(joined.size for _, _, joined in planned))
         target = memoryview(buffer)
-        starts, found, offset = np.zeros_like(offsets), np.zeros_like(lengths), 0
-        for members, part in read:
-            target[offset : offset + len(part.buffer)] = part.buffer
-            starts[members] = part.starts + offset
-            found[members] = part.lengths
-            offset += len(part.buffer)
+        starts, found, place = np.zeros_like(offsets), np.zeros_like(lengths), 0
+        for source, members, joined in planned:
+            source.read_runs(joined.runs, target[place : place + joined.size])
+            starts[members] = joined.starts + place
+            found[members] = joined.lengths
+            place += joined.size
         return JoinedBytes(buffer, starts, found)
 
     def fills(self, ranges: Sequence[tuple[int, int]]) -> list[Fill]:
