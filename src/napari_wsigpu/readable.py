@@ -176,21 +176,17 @@ class ReadableSlide(OpenedSlide):
             If the file can't be read.
         """
         plane = self.plane(z, t)
-        if plane is not self:
-            return plane.read_region(
-                location, size, level, device, mpp=mpp, out=out, stream=stream, color=color
-            )
-        wish = Wish(table=self._profile.table(color))
-        reader, target = self._scaled(level, mpp)
-        regions = regions_of([location], size, self.level_downsamples[target.level])
+        wish = Wish(table=plane._profile.table(color))
+        reader, target = plane._scaled(level, mpp)
+        regions = regions_of([location], size, plane.level_downsamples[target.level])
         if device == "cpu":
             if out is not None or stream is not None:
                 raise RegionError("out and stream are for pixels on a device; use device='cuda'.")
-            return self._guarded(lambda: reader.read(regions, wish)[0])
+            return plane._guarded(lambda: reader.read(regions, wish)[0])
         if out is not None:
-            image = self._images[target.level]
+            image = plane._images[target.level]
             check_out(out, (*regions.shapes[0], image.channels), image.dtype)
-        pixels = self._guarded(partial(reader.read_to_device, regions, device, out, stream, wish))
+        pixels = plane._guarded(partial(reader.read_to_device, regions, device, out, stream, wish))
         return pixels[0] if out is None else out
 
     def read_mask(
@@ -228,11 +224,9 @@ class ReadableSlide(OpenedSlide):
         >>> alpha = slide.read_mask((0, 0), (512, 512)) * np.uint8(255)  # doctest: +SKIP
         """
         plane = self.plane(z, t)
-        if plane is not self:
-            return plane.read_mask(location, size, level, mpp=mpp)
-        reader, target = self._scaled(level, mpp)
-        regions = regions_of([location], size, self.level_downsamples[target.level])
-        mask: NDArray[np.bool_] = self._guarded(lambda: reader.held(regions)[0])
+        reader, target = plane._scaled(level, mpp)
+        regions = regions_of([location], size, plane.level_downsamples[target.level])
+        mask: NDArray[np.bool_] = plane._guarded(lambda: reader.held(regions)[0])
         return mask
 
     def read_to_device(

@@ -140,18 +140,16 @@ class Slide(ReadableSlide):
             As in `read_region`; a `TileError` names the locations.
         """
         plane = self.plane(z, t)
-        if plane is not self:
-            return plane.read_batch(locations, size, level, device, mpp=mpp, out=out, color=color)
-        reader, target = self._scaled(level, mpp)
-        regions = regions_of(locations, size, self.level_downsamples[target.level])
+        reader, target = plane._scaled(level, mpp)
+        regions = regions_of(locations, size, plane.level_downsamples[target.level])
         if out is not None:
-            image = self._images[target.level]
+            image = plane._images[target.level]
             check_out(out, (len(regions), *size_of(size)[::-1], image.channels), image.dtype)
         if not len(regions):
-            regions = regions_of([(0, 0)], size, self.level_downsamples[target.level])
-            return self._read_batch(reader, regions, device, Wish(), [(0, 0)])[:0]
-        wish = Wish(keep="recurring", table=self._profile.table(color))
-        return self._read_batch(reader, regions, device, wish, locations, out)
+            regions = regions_of([(0, 0)], size, plane.level_downsamples[target.level])
+            return plane._read_batch(reader, regions, device, Wish(), [(0, 0)])[:0]
+        wish = Wish(keep="recurring", table=plane._profile.table(color))
+        return plane._read_batch(reader, regions, device, wish, locations, out)
 
     def read_regions(
         self,
@@ -221,31 +219,16 @@ class Slide(ReadableSlide):
             As `read_region` does, when the region's turn comes.
         """
         plane = self.plane(z, t)
-        if plane is not self:
-            return plane.read_regions(
-                locations,
-                size,
-                level,
-                batch_size,
-                mpp=mpp,
-                device=device,
-                num_workers=num_workers,
-                prefetch_factor=prefetch_factor,
-                shuffle=shuffle,
-                seed=seed,
-                drop_last=drop_last,
-                color=color,
-            )
-        reader, target = self._scaled(level, mpp)
+        reader, target = plane._scaled(level, mpp)
         if device != "cpu":
-            self._reader.offload.worker(device)
+            plane._reader.offload.worker(device)
         if num_workers is None:
             num_workers = batches_ahead(device, batch_size, target)
-        wish = Wish(keep="recurring", table=self._profile.table(color))
+        wish = Wish(keep="recurring", table=plane._profile.table(color))
 
         def read(batch: list[tuple[int, int]], check: Callable[[], None]) -> Any:
-            regions = regions_of(batch, size, self.level_downsamples[target.level])
-            pixels = self._read_batch(reader, regions, device, replace(wish, check=check), batch)
+            regions = regions_of(batch, size, plane.level_downsamples[target.level])
+            pixels = plane._read_batch(reader, regions, device, replace(wish, check=check), batch)
             return pixels if batch_size is not None else pixels[0]
 
         return read_ahead(
@@ -254,7 +237,7 @@ class Slide(ReadableSlide):
             batch_size=batch_size,
             num_workers=num_workers,
             prefetch_factor=prefetch_factor,
-            batch_bytes=count_of(batch_size) * self._region_bytes(size, target.level),
+            batch_bytes=count_of(batch_size) * plane._region_bytes(size, target.level),
             shuffle=shuffle,
             seed=seed,
             drop_last=drop_last,
@@ -322,27 +305,16 @@ class Slide(ReadableSlide):
         ...     scores = model(batch)
         """
         plane = self.plane(z, t)
-        if plane is not self:
-            return plane.tiles(
-                size,
-                level=level,
-                mpp=mpp,
-                overlap=overlap,
-                batch_size=batch_size,
-                device=device,
-                prefetch_factor=prefetch_factor,
-                color=color,
-            )
-        reader, target = self._scaled(level, mpp)
+        reader, target = plane._scaled(level, mpp)
         if device != "cpu":
-            self._reader.offload.worker(device)
+            plane._reader.offload.worker(device)
         width, height = size_of((size, size) if hasattr(size, "__index__") else size, least=1)
         if batch_size is None:
             raise RegionError("batch_size is None; it has to be a whole number >= 1.")
-        grid = self._grid(size, target, overlap)
-        table = self._profile.table(color)
+        grid = plane._grid(size, target, overlap)
+        table = plane._profile.table(color)
         keep: Keep = "partly" if grid.image.parts else "later"
-        region_bytes = self._region_bytes((width, height), target.level)
+        region_bytes = plane._region_bytes((width, height), target.level)
         bands = grid.bands(batches_ahead(device, batch_size, target))
 
         def read(
@@ -351,10 +323,10 @@ class Slide(ReadableSlide):
             past = batch[-1] + 1
             tops, lefts = grid.corners(batch[0], past)
             regions = Regions.alike(tops, lefts, height, width)
-            locations = [(x, y) for x, y in self._corners(tops, lefts, target.level).tolist()]
+            locations = [(x, y) for x, y in plane._corners(tops, lefts, target.level).tolist()]
             later = partial(grid.wanted_after, past, band)
             wish = Wish(keep=keep, table=table, check=check, later=later)
-            return self._read_batch(reader, regions, device, wish, locations), locations
+            return plane._read_batch(reader, regions, device, wish, locations), locations
 
         # Each band is read by one thread, so that a batch finds what the one before it kept.
         return in_turn(
