@@ -50,6 +50,7 @@ CHECKED = 32
 def main() -> None:
     """Run it."""
     given = _arguments()
+    multiprocessing.set_forkserver_preload(["benchmarks.dataset_readers"])
     path = given.slide or ensure_slide(given.folder, given.side, "jpeg")
     with open_slide(path) as slide:
         if slide.mpp is None:
@@ -83,7 +84,7 @@ def makers(
     whole = len(patches) // batch
     part = min(whole, max(2, given.peer_patches // batch))
     cpu = device == "cpu"
-    context = "fork" if cpu else "spawn"
+    context = "fork" if cpu else "forkserver"
     loading = {
         "num_workers": processes,
         "pin_memory": not cpu,
