@@ -188,6 +188,14 @@ def test_a_stream_that_was_closed(url, tmp_path):
             slide.read_region((0, 0), 0, (5, 5))
 
 
+def test_damage_in_a_stream_is_blamed_on_its_tile(tmp_path):
+    path = tmp_path / "slide.svs"
+    slides.write_aperio(path, slides.picture(100, 150), encode=lambda tile: b"damaged")
+    slide = ours.TiffSlide(io.BytesIO(path.read_bytes()))
+    with slide, pytest.raises(SlideError, match="of 'a stream' could not be decoded"):
+        slide.read_region((0, 0), 0, (5, 5))
+
+
 def test_what_is_no_slide(tmp_path, url):
     text = tmp_path / "text.svs"
     text.write_text("no slide")

@@ -27,6 +27,14 @@ def test_levels(path):
     image.reader.slide.close()
 
 
+def test_pixels_are_those_of_its_reader_by_tifffile(whole):
+    theirs = pytest.importorskip("bioio_tifffile", exc_type=ImportError)
+    image, expected = (BioImage(whole, reader=kind) for kind in (ours.Reader, theirs.Reader))
+    assert image.dims.order == expected.dims.order
+    np.testing.assert_array_equal(image.data, expected.data)
+    image.reader.slide.close()
+
+
 def test_channels(tmp_path):
     path = tmp_path / "slide.ome.tif"
     pixels = slides.picture(100, 120, 1, "uint16")[..., 0]
