@@ -1,5 +1,6 @@
 """Small files that claim much: each costs little, and is said to be what it is."""
 
+import io
 import os
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import sys
 import imagecodecs
 import numpy as np
 import pytest
+from PIL import Image
 
 from napari_wsigpu import SlideError, convert, open_slide
 from napari_wsigpu.errors import TargetExistsError, UnsupportedSlideError
@@ -22,6 +24,7 @@ OME = (
 )
 SHAPE = '{"shape": [1000, 1000, 1000, 64, 96, 3], "axes": "TZCYXS"}'
 PLANE = '<TiffData IFD="0" PlaneCount="1"/>'
+UUID = '<TiffData IFD="0"><UUID FileName="{0}.ome.tif">urn:uuid:{0}</UUID></TiffData>'
 ENTITIES = '<?xml version="1.0"?><!DOCTYPE x [<!ENTITY a "aa">]><scn>&a;</scn>'
 
 
@@ -46,6 +49,15 @@ def decoy():
     large = imagecodecs.jpeg2k_encode(np.zeros((4000, 4000, 3), np.uint8), codecformat="JP2")
     box = (8 + len(small)).to_bytes(4, "big") + b"uuid" + small
     return large[:12] + box + large[12:]
+
+
+def scanned(times):
+    """Return a progressive JPEG of 2048 x 2048 pixels that repeats its last scan."""
+    file = io.BytesIO()
+    Image.fromarray(np.zeros((2048, 2048, 3), np.uint8)).save(file, "jpeg", progressive=True)
+    data = file.getvalue()
+    last = data[data.rindex(b"\xff\xda") : -2]
+    return data[:-2] + last * times + data[-2:]
 
 
 # What a file is made of, and what is said of it; None where it is read.
@@ -73,6 +85,37 @@ FILES = {
         "without pixels",
     ),
     "entities": (lambda: [page(description=ENTITIES)], "declares entities"),
+    "thousands of other files": (
+        lambda: [page(description=OME.format(64, 3, "".join(map(UUID.format, range(40_000)))))],
+        None,
+    ),
+    "millions of elements": (
+        lambda: [page(description=OME.format(64, 3, PLANE + "<a/>" * 2_000_000))],
+        None,
+    ),
+    "a scanner's thousands of pages": (
+        lambda: (
+            [
+                tiffbytes.page(
+                    np.zeros((8, 8, 3), np.uint8), bytes, tile=(16, 16), description="Aperio"
+                )
+            ]
+            * 4_097
+        ),
+        "'pages'",
+    ),
+    "a JPEG of hundreds of scans": (
+        lambda: [
+            tiffbytes.page(
+                np.zeros((2048, 2048, 3), np.uint8),
+                lambda _: scanned(500),
+                compression=7,
+                tile=(2048, 2048),
+                photometric=6,
+            )
+        ],
+        "'scanned_samples'",
+    ),
     "a code stream beside the one that is decoded": (
         lambda: [
             tiffbytes.page(

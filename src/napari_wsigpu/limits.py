@@ -37,12 +37,18 @@ class Limits:
     tile_bytes : int
         Decoded bytes of a tile, strip or Zarr chunk, after each of its filters, and of an
         associated image that is stored in one piece.
+    scanned_samples : int
+        Samples of a progressive JPEG times its scans, each of which goes through all of them.
     averaged_bytes : int
         Decoded bytes that are held at a time to average levels whose tiles a file lacks.
     header_bytes : int
         Bytes of a remote file's header that are read, and of an XML text 1/16 of that.
+    xml_elements : int
+        Elements of an XML text.
     images : int
         Images (TIFF directories) in a file.
+    pages : int
+        Images in a file of a slide scanner, of which each is looked at.
     subimages : int
         Images (SubIFDs) below one of them.
     planes : int
@@ -58,9 +64,12 @@ class Limits:
     """
 
     tile_bytes: int = 256 << 20
+    scanned_samples: int = 1 << 32
     averaged_bytes: int = 256 << 20
     header_bytes: int = 256 << 20
+    xml_elements: int = 1 << 17
     images: int = 1 << 16
+    pages: int = 1 << 12
     subimages: int = 512
     planes: int = 1 << 18
     levels: int = 64

@@ -24,6 +24,13 @@ def test_what_is_longer_than_any_honest_one():
     assert markup.parse(f'<a b="{"x" * limits.xml_bytes}"/>') is None
 
 
+def test_what_has_more_elements_than_any_honest_one(monkeypatch):
+    monkeypatch.setattr(limits, "xml_elements", 5)
+    assert markup.parse(f"<a>{'<b></b>' * 4}</a>") is not None
+    assert markup.parse(f"<a>{'<b></b>' * 5}</a>") is None
+    assert markup.parse(f"<a>{'<b/>' * 5}</a>") is None
+
+
 @pytest.mark.parametrize(
     ("xml", "expected"),
     [

@@ -9,7 +9,8 @@ import imagecodecs
 import numpy as np
 
 from napari_wsigpu.codecs.intervals import join_intervals
-from napari_wsigpu.codecs.jpeg import END_OF_IMAGE
+from napari_wsigpu.codecs.jpeg import END_OF_IMAGE, START_OF_SCAN
+from napari_wsigpu.limits import limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.layout import Encoding
 
+SCAN = bytes((0xFF, START_OF_SCAN))
+PROGRESSIVE = b"\xff\xc2", b"\xff\xca"
 COLORS: dict[str, dict[str, Any]] = {
     "gray": {"outcolorspace": "GRAYSCALE"},
     "stored": {"colorspace": "RGB", "outcolorspace": "RGB"},
@@ -27,8 +30,29 @@ COLORS: dict[str, dict[str, Any]] = {
 }
 
 
+# So small JPEGs decode in no time, however many scans they have: most are not searched for these.
+CHECKED = 1 << 36  # bytes times samples
+
+
+def check_scans(data: Any, samples: int) -> None:
+    """Refuse a JPEG whose scans go through its samples again and again, as few bytes can say.
+
+    Raises
+    ------
+    ValueError
+        If it is a progressive one of more scans than the limits say.
+    """
+    if len(data) * samples < CHECKED:
+        return
+    data = bytes(data)
+    scans = data.count(SCAN)
+    if scans * samples > limits.scanned_samples and any(frame in data for frame in PROGRESSIVE):
+        raise ValueError(f"its JPEG has {scans} scans; {limits.advice('scanned_samples')}")
+
+
 def decode_jpeg(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) -> None:
     """Decode a JPEG; see `codecs.table.Decode`."""
+    check_scans(data, out.size)
     if bytes(data[-2:]) != END_OF_IMAGE and not bytes(data).rstrip(b"\0").endswith(END_OF_IMAGE):
         # libjpeg would fill what is missing with gray and say nothing.
         raise ValueError("its JPEG data end early")
@@ -42,6 +66,7 @@ def jpeg_decoder(encoding: Encoding) -> Callable[[Any, NDArray[Any]], Any]:
     tables, colors = encoding.jpeg_tables[0], COLORS[encoding.jpeg_color]
 
     def decode(data: Any, out: NDArray[Any]) -> None:
+        check_scans(data, out.size)
         imagecodecs.jpeg8_decode(data, tables=tables, out=out, **colors)
 
     return decode

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Literal
 
 from napari_wsigpu.formats import tiff
-from napari_wsigpu.formats.fields import positive_number
+from napari_wsigpu.formats.fields import pairs, positive_number
 from napari_wsigpu.layout import Planes
 from napari_wsigpu.tags import FILETYPE
 
@@ -111,8 +111,7 @@ def parse_description(description: str) -> tuple[str, dict[str, str]]:
         Each ``key = value``; of a key given twice the last value counts.
     """
     header, *parts = description.split("|")
-    pairs = (part.split("=", 1) for part in parts if "=" in part)
-    return header.strip(), {key.strip(): value.strip() for key, value in pairs}
+    return header.strip(), pairs(parts)
 
 
 def scanner(header: str, fields: Mapping[str, str]) -> str | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from defusedxml import DefusedXmlException, ElementTree
 
 from napari_wsigpu.errors import CorruptSlideError, UnsupportedSlideError
+from napari_wsigpu.formats import markup
 from napari_wsigpu.limits import limits
 from napari_wsigpu.tags import Tag
 
@@ -124,11 +125,12 @@ def check_xml(file: TiffFile, path: str) -> None:
     CorruptSlideError
         If it declares entities.
     """
-    if not (file.is_scn or file.is_philips):  # of which tifffile parses it
+    # Of these, tifffile parses it.
+    if not (file.is_scn or file.is_philips or file.is_indica):
         return
     text = file.pages.first.description
     try:
-        if len(text) <= limits.xml_bytes:
+        if not markup.is_too_long(text):
             ElementTree.fromstring(text)
             return
     except ElementTree.ParseError:

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import math
 from datetime import datetime
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 LONGEST_TEXT = 4096
+MOST_FIELDS = 4096  # far more than any scanner writes in one text
 LONGEST_NUMBER = 32
 LARGEST_NUMBER, DEEPEST = 1 << 53, 100
 UNEVEN = 0.01  # by how much of it steps may differ that are called the same
 DATES = ("%Y:%m:%d %H:%M:%S", "%Y%m%d%H%M%S.%f", "%Y%m%d%H%M%S")
+
+
+def pairs(parts: Iterable[str]) -> dict[str, str]:
+    """Return what stands before and behind the first ``=`` of the parts that have one."""
+    found = (part.split("=", 1) for part in parts if "=" in part)
+    return {key.strip(): value.strip() for key, value in islice(found, MOST_FIELDS)}
 
 
 def number(text: str | None) -> float:

@@ -12,7 +12,7 @@ from tifffile.tifffile import jpeg_shape
 
 from napari_wsigpu.errors import CorruptSlideError
 from napari_wsigpu.formats import tiff
-from napari_wsigpu.formats.fields import even_step
+from napari_wsigpu.formats.fields import MOST_FIELDS, even_step
 from napari_wsigpu.layout import (
     LevelLayout,
     Planes,
@@ -234,7 +234,7 @@ def _properties(page: TiffPage) -> dict[str, Any]:
     reference = _text(page, REFERENCE)
     if reference:
         found["Reference"] = reference
-    for record in _text(page, PROPERTIES).split("\r\n"):
+    for record in _text(page, PROPERTIES).split("\r\n")[:MOST_FIELDS]:
         key, _, value = record.partition("=")
         if key and value:
             found[key] = value

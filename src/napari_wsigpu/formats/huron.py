@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from napari_wsigpu.formats import aperio, tiff
+from napari_wsigpu.formats.fields import pairs
 from napari_wsigpu.tags import Tag
 
 if TYPE_CHECKING:
@@ -23,7 +24,5 @@ def probe(file: TiffFile) -> bool:
 
 def parse(file: TiffFile, source: SlideFile, at: Mapping[str, int] = tiff.MIDDLE) -> SlideLayout:
     """Describe a Huron slide; see `aperio.stored`."""
-    lines = file.pages.first.description.split("\n")
-    pairs = (line.split("=", 1) for line in lines if "=" in line)
-    fields = {key.strip(): value.strip() for key, value in pairs}
+    fields = pairs(file.pages.first.description.split("\n"))
     return aperio.stored(file, source, "huron", fields, at, with_description=False)

@@ -25,7 +25,7 @@ def root(xml: str | None) -> Element:
     ValueError
         If it is no valid XML, attacks its reader, or is longer than any honest one.
     """
-    if not xml or len(xml) > limits.xml_bytes:
+    if not xml or is_too_long(xml):
         raise ValueError("its XML is missing or too long")
     try:
         return _parsed_again(xml) if len(xml) <= LONGEST_KEPT else _parsed(xml)
@@ -42,6 +42,12 @@ def _parsed(xml: str) -> Element:
 
 # Planes of a stack are described one by one, each by the same text.
 _parsed_again = lru_cache(maxsize=2)(_parsed)
+
+
+def is_too_long(xml: str) -> bool:
+    """Whether XML has more characters or elements than the limits say."""
+    elements = xml.count("<") - xml.count("</")
+    return len(xml) > limits.xml_bytes or elements > limits.xml_elements
 
 
 def parse(xml: str | None) -> Element | None:

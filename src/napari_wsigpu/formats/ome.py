@@ -178,15 +178,15 @@ def _fits(root: Element, file: TiffFile) -> bool:
 def _other_files(root: Element, filename: str) -> list[str]:
     """Return the names of other files that planes are said to lie in."""
     own = root.get("UUID")
-    others = []
+    others = dict[str, None]()  # in their order
     for element in root.iter():
         if markup.name(element) == "UUID" and element.text not in (None, own):
             name = element.get("FileName", "")
             if own is None and name.lower() == filename.lower():
                 own = element.text
-            elif name not in others:
-                others.append(name)
-    return others
+            else:
+                others[name] = None
+    return list(others)
 
 
 def _is_sound(element: Element) -> bool:

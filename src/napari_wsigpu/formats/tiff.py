@@ -208,7 +208,18 @@ def _unlike_shown(page: TiffPage) -> Iterator[str]:
 
 
 def pages(file: TiffFile) -> list[TiffPage]:
-    """Return all pages of a file, each with its tags."""
+    """Return all pages of a scanner's file, each with its tags.
+
+    Raises
+    ------
+    UnsupportedSlideError
+        If there are more than the limits say.
+    """
+    if len(file.pages) > limits.pages:
+        raise UnsupportedSlideError(
+            f"'{file.filename}' claims {len(file.pages)} images, more than any scanner writes: "
+            f"{limits.advice('pages')}."
+        )
     return [page.aspage() for page in file.pages]
 
 
@@ -585,7 +596,7 @@ def _build_level(
     if page.compression == COMPRESSION.NONE and not tiled:
         bits = width * samples * int(page.bitspersample)
         grid = _split_raw_strips(grid, height, -(-bits // 8))
-    tables = [getattr(p, "jpegtables", None) for p in pages for _ in range(planes)]
+    tables = [_jpeg_tables(p) for p in pages for _ in range(planes)]
     lerc = page.tags.valueof(Tag.LERC_PARAMETERS)
     encoding = Encoding(
         compression=int(page.compression),
@@ -605,6 +616,12 @@ def _build_level(
     level = LevelLayout(width, height, channels, encoding, grid, missing)
     check_tile_size(level, path)
     return level
+
+
+def _jpeg_tables(page: TiffPage | TiffFrame) -> bytes | None:
+    """Return the tables that JPEGs of a page share; None where its tag holds anything else."""
+    tables = getattr(page, "jpegtables", None)
+    return tables if isinstance(tables, bytes) else None
 
 
 def _photometric(page: TiffPage, channels: int) -> int:

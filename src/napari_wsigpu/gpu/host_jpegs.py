@@ -24,6 +24,7 @@ from napari_wsigpu.codecs.jpeg import (
     header_of_tile,
     segments,
 )
+from napari_wsigpu.codecs.jpeg_tiles import CHECKED
 from napari_wsigpu.errors import SlideError
 from napari_wsigpu.gpu.codestream import recipe
 from napari_wsigpu.gpu.jpeg_rows import JpegRows, at_once
@@ -170,6 +171,8 @@ class HostDecoder:
         if len(batch) < FEWEST or not batch.single or pixels > LARGEST_PIXELS:
             return False
         if level.encoding.jpeg_color not in FORMATS:
+            return False
+        if int(batch.lengths.max()) * pixels * level.channels >= CHECKED:
             return False
         if self._cpu.threads <= FEW_CORES:
             parts = slots.parts
