@@ -15,7 +15,7 @@ from napari_wsigpu.errors import TargetExistsError, UnsupportedSlideError
 from napari_wsigpu.limits import Limits, limits
 from tests import slides, tiffbytes
 from tests.test_bad_input import run_probe
-from tests.tiffbytes import LONG, SLONG
+from tests.tiffbytes import LONG, SHORT, SLONG
 
 OME = (
     '<OME xmlns="http://www.openmicroscopy.org/Schemas/OME/2016-06"><Image ID="Image:0">'
@@ -215,6 +215,18 @@ def test_colours_that_can_not_be_are_converted(tmp_path, photometric, samples, e
         convert(slide, tmp_path / f"b.{ending}")
     with open_slide(tmp_path / f"b.{ending}") as slide:
         assert (np.asarray(slide.levels[0][...]).reshape(pixels.shape) == pixels).all()
+
+
+def test_floats_by_the_predictor_of_integers_are_converted(tmp_path):
+    """They are encoded anew, as no writer of TIFF makes them."""
+    pixels = slides.picture(64, 96, 1).astype(np.float32)
+    options = {"compression": 8, "photometric": 1, "tile": (64, 96)}
+    made = tiffbytes.page(pixels, tiffbytes.deflate, more={317: (SHORT, 2)}, **options)
+    with open_slide(tiffbytes.write(tmp_path / "a.tif", [made])) as slide:
+        expected = slide.levels[0][...]
+        convert(slide, tmp_path / "b.tif")
+    with open_slide(tmp_path / "b.tif") as slide:
+        np.testing.assert_array_equal(slide.levels[0][...], expected)
 
 
 def test_names_of_pictures_are_no_paths(tmp_path):

@@ -27,6 +27,12 @@ def test_unsupported_predictor_is_named(tmp_path):
         open_slide(path)
 
 
+def test_predictor_of_other_samples_is_refused(tmp_path):
+    path = write(tmp_path, compression=8, more={317: (SHORT, 3)})
+    with pytest.raises(UnsupportedSlideError, match=r"floating-point numbers, not for uint8"):
+        open_slide(path)
+
+
 def test_a_level_that_cannot_be_decoded_is_noticed_at_open(tmp_path):
     pixels = slides.picture(100, 100)
     pages = [

@@ -54,3 +54,10 @@ def test_an_interval_without_its_end(cut):
 def test_a_header_without_a_frame():
     with pytest.raises(ValueError, match="no frame"):
         join_intervals(b"\xff\xd8\xff\xda\0\2", [memoryview(b"\xff\xd0")])
+
+
+def test_a_header_that_would_become_too_high():
+    header, parts = intervals(slides.picture(16, 16), 2)
+    header = header.replace(b"\x08\0\x08\0\x10", b"\x08\xff\xff\0\x10")
+    with pytest.raises(ValueError, match="131070 pixels high"):
+        join_intervals(header, parts)

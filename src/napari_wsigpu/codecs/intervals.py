@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 RESTARTS = frozenset(bytes((0xFF, 0xD0 + number)) for number in range(8))
 
+TALLEST = 0xFFFF
+
 
 def join_intervals(header: bytes, intervals: Sequence[memoryview]) -> bytes:
     """Make one JPEG of restart intervals that lie one below the other.
@@ -26,7 +28,7 @@ def join_intervals(header: bytes, intervals: Sequence[memoryview]) -> bytes:
     Raises
     ------
     ValueError
-        If no marker ends an interval, or the header has no frame.
+        If no marker ends an interval, or the header has no frame, or one too high.
     """
     parts: list[memoryview | bytes] = [_stretched(header, len(intervals))]
     for number, interval in enumerate(intervals):
@@ -53,5 +55,7 @@ def _stretched(header: bytes, times: int) -> bytes:
         if marker in FRAMES:
             offset = start + 5
             height = times * int.from_bytes(header[offset : offset + 2], "big")
+            if height > TALLEST:
+                raise ValueError(f"its JPEG header makes it {height} pixels high")
             return header[:offset] + height.to_bytes(2, "big") + header[offset + 2 :]
     raise ValueError("its JPEG header has no frame")

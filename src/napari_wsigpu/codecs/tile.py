@@ -34,8 +34,11 @@ def refusal(encoding: Encoding) -> str | None:
     found = BY_CODE.get(encoding.compression)
     if found is None:
         return f"its compression, {compression_name(encoding.compression)}, is not supported"
-    if isinstance(found, ByteCompression) and encoding.predictor not in PREDICTORS:
-        return f"its predictor, {encoding.predictor}, is not supported"
+    if isinstance(found, ByteCompression):
+        if encoding.predictor not in PREDICTORS:
+            return f"its predictor, {encoding.predictor}, is not supported"
+        if encoding.predictor == PREDICTOR.FLOATINGPOINT and not encoding.dtype.startswith("float"):
+            return f"its predictor is for floating-point numbers, not for {encoding.dtype}"
     plain = isinstance(found, ByteCompression) or found.decode is decode_lerc
     if plain and encoding.photometric == PHOTOMETRIC.YCBCR:
         return f"its colours, YCbCr stored by {found.name}, are not supported"

@@ -160,6 +160,7 @@ def copied_coding(slide: Slide, level: LevelLayout, options: Options) -> Coding 
         and encoding.fill_order == FILLORDER.MSB2LSB
         and not encoding.blue_first
         and encoding.table is None
+        and not (encoding.predictor == PREDICTOR.HORIZONTAL and level.dtype.kind == "f")
         and grid.tile_height % TILE_UNIT == grid.tile_width % TILE_UNIT == 0
         and (level.missing == "background" or bool(grid.byte_counts.all()))
     )

@@ -55,7 +55,8 @@ def directories(file: TiffFile) -> Iterator[Directory]:
     tiff, handle = file.tiff, file.filehandle
     entry = struct.Struct(f"{tiff.byteorder}HH{'Q8s' if tiff.tagsize == 20 else 'I4s'}")
     offset, seen = int(file.pages.first.offset), set[int]()
-    while 0 < offset < handle.size:
+    whole = int(handle.size)
+    while 0 < offset < whole:
         if offset in seen:
             if len(seen) >= LOOKED_AT:
                 raise CorruptSlideError(
@@ -79,9 +80,8 @@ def directories(file: TiffFile) -> Iterator[Directory]:
                 [sides[code]] = struct.unpack_from(tiff.byteorder + SIZES[kind], value)
             elif code == Tag.SUB_IFDS:
                 subimages = length
-            taken = length * NUMBERS.get(kind, 0)
-            if taken <= handle.size:  # else tifffile leaves it out
-                numbers += taken
+            if kind in NUMBERS and (taken := length * NUMBERS[kind]) <= whole:
+                numbers += taken  # of more, tifffile leaves it out
         area = sides.get(Tag.IMAGE_WIDTH, 0) * sides.get(Tag.IMAGE_LENGTH, 0)
         yield Directory(area, subimages, numbers)
         rest = data[size:]

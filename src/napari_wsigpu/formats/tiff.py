@@ -92,6 +92,7 @@ CONVERTED = (
 SHORTEST_PROFILE = 128
 # Names become those of files and folders where a slide is converted.
 NO_NAME = re.compile(r"[/\\\0]|^\.")
+KNOWN_COLORS = frozenset(PHOTOMETRIC)
 BESIDE, LONGEST_TITLE = re.compile(r"\b(label|macro|overview)\b", re.IGNORECASE), 256
 
 
@@ -628,7 +629,7 @@ def _photometric(page: TiffPage, channels: int) -> int:
     """Return what samples are; brightness where they are said to be what they can't."""
     said = page.photometric
     colors = said in (PHOTOMETRIC.RGB, PHOTOMETRIC.YCBCR)
-    if said not in list(PHOTOMETRIC) or (colors and channels < 3):
+    if said not in KNOWN_COLORS or (colors and channels < 3):
         return PHOTOMETRIC.MINISBLACK
     return said
 
