@@ -109,6 +109,16 @@ def test_what_it_says_is_openslides(path):
         assert "1234567" not in shown
 
 
+def test_pictures_that_are_not_shown_are_said(path):
+    mirax.write(path)
+    ini = path.with_suffix("") / "Slidedat.ini"
+    more = "HIER_COUNT = 3\nHIER_1_NAME = Slide filter level\nHIER_1_COUNT = 1\n"
+    more += "HIER_2_NAME = Microscope focus level\nHIER_2_COUNT = 5"
+    ini.write_text(ini.read_text("utf-8-sig").replace("HIER_COUNT = 1", more, 1), "utf-8-sig")
+    with open_slide(path, "cpu") as slide:
+        assert slide.layout.problems == ("Of 5 focal planes the first one is shown.",)
+
+
 @pytest.mark.parametrize("name", ["slide.mrxs", "slide", "slide/Slidedat.ini"])
 def test_whatever_of_it_is_opened(path, name):
     mirax.write(path)

@@ -264,6 +264,7 @@ def test_hostile_joints(path, encoded, problem):
         ("<iScan ScanRes='0' Magnification='-20' ScanWhitePoint='300'/>", None),
         ("<iScan ScanRes='nan' Magnification='1e999' ScanWhitePoint='x'/>", None),
         (f"<iScan ScanRes='{'9' * (1 << 20)}'/>", None),
+        ("<iScan Z-layers='3'/>", "Of 3 focal planes the first one is shown."),
     ],
 )
 def test_hostile_properties(path, scan, problem):

@@ -51,6 +51,7 @@ LARGEST_INI = 1 << 20
 MOST_POSITIONS = 1 << 24
 MOST_FILES, MOST_NAMES, MOST_LEVELS = 4096, 1024, 30
 FORMATS = {"JPEG": COMPRESSION.JPEG, "PNG": COMPRESSION.PNG, "BMP24": BMP}
+UNSHOWN = {"Slide filter level": "filter levels", "Microscope focus level": "focal planes"}
 POSITIONS, STITCHING = "VIMSLIDE_POSITION_BUFFER", "StitchingIntensityLayer"
 PICTURES = {
     "macro": ("ScanDataLayer_SlideThumbnail", "THUMBNAIL_IMAGE_TYPE"),
@@ -125,6 +126,7 @@ def _parse(path: Path, folder: Path) -> SlideLayout:
     sections = _sections(folder / INI)
     general, hierarchy = sections["GENERAL"], sections["HIERARCHICAL"]
     files, pieces = _files(folder, sections["DATAFILE"], problems)
+    problems += _unshown(hierarchy)
     index = Index.read(folder / _plain(hierarchy["INDEXFILE"]), general["SLIDE_ID"], pieces)
     records = _records(hierarchy)
     zooms = _zooms(sections, hierarchy)
@@ -172,6 +174,15 @@ def _sections(path: Path) -> Sections:
         name: {key: value[:LONGEST_TEXT] for key, value in parser.items(name)}
         for name in parser.sections()
     }
+
+
+def _unshown(hierarchy: Mapping[str, str]) -> Iterator[str]:
+    """Say of which pictures of the same places only the first ones are shown."""
+    for place in range(1, MOST_LEVELS):
+        name = UNSHOWN.get(hierarchy.get(f"HIER_{place}_NAME", ""))
+        count = positive_number(hierarchy.get(f"HIER_{place}_COUNT")) or 1
+        if name is not None and count > 1:
+            yield f"Of {count:g} {name} the first one is shown."
 
 
 def _count(section: Mapping[str, str], key: str, most: int, least: int = 1) -> int:

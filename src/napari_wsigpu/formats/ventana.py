@@ -79,6 +79,12 @@ def parse(file: TiffFile, source: SlideFile) -> SlideLayout:
         associated=tiff.associated_images(named, source.path, problems),
         problems=problems,
     )
+    planes = positive_number(fields.get("Z-layers")) or 1
+    if planes > 1:
+        layout = replace(
+            layout,
+            problems=(*layout.problems, f"Of {planes:g} focal planes the first one is shown."),
+        )
     mpp = positive_number(fields.get("ScanRes"))
     return replace(
         layout,
