@@ -239,7 +239,6 @@ def main() -> None:
             given.batch,
             num_workers=given.processes,
             pin_memory=given.device != "cpu",
-            multiprocessing_context="spawn",
         )
         runs["OpenSlide"] = embed(loader, network, given.device, len(patches))
     record = {}

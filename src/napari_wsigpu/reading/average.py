@@ -120,17 +120,30 @@ def resample_area(
             target[...] = area_average(picture, int(scale[0]), int(scale[1]))
         return average
     down = _taps(first[0], size[0], height, scale[0])
-    across = _taps(first[1], size[1], width, scale[1])
+    # Samples of a row lie in one piece, which NumPy takes faster than pixels; in memory that
+    # every picture has in turn.
+    across = [
+        ((columns[:, None] * channels + np.arange(channels)).ravel(), weight.repeat(channels))
+        for columns, weight in _taps(first[1], size[1], width, scale[1])
+    ]
+    sums = np.empty((size[0], width * channels), np.float32)
+    taken = np.empty(sums.shape, pixels.dtype)
+    weighed = np.empty(sums.shape, np.result_type(pixels.dtype, np.float32))
+    mean, part = np.empty((2, size[0], size[1] * channels), np.float32)
     for picture, target in zip(pixels, average, strict=True):
-        sums = np.zeros((size[0], width, channels), np.float32)
+        samples = picture.reshape(height, -1)
+        sums.fill(0)
         for rows, weight in down:
-            sums += weight[:, None, None] * picture[rows]
-        mean = np.zeros((*size, channels), np.float32)
+            np.take(samples, rows, axis=0, out=taken, mode="clip")
+            sums += np.multiply(taken, weight[:, None], out=weighed)
+        mean.fill(0)
         for columns, weight in across:
-            mean += weight[:, None] * sums[:, columns]
+            np.take(sums, columns, axis=1, out=part, mode="clip")
+            part *= weight
+            mean += part
         if pixels.dtype.kind in "iu":
             np.floor(np.add(mean, 0.5, out=mean), out=mean)
-        target[...] = mean
+        target[...] = mean.reshape(target.shape)
     return average
 
 
