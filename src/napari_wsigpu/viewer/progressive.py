@@ -1,19 +1,17 @@
 """Layers of slides that never wait: napari's slices are composed of what is at hand.
 
-It touches what napari keeps to itself: a layer's slicing state, and the canvas that draws; what
-fills textures is in `texture`. `fits` says whether a layer has what is needed; one that has not
-shows exact levels, as any other layer does.
+It touches what napari keeps to itself, a layer's slicing state; more of that is in `requests`,
+`canvas` and `texture`. A layer that lacks what is needed shows exact levels, as any other does.
 """
 
 from __future__ import annotations
 
-import gc
 import logging
 import math
 import threading
 import time
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields, is_dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
@@ -26,7 +24,6 @@ from napari_wsigpu.display import resample
 from napari_wsigpu.display.device_picture import DevicePicture, DeviceTilesAtHand, draws
 from napari_wsigpu.display.device_pixels import DevicePixels
 from napari_wsigpu.display.device_source import DeviceSource
-from napari_wsigpu.display.drawing import View
 from napari_wsigpu.display.picture import Picture
 from napari_wsigpu.display.wanted import next_likely, on_screen, own_tiles
 from napari_wsigpu.errors import (
@@ -40,6 +37,7 @@ from napari_wsigpu.geometry import Rect
 from napari_wsigpu.memory import PictureMemory
 from napari_wsigpu.reading.level import VIEWER_CHUNK
 from napari_wsigpu.reading.stack import StackLevel
+from napari_wsigpu.viewer.canvas import slice_before_drawing, without_collection
 from napari_wsigpu.viewer.frames import Frames
 from napari_wsigpu.viewer.layers import slide_of, slide_of_data
 from napari_wsigpu.viewer.planes import (
@@ -51,19 +49,20 @@ from napari_wsigpu.viewer.planes import (
     position_of,
     tiles_at_hand,
 )
+from napari_wsigpu.viewer.requests import SEAM, Composed, affordable, blank, fits, within
 from napari_wsigpu.viewer.texture import ON, LayerTexture
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from napari import Viewer
     from napari.layers import Image, Layer
     from numpy.typing import NDArray
 
+    from napari_wsigpu.display.drawing import View
     from napari_wsigpu.display.fetcher import TileFetcher
     from napari_wsigpu.display.planes import Position, VolumeLoader
     from napari_wsigpu.display.source import DisplaySource
-    from napari_wsigpu.layout import LevelLayout
     from napari_wsigpu.reading.cache import TileKey
     from napari_wsigpu.reading.level import LevelArray
     from napari_wsigpu.runtime import Runtime
@@ -72,15 +71,8 @@ if TYPE_CHECKING:
 # Tiles that land refresh the layer once frames have rested so many times as long as one takes.
 REST = 2.0
 IDLE_MS = 100
-LONGEST_FRAME = 0.25
 FIRST_PAUSE_MS, LONGEST_PAUSE_MS = 1_000, 30_000
-MOST_PIXELS = 40 << 20
 PREFETCH_SHARE = 0.25
-SEAM = ("_make_slice_request_internal", "_make_slice_request", "_update_slice_response")
-REQUEST = (
-    "corner_pixels", "data_at_data_level", "data_at_thumbnail_level", "data_level", "data_slice",
-    "downsample_factors", "level_shapes", "projection_mode", "slice_input",
-)  # fmt: skip
 
 # Whatever else a source says, it may give its tiles later: a link is renewed, a disk mounted.
 LASTING = DeviceError, PlaneError, SlideChangedError, SlideClosedError
@@ -103,7 +95,7 @@ def display_progressively(viewer: Viewer) -> None:
             _start_display(shown, event.value)
 
     viewer.layers.events.inserted.connect(on_inserted)
-    _slice_before_drawing(viewer)
+    slice_before_drawing(viewer, _displays_of, _frames)
 
 
 def open_viewers() -> list[Viewer]:
@@ -117,15 +109,13 @@ def on_window_closed(viewer: Viewer, react: Callable[[], None]) -> None:
         viewer.window._qt_window.destroyed.connect(react)
 
 
-def update_view(viewer: Viewer) -> None:
-    """Let a viewer find the slices of its view now, not when it is drawn next."""
-    with suppress(AttributeError):
-        viewer.window._qt_viewer.canvas.on_draw(None)
-
-
 def display_of(layer: Layer) -> ProgressiveDisplay | None:
     """Return what draws a layer progressively, if anything does."""
     return _displays.get(layer)
+
+
+def _displays_of(viewer: Viewer) -> list[ProgressiveDisplay]:
+    return [_displays[layer] for layer in viewer.layers if layer in _displays]
 
 
 def stop_display(layer: Layer) -> None:
@@ -135,14 +125,6 @@ def stop_display(layer: Layer) -> None:
         display.close()
     if not _displays:
         _memory.clear()
-
-
-def fits(layer: Layer) -> bool:
-    """Whether this napari's layers have what progressive display needs."""
-    state = getattr(layer, "_slicing_state", None)
-    request = getattr(state, "_slice_request_class", None)
-    named = {field.name for field in fields(request)} if is_dataclass(request) else set()
-    return named.issuperset(REQUEST) and all(callable(getattr(state, name, None)) for name in SEAM)
 
 
 def _start_display(viewer: Viewer, layer: Layer) -> None:
@@ -176,98 +158,6 @@ def _hide_secrets(layer: Layer) -> None:
     if slide is not None and slide.layout.remote is not None:
         with suppress(AttributeError):
             layer._source = layer.source.model_copy(update={"path": slide.path})
-
-
-def _slice_before_drawing(viewer: Viewer) -> None:
-    """Let napari find the slice of a new view before it draws that view, not after."""
-    try:
-        qt_viewer = viewer.window._qt_viewer
-        canvas = qt_viewer.canvas
-        draw, on_draw = canvas._scene_canvas.events.draw, canvas.on_draw
-        resize_canvas = type(qt_viewer).resize_canvas
-    except AttributeError:
-        logger.warning("This version of napari draws each new view of a slide one frame late")
-        return
-    weak = ref(viewer)
-    before: Any = None
-
-    def before_drawing(event: Any) -> None:
-        nonlocal before
-        shown, before = weak(), None
-        if shown is not None and any(layer in _displays for layer in shown.layers):
-            _frames.begin()
-            for each in _fetchers(shown):
-                each.be_quiet(LONGEST_FRAME)
-            with _without_collection():
-                on_draw(event)
-            before = _laid_out(canvas)
-
-    def after_drawing(event: Any) -> None:
-        # Once a frame is enough, but for boxes of a grid, whose sizes are found by drawing them.
-        if before is None or before != _laid_out(canvas):
-            on_draw(event)
-        _frames.end(event)
-        shown = weak()
-        if shown is not None:
-            for each in _fetchers(shown):
-                each.be_quiet(0.0)
-
-    draw.disconnect(on_draw)
-    draw.connect(before_drawing, position="first")
-    draw.connect(after_drawing, position="last")
-    scene = ref(canvas._scene_canvas)
-
-    def before_removal(event: Any) -> None:
-        drawn = scene()
-        if drawn is not None:
-            # napari frees the layer's textures in whatever context is current; in another one
-            # than its own that ends the process at the next frame.
-            drawn.set_current()
-
-    viewer.layers.events.removing.connect(before_removal)
-
-    @contextmanager
-    def resized_exactly(size: Any, scale: float) -> Iterator[None]:
-        """Wait for all tiles of a figure: it is drawn once, at another resolution."""
-        shown = weak()
-        layers = [] if shown is None or (size is None and scale == 1) else list(shown.layers)
-        displays = [_displays[layer] for layer in layers if layer in _displays]
-        try:
-            for display in displays:
-                display.waits = True
-            with resize_canvas(window(), size, scale):
-                yield
-        finally:
-            for display in displays:
-                display.waits = False
-
-    window = ref(qt_viewer)
-    qt_viewer.resize_canvas = resized_exactly
-
-
-def _fetchers(viewer: Viewer) -> set[TileFetcher]:
-    """Return what has a GPU decode; cores decode beside what draws, without the interpreter."""
-    displays = (_displays.get(layer) for layer in viewer.layers)
-    return {each.fetcher for each in displays if each is not None and each.interop == ON}
-
-
-def _laid_out(canvas: Any) -> tuple[int, ...] | None:
-    """Return the size of a canvas' boxes; None if unknown, or something is to be laid out."""
-    if getattr(canvas, "_needs_overlay_position_update", True):
-        return None
-    return tuple(getattr(canvas, "_current_viewbox_size", ())) or None
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """Put garbage collection off until a slice is done: in napari one can take 0.15 s."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 class _Landings(QObject):  # type: ignore[misc]
@@ -397,12 +287,12 @@ class ProgressiveDisplay:
             return self._in_space(request, layer, position)
         self._view = None
         if shown and self._is_blank:
-            return _blank(request, layer, len(position))
+            return blank(request, layer, len(position))
         top = len(request.level_shapes) - 1
         if self._picture is None or not shown or (request.data_level == top and not position):
             self._settle()
             return request
-        level, corners = _affordable(request)
+        level, corners = affordable(request)
         if self.waits:
             self._settle()
             exact = layer.data[level]
@@ -412,7 +302,7 @@ class ProgressiveDisplay:
         overview = self._picture.tiles.overview
         if level == top:
             self._settle(exact=not self._is_behind)
-            rect = _within(level, corners[:, -2:], self._picture.levels[level]).rect
+            rect = within(level, corners[:, -2:], self._picture.levels[level]).rect
             pixels = overview[Rect(0, 0, *overview.shape[:2]).slices(rect)]
         else:
             level, rect, pixels = self._compose(self._picture, level, corners[:, -2:])
@@ -431,10 +321,10 @@ class ProgressiveDisplay:
             request,
             data_level=level,
             corner_pixels=corners,
-            data_at_data_level=_Composed(pixels, fixed),
+            data_at_data_level=Composed(pixels, fixed),
         )
         if position:
-            request = replace(request, data_at_thumbnail_level=_Composed(overview, fixed))
+            request = replace(request, data_at_thumbnail_level=Composed(overview, fixed))
         return request
 
     def _make(self, dims: Any) -> Any:
@@ -480,7 +370,7 @@ class ProgressiveDisplay:
         pixels : ndarray
             Its pixels.
         """
-        view = self._view = _within(level, corners, picture.levels[level])
+        view = self._view = within(level, corners, picture.levels[level])
         if view != picture.view:
             self._forget_failure()
             self._motion = _motion(picture.view, view)
@@ -521,7 +411,7 @@ class ProgressiveDisplay:
         factors = request.downsample_factors.copy()
         factors[level, -2:] = request.level_shapes[0][-2:] / volume.pixels.shape[1:3]
         fixed = tuple(axis for axis in range(len(position)) if axis not in displayed)
-        pixels = _Composed(volume.pixels, fixed)
+        pixels = Composed(volume.pixels, fixed)
         return replace(
             request,
             data_at_data_level=pixels,
@@ -756,65 +646,12 @@ class ProgressiveDisplay:
         layer = self._layer()
         if layer is not None and layer.visible and not self._exact:
             was_behind = self._is_behind or self._volume is not None
-            with _without_collection():
+            with without_collection():
                 layer.set_view_slice()
                 layer.events.set_data()
                 if was_behind and self._exact:
                     layer._update_thumbnail()
         self._last_refresh = time.perf_counter()
-
-
-@dataclass(frozen=True)
-class _Composed:
-    """What a slice reads instead of a level: pixels that were composed for it.
-
-    Attributes
-    ----------
-    pixels : ndarray
-        The pixels.
-    fixed : tuple of int
-        Axes that they lack, as the plane was chosen along them.
-    """
-
-    pixels: Any
-    fixed: tuple[int, ...] = ()
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return np.expand_dims(self.pixels, self.fixed).shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return self.pixels.dtype  # type: ignore[no-any-return]
-
-    def __getitem__(self, key: tuple[slice | int, ...]) -> _Composed:
-        return _Composed(
-            self.pixels, tuple(axis for axis in self.fixed if isinstance(key[axis], slice))
-        )
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        return np.asarray(np.expand_dims(self.pixels, self.fixed), dtype)
-
-
-def _blank(request: Any, layer: Image, planes: int) -> Any:
-    """Make a request show the background of a plane that can't be read."""
-    level = len(request.level_shapes) - 1
-    stack, slide = layer.data[level], slide_of(layer)
-    assert slide is not None
-    background = slide.displayed.background(slide.display_color)
-    if stack.channel is not None:
-        background = np.broadcast_to(background, stack.layout.channels)[stack.channel]
-    corners = np.zeros_like(request.corner_pixels)
-    corners[1, -2:] = request.level_shapes[level][-2:] - 1
-    empty = np.broadcast_to(np.asarray(background, stack.dtype), stack.level_shape)
-    pixels = _Composed(empty, tuple(range(planes)))
-    return replace(
-        request,
-        data_level=level,
-        corner_pixels=corners,
-        data_at_data_level=pixels,
-        data_at_thumbnail_level=pixels,
-    )
 
 
 @dataclass(frozen=True)
@@ -826,24 +663,6 @@ class _Answered:
 
     def __call__(self) -> Any:
         return replace(self.display._response, request_id=self.id)
-
-
-def _affordable(request: Any) -> tuple[int, NDArray[Any]]:
-    """Return level and corners of a request, of a coarser level where it asks for too much."""
-    level, corners = request.data_level, request.corner_pixels
-    shapes = request.level_shapes
-    while level < len(shapes) - 1 and np.prod(corners[1] - corners[0] + 1) > MOST_PIXELS:
-        corners = np.minimum(corners * shapes[level + 1] // shapes[level], shapes[level + 1] - 1)
-        level += 1
-    return level, corners
-
-
-def _within(level: int, corners: NDArray[Any], image: LevelLayout) -> View:
-    """Return a view of at least one pixel; corners may still be those of a larger level."""
-    (top, left), (last_row, last_column) = corners.tolist()
-    top, left = min(top, image.height - 1), min(left, image.width - 1)
-    bottom, right = min(last_row + 1, image.height), min(last_column + 1, image.width)
-    return View(level, Rect.between(top, max(bottom, top + 1), left, max(right, left + 1)))
 
 
 def _is_of_device(error: Exception) -> bool:

@@ -10,8 +10,9 @@ from napari.layers import Labels
 from qtpy.QtWidgets import QApplication
 
 from napari_wsigpu.errors import DisplayTimeoutError, LayerError
+from napari_wsigpu.viewer.canvas import update_view
 from napari_wsigpu.viewer.layers import slide_of
-from napari_wsigpu.viewer.progressive import display_of, open_viewers, update_view
+from napari_wsigpu.viewer.progressive import display_of, open_viewers
 
 if TYPE_CHECKING:
     from napari import Viewer
