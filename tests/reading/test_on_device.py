@@ -74,9 +74,28 @@ def test_averaged_tiles_stay_on_the_device(source, host_gpu, monkeypatch):
     slide, found = source
     picture = picture_of(slide, found)
     index, *_ = [i for i, level in enumerate(arrays(slide)[:-1]) if level.layout.computed]
-    picture.compose(View(index, Rect.between(0, 512, 0, 512)))
-    monkeypatch.delattr(type(host_gpu), "download")
-    assert all(found.read_tiles(keys_of(picture)).values())
+    copied = []
+    copy = host_gpu.copy
+    monkeypatch.setattr(
+        host_gpu, "copy", lambda address, *given: copied.append(address) or copy(address, *given)
+    )
+    view = View(index, Rect.between(0, 768, 0, 768))
+    picture.compose(view)
+    keys = keys_of(picture)
+    with monkeypatch.context() as patch:
+        patch.delattr(type(host_gpu), "download")
+        landed = found.read_tiles(keys)
+        assert all(landed.values())
+    assert len(copied) == 1  # their slots lie side by side
+    # Every other slot is used again.
+    dropped = keys[1::2]
+    tiles = np.array([(key.row, key.column) for key in dropped])
+    found.tiles.executor.drop_tiles(keys[0].level, tiles)
+    assert all(found.read_tiles(dropped).values())
+    assert len(copied) == 1 + len(dropped)
+    picture.land(landed)
+    exact = np.asarray(slide.level_array(keys[0].level))[:768, :768]
+    np.testing.assert_array_equal(np.asarray(picture.compose(view).pixels), exact)
 
 
 def test_tiles_that_are_missing_are_shown_by_the_best_others(source):

@@ -25,7 +25,7 @@ from napari_wsigpu.errors import (
     SlideClosedError,
     SlideReadError,
 )
-from napari_wsigpu.viewer import frames, progressive
+from napari_wsigpu.viewer import frames, progressive, requests
 from napari_wsigpu.viewer.layers import slide_layers
 from napari_wsigpu.viewer.sample import sample_path
 from tests import slides
@@ -321,7 +321,7 @@ def test_transposed_axes(viewer, slicing):
 
 @pytest.mark.parametrize(("slicing", "level"), [("sync", 0), ("async", 1)], indirect=["slicing"])
 def test_a_locked_level_is_shown_whole(viewer, monkeypatch, slicing, level):
-    monkeypatch.setattr(progressive, "MOST_PIXELS", 20 << 20)
+    monkeypatch.setattr(requests, "MOST_PIXELS", 20 << 20)
     [layer] = viewer.open(sample_path(), plugin=PLUGIN)
     layer.locked_data_level = level
     napari_wsigpu.wait(layer, 60)

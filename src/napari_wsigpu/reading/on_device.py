@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -267,13 +268,15 @@ class TilesOnDevice:
             reserved: Reserved = self._tiles.reserve(tile, image.tile_bytes, len(whole) - begin)
             end = begin + len(reserved.places)
             try:
-                addresses = reserved.slots.addresses.tolist()
+                runs = _side_by_side(reserved.slots.addresses, image.tile_bytes)
 
                 def task(
-                    stream: Stream, addresses: list[int] = addresses, parts: Any = whole[begin:end]
+                    stream: Stream,
+                    runs: list[tuple[int, slice]] = runs,
+                    parts: Any = whole[begin:end],
                 ) -> None:
-                    for address, pixels in zip(addresses, parts, strict=True):
-                        put(address, pixels, stream)
+                    for address, run in runs:
+                        put(address, parts[run], stream)
 
                 self.executor.work(task)
                 tiles = np.array(places[begin:end], np.int64)
@@ -281,3 +284,13 @@ class TilesOnDevice:
             finally:
                 self._tiles.unpin(reserved)
             begin = end
+
+
+def _side_by_side(addresses: NDArray[np.int64], size: int) -> list[tuple[int, slice]]:
+    """Return where slots of a size begin that lie side by side, and which they are.
+
+    To fill them one by one would ask for the interpreter as often, while another thread draws.
+    """
+    apart = np.flatnonzero(np.diff(addresses) != size) + 1
+    bounds = [0, *apart.tolist(), len(addresses)]
+    return [(int(addresses[first]), slice(first, last)) for first, last in pairwise(bounds)]
