@@ -16,8 +16,8 @@ from napari_wsigpu.reading import host
 from napari_wsigpu.reading.cache import TileCache
 from napari_wsigpu.reading.host import HostExecutor
 from napari_wsigpu.reading.log import TileLog
-from napari_wsigpu.reading.plan import Regions, Wish
-from napari_wsigpu.reading.planning import plan_regions, plan_tiles
+from napari_wsigpu.reading.plan import Regions, Wish, tile_rect
+from napari_wsigpu.reading.planning import plan_regions
 from tests import slides, tiffbytes
 
 TILE = (32, 48)
@@ -319,7 +319,8 @@ class TestManyRegions:
     def test_whole_tiles(self, executor):
         executor, pixels = executor
         tiles = [(0, 0), (4, 4), (1, 2), (3, 1)]
-        (plan,) = plan_tiles(0, self.images, tiles)
+        regions = Regions.of(tile_rect(self.images[0], *tile) for tile in tiles)
+        (plan,) = plan_regions(0, self.images, regions)
         found = executor.read_tiles(plan, Wish(tolerant=True))
         assert sorted(found) == [(0, 0), (3, 1), (4, 4)]  # the other one shows the background
         for (row, column), tile in found.items():

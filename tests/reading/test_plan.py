@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from napari_wsigpu.geometry import Rect, Span
 from napari_wsigpu.layout import Encoding, LevelLayout, Part, Pieces, TileGrid
 from napari_wsigpu.reading.plan import Regions, Wish, tile_rect
-from napari_wsigpu.reading.planning import plan_regions, plan_tiles
+from napari_wsigpu.reading.planning import plan_regions
 
 GRAY = Encoding(1, 1, 1, 1, "<", "uint8", 1)
 BACKGROUND, BEYOND, UNTOUCHED = -1, -2, -3
@@ -188,7 +188,8 @@ class TestOneImage:
         )
         tiles = data.draw(st.lists(places, min_size=1, max_size=5))
         pixels = picture(image)
-        (plan,) = plan_tiles(0, {0: image}, tiles)
+        regions = Regions.of(tile_rect(image, *tile) for tile in tiles)
+        (plan,) = plan_regions(0, {0: image}, regions)
         found, _ = carried_out([plan], {0: image}, {0: pixels}, plan.regions)
         for region, tile in zip(found, tiles, strict=True):
             top, left, height, width = tile_rect(image, *tile)

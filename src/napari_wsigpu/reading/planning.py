@@ -9,7 +9,7 @@ import numpy as np
 
 from napari_wsigpu.geometry import Rects, expand
 from napari_wsigpu.layout import Scattered
-from napari_wsigpu.reading.plan import NO_PASTES, Pastes, ReadPlan, Regions, tile_rect
+from napari_wsigpu.reading.plan import NO_PASTES, Pastes, ReadPlan, Regions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -59,14 +59,6 @@ def plan_regions(
         if len(plan.pastes) or len(plan.blanks):
             plans.append(plan)
     return plans
-
-
-def plan_tiles(
-    number: int, images: Mapping[int, LevelLayout], tiles: Sequence[tuple[int, int]]
-) -> list[ReadPlan]:
-    """Plan whole tiles of an image, cut to it, each as a region."""
-    image = images[number]
-    return plan_regions(number, images, Regions.of(tile_rect(image, *tile) for tile in tiles))
 
 
 class _Stretch(NamedTuple):
