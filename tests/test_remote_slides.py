@@ -289,7 +289,7 @@ def test_a_pickled_slide_opens_in_another_process(server):
         (b"no slide", NotASlideError, "does not begin as these do"),
         (bytes(128) + b"DICM" + bytes(99), UnsupportedSlideError, "is DICOM, which can only"),
         (b"ZISRAWFILE" + bytes(99), NotASlideError, "does not begin as these do"),
-        (b"II*\0\xff\xff\xff\x7f", CorruptSlideError, "is cut off|is damaged"),
+        (b"II*\0\xff\xff\xff\x7f", CorruptSlideError, "is cut off: its list of images lies beyond"),
         (b"", NotASlideError, "is empty"),
     ],
 )

@@ -10,6 +10,7 @@ import tifffile
 
 from napari_wsigpu.cli import main
 from napari_wsigpu.errors import (
+    CorruptSlideError,
     NotASlideError,
     SlideNotFoundError,
     SlidePermissionError,
@@ -24,6 +25,13 @@ def test_the_content_decides_and_not_the_name(tmp_path):
     slides.write_pyramid(tmp_path / "b.svs", slides.picture(60, 60), ())
     assert describe(tmp_path / "a.jpg").vendor == "aperio"
     assert describe(tmp_path / "b.svs").vendor == "generic-tiff"
+
+
+def test_a_copy_without_its_list_of_images_is_cut_off(tmp_path):
+    path = tmp_path / "cut.svs"
+    path.write_bytes(b"II*\0" + (5000).to_bytes(4, "little") + bytes(1000))
+    with pytest.raises(CorruptSlideError, match="is cut off: its list of images lies beyond"):
+        describe(path)
 
 
 def test_problems_name_files_without_their_folder(tmp_path):

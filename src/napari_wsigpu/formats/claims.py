@@ -54,7 +54,10 @@ def directories(file: TiffFile) -> Iterator[Directory]:
     """
     tiff, handle = file.tiff, file.filehandle
     entry = struct.Struct(f"{tiff.byteorder}HH{'Q8s' if tiff.tagsize == 20 else 'I4s'}")
-    offset, seen = int(file.pages.first.offset), set[int]()
+    try:
+        offset, seen = int(file.pages.first.offset), set[int]()
+    except IndexError:  # the first one lies beyond the end of the file
+        return
     whole = int(handle.size)
     while 0 < offset < whole:
         if offset in seen:
