@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 NUMBERS = {3: 2, 4: 4, 5: 8, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 16: 8, 17: 8, 18: 8}
 SHORT, LONG, LONG8 = 3, 4, 16
 SIZES = {SHORT: "H", LONG: "I", LONG8: "Q"}
+# As numbers, for each tag of each image is looked at.
+SIDES, SUBIMAGES = (int(Tag.IMAGE_WIDTH), int(Tag.IMAGE_LENGTH)), int(Tag.SUB_IFDS)
 MOST_TAGS = 4096
 # tifffile looks for a loop among so many directories.
 LOOKED_AT = 100
@@ -79,13 +81,13 @@ def directories(file: TiffFile) -> Iterator[Directory]:
             return
         sides, subimages, numbers = {}, 0, 0
         for code, kind, length, value in entry.iter_unpack(data[:size]):
-            if code in (Tag.IMAGE_WIDTH, Tag.IMAGE_LENGTH) and kind in SIZES:
+            if code in SIDES and kind in SIZES:
                 [sides[code]] = struct.unpack_from(tiff.byteorder + SIZES[kind], value)
-            elif code == Tag.SUB_IFDS:
+            elif code == SUBIMAGES:
                 subimages = length
             if kind in NUMBERS and (taken := length * NUMBERS[kind]) <= whole:
                 numbers += taken  # of more, tifffile leaves it out
-        area = sides.get(Tag.IMAGE_WIDTH, 0) * sides.get(Tag.IMAGE_LENGTH, 0)
+        area = sides.get(SIDES[0], 0) * sides.get(SIDES[1], 0)
         yield Directory(area, subimages, numbers)
         rest = data[size:]
         offset = struct.unpack(tiff.offsetformat, rest)[0] if len(rest) == tiff.offsetsize else 0
