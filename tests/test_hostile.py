@@ -217,6 +217,16 @@ def test_colours_that_can_not_be_are_converted(tmp_path, photometric, samples, e
         assert (np.asarray(slide.levels[0][...]).reshape(pixels.shape) == pixels).all()
 
 
+def test_associated_images_of_many_strips(tmp_path, monkeypatch):
+    slides.write_aperio(tmp_path / "a.svs", slides.picture(64, 96), ())
+    with open_slide(tmp_path / "a.svs", "cpu") as slide:
+        name, image = next(iter(slide.associated_images.items()))
+        size = image.read().nbytes
+        monkeypatch.setattr(limits, "tile_bytes", size - 1)
+        with pytest.raises(UnsupportedSlideError, match=f"{name} image .*'tile_bytes'"):
+            image.read()
+
+
 def test_floats_by_the_predictor_of_integers_are_converted(tmp_path):
     """They are encoded anew, as no writer of TIFF makes them."""
     pixels = slides.picture(64, 96, 1).astype(np.float32)

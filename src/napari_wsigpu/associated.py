@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from napari_wsigpu.codecs.color import wants_srgb
 from napari_wsigpu.errors import UnsupportedSlideError
+from napari_wsigpu.limits import limits
+from napari_wsigpu.units import byte_size
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -60,6 +63,12 @@ class AssociatedImage:
             raise UnsupportedSlideError(
                 f"The {self.name} image of '{self._array.slide.path}' can't be decoded: "
                 f"{self._refusal}; the slide itself can."
+            )
+        size = math.prod(self._array.shape) * self._array.dtype.itemsize
+        if size > limits.tile_bytes:
+            raise UnsupportedSlideError(
+                f"The {self.name} image of '{self._array.slide.path}' claims {byte_size(size)}, "
+                f"too much to decode: {limits.advice('tile_bytes')}."
             )
         if not wants_srgb(color):
             return self._array[...]

@@ -36,7 +36,7 @@ class Limits:
     ----------
     tile_bytes : int
         Decoded bytes of a tile, strip or Zarr chunk, after each of its filters, and of an
-        associated image that is stored in one piece.
+        associated image.
     scanned_samples : int
         Samples of a progressive JPEG times its scans, each of which goes through all of them.
     averaged_bytes : int
