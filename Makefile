@@ -37,7 +37,7 @@ check: $(VENV)/installed
 
 # No display, no processes, nothing slow: what a change to the core breaks first.
 quick: check
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(QUICK)
+	$(BIN)/python -m pytest -p no:napari --numprocesses 2 --dist worksteal $(QUICK)
 
 HOURS ?= 1
 fuzz: $(VENV)/installed

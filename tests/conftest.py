@@ -7,7 +7,6 @@ import importlib
 import os
 import sys
 import threading
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -114,10 +113,10 @@ def host_gpu(host_machine: HostMachine, host_runtime: Runtime) -> HostDevice:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def modules_are_no_garbage() -> Iterator[None]:
+def modules_are_no_garbage(pytestconfig: pytest.Config) -> Iterator[None]:
     """Collections look at what tests make, and not at a hundred thousand objects of modules."""
-    with suppress(ImportError):
-        importlib.import_module("napari._qt.qt_main_window")  # as napari's own fixtures do
+    if pytestconfig.pluginmanager.hasplugin("napari"):
+        importlib.import_module("napari._qt.qt_main_window")  # as its fixtures do for each test
     gc.collect()
     gc.freeze()
     yield
