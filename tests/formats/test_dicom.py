@@ -33,29 +33,33 @@ def without_packages(monkeypatch):
     monkeypatch.delattr(formats, "dicom_instance", raising=False)
 
 
+def probe(path):
+    return dicom.probe(path, path.read_bytes() if path.is_file() else b"")
+
+
 @pytest.mark.parametrize("name", ["a.dcm", "a", "a.svs"])
 def test_a_file_is_known_by_its_content(write, name):
-    assert dicom.probe(write(name))
-    assert dicom.probe(write(name, CT))
+    assert probe(write(name))
+    assert probe(write(name, CT))
 
 
 @pytest.mark.parametrize("content", [b"", bytes(131), bytes(128) + b"DICN"])
 def test_other_files(write, content):
-    assert not dicom.probe(write("a.dcm", content))
+    assert not probe(write("a.dcm", content))
 
 
 @pytest.mark.parametrize("name", ["a.tif", "a.TIFF"])
 def test_what_is_tiff_as_well_is_tiff_by_its_name(write, name):
-    assert not dicom.probe(write(name))
+    assert not probe(write(name))
 
 
 def test_a_folder_is_known_by_a_slide_in_it(write):
     write("other/notes.txt", b"")
     write("other/ct.dcm", CT)
     folder = write("other/slide.tif").parent
-    assert not dicom.probe(folder)
+    assert not probe(folder)
     write("other/IM000001")
-    assert dicom.probe(folder)
+    assert probe(folder)
 
 
 def test_a_folder_of_many_other_files_is_left_soon(tmp_path, monkeypatch):
@@ -64,7 +68,7 @@ def test_a_folder_of_many_other_files_is_left_soon(tmp_path, monkeypatch):
     opened = []
     begin = dicom._begin
     monkeypatch.setattr(dicom, "_begin", lambda path: opened.append(path) or begin(path))
-    assert not dicom.probe(tmp_path)
+    assert not probe(tmp_path)
     assert len(opened) == dicom.MOST_STRANGERS
 
 

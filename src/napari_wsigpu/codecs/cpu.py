@@ -7,6 +7,7 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from napari_wsigpu.codecs.tile import decode_tile, refusal, whole_tiles
@@ -27,6 +28,7 @@ FEW_CORES = 4
 MOST_FOR_QUICK, QUICK_PIXELS = 11, 1 << 17
 
 
+@cache
 def threads_at_work() -> int:
     """Return how many threads decode one batch: those of the pool and the one that waits."""
     cores = os.cpu_count() or 1

@@ -74,12 +74,9 @@ NEAR = 0.1
 MOST_OFFSETS = 1 << 16
 
 
-def probe(path: Path) -> bool:
+def probe(path: Path, head: bytes) -> bool:
     """Whether a path is a CZI file."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(16).rstrip(b"\0") == MAGIC
+    return head[:16].rstrip(b"\0") == MAGIC
 
 
 def parse(path: Path, at: Mapping[str, int] = tiff.MIDDLE) -> SlideLayout:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -149,16 +150,21 @@ def _is_file(path: Path) -> bool:
 def _describe(name: str, plane: Plane) -> SlideLayout:
     if "\0" in name:
         raise SlideNotFoundError(f"There is no file {name!r}; check the path.")
+    path, head = Path(name), b""
     try:
-        status = Path(name).stat()
-        if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+        status = path.stat()
+        is_folder = stat.S_ISDIR(status.st_mode)
+        if not (is_folder or stat.S_ISREG(status.st_mode)):
             raise NotASlideError(f"'{name}' is no regular file; choose a slide's file.")
+        if not is_folder:
+            with path.open("rb", buffering=0) as file:
+                head = file.read(HEAD)
         for item in PATH_FORMATS:
-            if item.module.probe(Path(name)):
+            if item.module.probe(path, head):
                 parse: Callable[..., SlideLayout] = item.module.parse
-                return parse(Path(name), **plane)
-        with Path(name).open("rb") as file:
-            head = file.read(HEAD)
+                return parse(path, **plane)
+        if is_folder:
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     except SlideError:
         raise
     except OSError as error:

@@ -40,7 +40,7 @@ CONTRADICTORY = 0.01
 ASSOCIATED = {"LABEL": "label", "OVERVIEW": "macro", "THUMBNAIL": "thumbnail"}
 
 
-def probe(path: Path) -> bool:
+def probe(path: Path, head: bytes) -> bool:
     """Whether a path is a DICOM file, or a folder that holds a DICOM slide.
 
     A file that is TIFF as well is one of both by its name.
@@ -48,11 +48,11 @@ def probe(path: Path) -> bool:
     Raises
     ------
     OSError
-        If it can't be read.
+        If a folder can't be read.
     """
-    if path.is_dir():
-        return _first_in(path) is not None
-    return _begin(path)[PREAMBLE:].startswith(MAGIC) and path.suffix.lower() not in {
+    if not head:
+        return path.is_dir() and _first_in(path) is not None
+    return head.startswith(MAGIC, PREAMBLE) and path.suffix.lower() not in {
         ".tif",
         ".tiff",
     }

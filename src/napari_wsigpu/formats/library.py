@@ -38,19 +38,19 @@ TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 SMALLEST_TILE, USUAL_TILE, LARGEST_TILE = 128, 512, 2048
 
 
-def probe(path: Path) -> bool:
+def probe(path: Path, head: bytes) -> bool:
     """Whether a library reads a file, or would if it were installed."""
-    return path.is_file() and _library_of(path) is not None
+    return _library_of(path, head) is not None
 
 
 def parse(path: Path) -> SlideLayout:
     """Describe a slide that a library reads."""
-    return _by_isyntax(path) if _library_of(path) == ISYNTAX else _by_openslide(path)
-
-
-def _library_of(path: Path) -> str | None:
     with path.open("rb") as file:
         head = file.read(HEAD)
+    return _by_isyntax(path) if _library_of(path, head) == ISYNTAX else _by_openslide(path)
+
+
+def _library_of(path: Path, head: bytes) -> str | None:
     if not head or head.startswith(TIFF_MAGIC):
         return None
     if PHILIPS in head:

@@ -93,12 +93,13 @@ class _Camera(NamedTuple):
     apart: bool
 
 
-def probe(path: Path) -> bool:
+def probe(path: Path, head: bytes) -> bool:
     """Whether a path is a slide's .mrxs file, its folder, or the Slidedat.ini there."""
-    if path.is_dir() or path.name == INI:
-        return (path / INI if path.is_dir() else path).is_file()
-    with path.open("rb") as file:
-        is_jpeg = file.read(2) == b"\xff\xd8"
+    if path.name == INI:
+        return path.is_file()
+    if not head:
+        return (path / INI).is_file()
+    is_jpeg = head.startswith(b"\xff\xd8")
     return is_jpeg and (path.suffix.lower() == ENDING or (path.with_suffix("") / INI).is_file())
 
 

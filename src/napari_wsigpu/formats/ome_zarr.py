@@ -19,7 +19,7 @@ from napari_wsigpu.formats import markup, ngff, ome, tiff, wsigpu
 from napari_wsigpu.formats.zarr_image import ZarrImage, bare_image, child, read_image, slide_file
 from napari_wsigpu.layout import AssociatedLayout, LabelLayout, Planes, SlideFile, SlideLayout
 from napari_wsigpu.limits import limits
-from napari_wsigpu.storage.zarr_array import brief, folder_of, open_array, read_node
+from napari_wsigpu.storage.zarr_array import DOCUMENTS, brief, folder_of, open_array, read_node
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,9 +34,9 @@ DEEPEST = 32
 COLLECTION = "bioformats2raw.layout"
 
 
-def probe(path: Path) -> bool:
+def probe(path: Path, head: bytes) -> bool:
     """Whether a path is the folder of a Zarr array or group, or a file of its metadata."""
-    return folder_of(path) is not None
+    return (not head or path.name in DOCUMENTS) and folder_of(path) is not None
 
 
 def parse(path: Path, at: Mapping[str, int] = tiff.MIDDLE) -> SlideLayout:

@@ -44,8 +44,8 @@ class PathModule(Protocol):
     of "z" and "t" to numbers; so does a `TiffModule`'s.
     """
 
-    def probe(self, path: Path) -> bool:
-        """Whether a path is one of them."""
+    def probe(self, path: Path, head: bytes) -> bool:
+        """Whether a path is one of them; a file begins with `head`, a folder has none."""
 
     def parse(self, path: Path) -> SlideLayout:
         """Describe the slide.

@@ -56,15 +56,11 @@ LARGEST_VSI = 256 << 20
 MOST_LEVELS, LARGEST_MACRO = 32, 1 << 24
 
 
-def probe(path: Path) -> bool:
+def probe(path: Path, head: bytes) -> bool:
     """Whether a path is a .vsi file whose tiles are in files of their own."""
-    if not path.is_file():
+    if not head.startswith(b"II*\0") or not head.startswith(MAGIC, FIRST):
         return False
     with path.open("rb") as file:
-        head = file.read(FIRST + len(MAGIC))
-        if not head.startswith(b"II*\0") or head[FIRST:] != MAGIC:
-            return False
-        file.seek(0)
         root = read_tags(file.read(LARGEST_VSI))
     return any(_is_external(image) for image in _images(root))
 

@@ -20,7 +20,7 @@ MOST_KINDS = 4
 
 def is_slide_folder(path: Path) -> bool:
     """Whether a folder is one slide by itself."""
-    return path.is_dir() and any(item.module.probe(path) for item in PATH_FORMATS)
+    return path.is_dir() and any(item.module.probe(path, b"") for item in PATH_FORMATS)
 
 
 def slides_in(folder: Path, is_slide: Callable[[str], bool]) -> list[str]:
