@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser("wsigpu", description="Whole-slide images.")
     parser.add_argument("--version", action="version", version=__version__)
-    commands = parser.add_subparsers(required=True, metavar="command")
+    commands = parser.add_subparsers(required=True)
     info = commands.add_parser("info", help="say what a slide is")
     info.add_argument("slide", nargs="+", help="path of a slide")
     info.add_argument("--json", action="store_true", help="all metadata, a line of JSON a slide")
