@@ -113,6 +113,24 @@ def test_points_come_into_a_layer_of_their_own(viewer, dock, layer):
 def test_tools_are_napari_s(viewer, dock, layer, tool):
     click(dock.tools[tool])
     assert viewer.layers.selection.active.mode == TOOLS[tool]
+    assert dock.status.text() == f"{dock.tools[tool].toolTip()}."
+
+
+def test_what_is_drawn_lies_over_slides_that_were_opened_later(viewer, dock, shapes, layer):
+    above = viewer.add_image(layer.data, multiscale=True, scale=layer.scale, units=layer.units)
+    shapes.visible = False
+    viewer.layers.selection.active = shapes
+    click(dock.tools["Outline"])
+    assert list(viewer.layers) == [layer, above, shapes]
+    assert shapes.visible
+
+
+def test_a_dock_that_is_shown_again_comes_before_the_others(viewer, dock, qtbot):
+    viewer.window.add_plugin_dock_widget("napari-wsigpu", "Navigator")
+    qtbot.waitUntil(lambda: dock.visibleRegion().isEmpty())
+    dock.parent().hide()
+    dock.parent().show()
+    qtbot.waitUntil(lambda: not dock.visibleRegion().isEmpty())
 
 
 def test_the_table_says_how_large_each_is(dock, shapes, layer):

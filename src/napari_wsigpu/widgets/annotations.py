@@ -58,13 +58,13 @@ NO_SLIDE = "Open a slide, or select its layer, to annotate it."
 NO_SHAPES = "Nothing is drawn yet: choose a tool, and draw on the slide."
 TOOLS = {
     "Rectangle": "add_rectangle",
-    "Polygon": "add_polygon_lasso",
+    "Outline": "add_polygon_lasso",
     "Line": "add_line",
     "Point": "add",
 }
 TIPS = {
     "Rectangle": "Draw rectangles on the slide",
-    "Polygon": "Draw around objects on the slide with the button held down",
+    "Outline": "Draw around objects on the slide with the button held down",
     "Line": "Draw lines on the slide",
     "Point": "Set points on the slide",
 }
@@ -321,8 +321,8 @@ class Annotations(SlideDock):
                     edge_color="red",
                     edge_width=EDGE * on_screen,
                 )
-        self.viewer.layers.selection.active = drawn
-        drawn.mode = TOOLS[tool]
+        self.draw_in(drawn, TOOLS[tool])
+        self._say(f"{TIPS[tool]}.")
 
     def _classify(self) -> None:
         if self._shapes is not None:

@@ -244,8 +244,7 @@ class RegionExport(SlideDock):
                 edge_color="lime",
                 edge_width=EDGE / (self.viewer.scene.camera.zoom * layer.scale[-1]),
             )
-        self.viewer.layers.selection.active = shapes
-        shapes.mode = "add_rectangle"
+        self.draw_in(shapes, "add_rectangle")
 
     def _pieces(self, slide: Slide) -> list[Piece]:
         """Return the shapes of which each shall be a file; none if it shall be one file."""

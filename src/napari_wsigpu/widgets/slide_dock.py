@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from qtpy.QtCore import QEvent, QObject, QSize
+from qtpy.QtCore import QEvent, QObject, QSize, QTimer
 from qtpy.QtWidgets import QDockWidget, QLabel, QMainWindow, QWidget
 
 from napari_wsigpu.viewer.dock import SHARE
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from napari import Viewer
+    from napari.layers import Layer
 
     from napari_wsigpu.slide import Slide
 
@@ -86,6 +87,16 @@ class SlideDock(QWidget):  # type: ignore[misc]
                 window.tabifyDockWidget(place, dock)
                 dock.raise_()
 
+    def draw_in(self, layer: Layer, mode: str) -> None:
+        """Let the user draw in a layer, over all slides: what is drawn below one is not seen."""
+        layers = self.viewer.layers
+        place = layers.index(layer)
+        if any(slide_of(above) is not None for above in layers[place + 1 :]):
+            layers.move(place, len(layers))
+        layer.visible = True
+        layers.selection.active = layer
+        layer.mode = mode
+
     def slides(self) -> list[Slide]:
         """Return the slides of the viewer's layers."""
         slides = (slide_of(layer) for layer in self.viewer.layers)
@@ -115,9 +126,13 @@ class SlideDock(QWidget):  # type: ignore[misc]
         self.empty.ensurePolished()
         super().showEvent(event)
         dock = self.parent()
-        if self.comes_beside and not self._placed and isinstance(dock, QDockWidget):
+        if not isinstance(dock, QDockWidget):
+            return
+        if self.comes_beside and not self._placed:
             self._placed = True
             self.share_a_place(dock)
+        elif not event.spontaneous():
+            QTimer.singleShot(0, dock.raise_)  # its tab comes back only after this event
 
     def _on_removed(self, event: Any) -> None:
         slide = slide_of(event.value)
