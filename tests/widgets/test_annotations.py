@@ -15,7 +15,7 @@ import napari_wsigpu
 from napari_wsigpu import Annotation, read_geojson, write_geojson
 from napari_wsigpu.viewer.annotations import annotation_layers
 from napari_wsigpu.viewer.sample import sample_path
-from napari_wsigpu.widgets.annotations import TOOLS
+from napari_wsigpu.widgets.annotations import TOOLS, Annotations
 from tests.widgets.conftest import click
 
 SQUARE = np.array([(500, 600), (900, 600), (900, 1000), (500, 1000)], float)
@@ -131,6 +131,17 @@ def test_a_dock_that_is_shown_again_comes_before_the_others(viewer, dock, qtbot)
     dock.parent().hide()
     dock.parent().show()
     qtbot.waitUntil(lambda: not dock.visibleRegion().isEmpty())
+
+
+def test_columns_are_wide_enough_when_the_dock_opens_later_than_shapes(viewer, shapes, qtbot):
+    later = Annotations(viewer)
+    place = viewer.window.add_dock_widget(later)
+    columns = range(later.model.columnCount())
+    table = later.table
+    qtbot.waitUntil(
+        lambda: all(table.columnWidth(each) >= table.sizeHintForColumn(each) for each in columns)
+    )
+    viewer.window.remove_dock_widget(place)
 
 
 def test_the_table_says_how_large_each_is(dock, shapes, layer):

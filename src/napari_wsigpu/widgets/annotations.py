@@ -176,6 +176,11 @@ class Annotations(SlideDock):
             self.labels.show_slide(slide)
         self._refresh()
 
+    def showEvent(self, event: Any) -> None:  # noqa: N802
+        """Look soon at how wide columns must be: only napari's style, which comes now, tells."""
+        super().showEvent(event)
+        self._soon()
+
     def let_go(self, slide: Slide) -> None:
         """Work on a slide that has left the viewer no more."""
         self._jobs.let_go(slide)
