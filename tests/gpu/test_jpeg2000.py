@@ -316,6 +316,26 @@ def test_extensions_are_refused_by_name(marker, reason, path):
     assert reason in form_of_stream(memoryview(text[:tile] + segment + text[tile:]))
 
 
+@pytest.mark.parametrize(
+    ("marker", "place", "value", "reason"),
+    [
+        (b"\xff\x51", 39, 4, "damaged"),
+        (b"\xff\x51", 43, 6, "different depths"),
+        (b"\xff\x51", 43, 0x87, "different depths"),
+        (b"\xff\x52", 4, 8, "another way"),
+        (b"\xff\x52", 8, 2, "another way"),
+        (b"\xff\x52", 13, 2, "another way"),
+    ],
+)
+def test_headers_that_the_cpu_refuses_are_refused(marker, place, value, reason, path):
+    """Too few components are listed, depths or signs differ; unknown packets, colours, wavelet."""
+    text = bytearray(stream_of(1, path))
+    text[text.index(marker) + place] = value
+    with pytest.raises((imagecodecs.Jpeg2kError, NotImplementedError)):
+        imagecodecs.jpeg2k_decode(bytes(text))
+    assert reason in form_of_stream(memoryview(bytes(text)))
+
+
 def test_any_main_header_is_a_form_or_refused(path):
     """Whatever the bytes, none raises or takes long."""
     stream, chance = stream_of(1, path, style=TERMINATE_ALL, components=1), random.Random(1)
@@ -489,16 +509,18 @@ def test_without_kernels_the_cpu_decodes_what_the_library_does_not(on, path):
 
 def test_what_the_kernels_refuse_is_decoded_by_others(on, path):
     good = stream_of(1, path, size=(48, 64))
+    components = good.index(b"\xff\x51") + 39
     streams = [
         good,
         good[:200],
         b"nothing",
+        good[:components] + b"\4" + good[components + 1 :],
         stream_of(2, path, size=(48, 64), style=1, region=(0, 3)),
     ]
     tiles = tiles_of(streams)
     scheduled = on.schedule(tiles)
-    assert sorted(scheduled.wait()) == [1, 2]
-    for index in (0, 3):
+    assert sorted(scheduled.wait()) == [1, 2, 3]
+    for index in (0, 4):
         np.testing.assert_array_equal(scheduled.pixels(index), by_cpu(tiles[index]))
     assert on.verifier.reason is None
 

@@ -79,7 +79,7 @@ class Form:
     def dtype(self) -> np.dtype[Any]:
         """Type of the pixels."""
         first = self.header.components[0]
-        size = 1 if max(one.bits for one in self.header.components) <= 8 else 2
+        size = 1 if first.bits <= 8 else 2
         return np.dtype(f"{'i' if first.signed else 'u'}{size}")
 
 

@@ -58,8 +58,8 @@ class Coding(NamedTuple):
         Width and height of code blocks, as powers of 2.
     style : int
         Of code blocks, as the standard numbers it.
-    reversible : bool
-        5/3 instead of 9/7.
+    wavelet : int
+        0 for 9/7, 1 for 5/3.
     precincts : tuple of (int, int)
         Width and height of the precincts of each resolution, as powers of 2.
     """
@@ -67,8 +67,13 @@ class Coding(NamedTuple):
     levels: int
     block: tuple[int, int]
     style: int
-    reversible: bool
+    wavelet: int
     precincts: tuple[tuple[int, int], ...]
+
+    @property
+    def reversible(self) -> bool:
+        """Whether its wavelet is 5/3."""
+        return self.wavelet == 1
 
 
 class Quanta(NamedTuple):
@@ -199,11 +204,13 @@ def _read(stream: bytes | memoryview) -> Header | str:
         return "it is too large"
     components = []
     for place in range(40, 40 + 3 * count, 3):
-        depth, x, y = sizes[place : place + 3]
+        depth, x, y = struct.unpack_from("3B", sizes, place)
         components.append(Component((depth & 127) + 1, depth > 127, x, y))
     if any(one.bits > MOST_BITS or not one.across or not one.down for one in components):
         return f"its samples have more than {MOST_BITS} bits"
     style, progression, layers, transform = struct.unpack_from(">BBHB", one[CODING], 4)
+    if style > 7 or transform > 1:
+        return "its packets or colours are coded another way"
     coding = [_coding(one[CODING], 9, bool(style & 1))] * count
     quanta = [_quanta(one[QUANTA], 4)] * count
     shifts = [0] * count
@@ -228,7 +235,7 @@ def _coding(text: bytes, at: int, own_precincts: bool) -> Coding:
     if own_precincts:
         sizes = text[at + 5 : at + 6 + levels]
         precincts = tuple((size & 15, size >> 4) for size in sizes)
-    return Coding(levels, (wide + 2, high + 2), style, wavelet == 1, precincts)
+    return Coding(levels, (wide + 2, high + 2), style, wavelet, precincts)
 
 
 def _quanta(text: bytes, at: int) -> Quanta:
@@ -248,8 +255,8 @@ def _refusal(header: Header) -> str | None:
         wide, high = coding.block
         if coding.levels > MOST_LEVELS or not (wide <= 10 and high <= 10 and wide + high <= 12):
             return "its code blocks or levels are beyond the standard"
-        if coding.style >= 64:
-            return "its code blocks are coded another way"
+        if coding.style >= 64 or coding.wavelet > 1:
+            return "its code blocks or wavelets are coded another way"
         if shift and coding.style & BYPASS:
             return "its region of interest has bits that are not coded, which decoders disagree on"
         if len(coding.precincts) != coding.levels + 1:
@@ -264,11 +271,14 @@ def _refusal(header: Header) -> str | None:
         most = max(exponent for exponent, _ in quanta.steps)
         if quanta.guard + most - 1 + shift > MOST_PLANES:
             return "its coefficients have too many bits"
+    depths = {one[:2] for one in header.components}
+    if len(depths) > 1:
+        return "its components are of different depths"
     spans = [(one.across, one.down) for one in header.components]
-    if set(spans) != {(1, 1)}:
-        depths = {one[:2] for one in header.components}
-        if spans not in SUBSAMPLED or depths != {(8, False)} or header.left or header.upper:
-            return "its components are of different sizes"
+    if set(spans) != {(1, 1)} and (
+        spans not in SUBSAMPLED or depths != {(8, False)} or header.left or header.upper
+    ):
+        return "its components are of different sizes"
     same = {(coding.levels, coding.reversible) for coding in first}
     extents = {(one.across, one.down) for one in header.components[:3]}
     if header.transform and (len(first) < 3 or len(same) > 1 or len(extents) > 1):
