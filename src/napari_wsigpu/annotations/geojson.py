@@ -97,8 +97,9 @@ def read_geojson(path: str | os.PathLike[str]) -> list[Annotation]:
     try:
         found = json.loads(text, object_hook=_with_arrays)
     except (ValueError, RecursionError) as error:
+        why = "it is no text" if isinstance(error, UnicodeDecodeError) else error
         raise AnnotationError(
-            f"'{name}' is no GeoJSON ({error}); choose a file that QuPath exported."
+            f"'{name}' is no GeoJSON ({why}); choose a file that QuPath exported."
         ) from error
     annotations: list[Annotation] = []
     for number, feature in enumerate(_features(found, name)):

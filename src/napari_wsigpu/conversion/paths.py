@@ -75,7 +75,8 @@ def check_path(path: Path, *, overwrite: bool) -> None:
     with refused(path):
         if os.path.lexists(path) and not overwrite:
             raise TargetExistsError(
-                f"'{path}' exists already; choose another name, or allow to overwrite it."
+                f"'{path}' exists already; choose another name, or allow to overwrite it "
+                "(overwrite=True, --overwrite)."
             )
         other = next(_others(path), None)
     if other is not None:
