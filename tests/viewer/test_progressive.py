@@ -533,7 +533,7 @@ def test_new_data_of_a_layer_are_followed(viewer, write_channels):
 def test_without_the_seam_exact_levels_are_shown_and_the_log_says_so(
     viewer, monkeypatch, caplog, part
 ):
-    monkeypatch.setattr(progressive, part, (*getattr(progressive, part), "_not_in_this_napari"))
+    monkeypatch.setattr(requests, part, (*getattr(requests, part), "_not_in_this_napari"))
     with caplog.at_level(logging.WARNING):
         [layer] = viewer.open(sample_path(), plugin=PLUGIN)
     assert "only once all tiles are decoded" in caplog.text

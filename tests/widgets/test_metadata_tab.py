@@ -222,9 +222,10 @@ def test_export_says_where_it_went_or_why_not(tab, answer, tmp_path, settled):
     assert "choose another folder" in failed
 
 
-def test_can_be_used_without_a_mouse(tab):
+def test_can_be_used_without_a_mouse(tab, display):
     tab.activateWindow()
     tab.search.setFocus()
+    display.waitUntil(lambda: QApplication.focusWidget() is tab.search)
     order = []
     for _ in range(6):
         order.append(QApplication.focusWidget() or tab.focusWidget())
