@@ -399,6 +399,18 @@ def test_streams_that_are_cut_are_refused(device, path):
     assert status[1:].all()
 
 
+def test_behind_the_last_packet_is_the_end(device, path):
+    whole = stream_of(1, path)
+    length = whole.index(b"\xff\x90") + 6
+    endless = whole[:length] + bytes(4) + whole[length + 4 :]
+    taken = [whole, whole + b"more", endless]
+    cut = [whole[:-2], whole[:-1], whole[:-2] + b"more", endless[:-2]]
+    status, _ = decoded(device, taken + cut)
+    readable = [openjpeg.decode(stream, path) is not None for stream in taken + cut]
+    assert readable == [True] * len(taken) + [False] * len(cut)
+    assert [wrong == 0 for wrong in status] == readable
+
+
 def test_streams_of_another_form_are_refused(device, path):
     others = [stream_of(1, path, lossy=True), stream_of(1, path, levels=4), b"", b"\xff\x4f" * 9]
     status, _ = decoded(device, [stream_of(1, path), *others])

@@ -124,7 +124,8 @@ struct Parts {
     __device__ int open() {
         if (stop - at < 12 || big_endian(at, 4) != 0xff90000a || big_endian(at + 4, 2)) return CUT;
         const unsigned length = big_endian(at + 6, 4);
-        end = stop;
+        // A part of no length goes on to the end's marker.
+        end = stop - 2;
         if (length) {
             if (length < 14 || length > stop - at) return CUT;
             end = at + length;
@@ -137,6 +138,11 @@ struct Parts {
             if (const int wrong = form.pass(at, end)) return wrong;
         }
         return CUT;
+    }
+    // Behind the part that was read last is the end, or one more part; return what is wrong.
+    __device__ int close() const {
+        const unsigned marker = stop - end < 2 ? 0 : big_endian(end, 2);
+        return marker == 0xffd9 || marker == 0xff90 ? FINE : CUT;
     }
 };
 
@@ -255,6 +261,7 @@ extern "C" __global__ void read_packets(const unsigned char *encoded,
         for (int i = 0; i < packet_count && !wrong; ++i)
             wrong = read_packet(packets[i], precincts[packets[i].precinct], bands, style, headers,
                                 parts, encoded);
+        if (!wrong) wrong = parts.close();
         status[tile] = wrong;
         if (wrong)
             for (int i = 0; i < block_count; ++i) mine[i] = BlockState{};
