@@ -316,6 +316,13 @@ def test_extensions_are_refused_by_name(marker, reason, path):
     assert reason in form_of_stream(memoryview(text[:tile] + segment + text[tile:]))
 
 
+@pytest.mark.parametrize("layers", [0x7FFF, 0xFFFF])
+def test_more_layers_than_are_counted_are_refused(layers, path):
+    text = bytearray(stream_of(1, path))
+    struct.pack_into(">H", text, text.index(b"\xff\x52") + 6, layers)
+    assert "more than 32766 layers" in form_of_stream(memoryview(bytes(text)))
+
+
 @pytest.mark.parametrize(
     ("marker", "place", "value", "reason"),
     [

@@ -20,6 +20,8 @@ REFUSED = {
     0xFF61: "packed packet headers",
 }
 MOST_COMPONENTS, MOST_BITS, MOST_PLANES, MOST_LEVELS = 4, 16, 30, 32
+# packets.cu notes the layer of each code block in 16 bits, and one value for none.
+MOST_LAYERS = 0x7FFE
 # A line has to fit the shared memory of a block of threads. Packet headers are read one after the
 # other, so that nvJPEG2000 is faster with large pictures.
 LONGEST_SIDE, MOST_PIXELS = 8192, 1 << 22
@@ -251,6 +253,8 @@ def _refusal(header: Header) -> str | None:
     first = header.coding[:3]
     if header.layers < 1 or header.progression > 4:
         return "its main header is damaged"
+    if header.layers > MOST_LAYERS:
+        return f"it has more than {MOST_LAYERS} layers"
     for coding, quanta, shift in zip(header.coding, header.quanta, header.shifts, strict=True):
         wide, high = coding.block
         if coding.levels > MOST_LEVELS or not (wide <= 10 and high <= 10 and wide + high <= 12):
