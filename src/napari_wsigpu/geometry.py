@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from typing import Self
 
     from numpy.typing import NDArray
 
@@ -17,6 +17,32 @@ if TYPE_CHECKING:
 
 # Rectangles that overlap in so many pairs, on average, are no picture of anything.
 MOST_PAIRS, FEW_PAIRS = 64, 1 << 13
+Value = TypeVar("Value")
+
+
+class computed_once(Generic[Value]):  # noqa: N801 (a decorator)
+    """A property that keeps its first value, as `functools.cached_property` does, without a lock.
+
+    That of Python 3.11 locks one for all instances: a process forked meanwhile would wait for ever.
+    """
+
+    def __init__(self, function: Callable[[Any], Value]) -> None:
+        self._function = function
+        self.__doc__ = function.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> Value: ...
+    def __get__(self, instance: object | None, owner: type) -> Self | Value:
+        if instance is None:
+            return self
+        value: Value = self._function(instance)
+        vars(instance)[self._name] = value
+        return value
 
 
 class Span(NamedTuple):
@@ -122,7 +148,7 @@ class Rects:
         """Tops, lefts, bottoms, rights."""
         return self.tops, self.lefts, self.bottoms, self.rights
 
-    @cached_property
+    @computed_once
     def _bins(self) -> tuple[int, int, int, Integers, Integers]:
         """Return side of the square bins, first column, their columns, and each one's entries."""
         sides = np.concatenate([self.bottoms - self.tops, self.rights - self.lefts])

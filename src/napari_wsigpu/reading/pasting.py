@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from napari_wsigpu.codecs.cpu import Parts
+from napari_wsigpu.geometry import computed_once
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,7 +80,7 @@ class Paste:
             pastes.width[begin],
         )
 
-    @cached_property
+    @computed_once
     def _rows(self) -> tuple[Integers, Integers, int] | None:
         """Address, bytes a row and bytes a pixel of each region; None if it has no such rows."""
         regions = self._regions

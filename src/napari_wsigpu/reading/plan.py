@@ -7,12 +7,11 @@ it out, on the host or a device, knows nothing of regions; who asks knows nothin
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from napari_wsigpu.geometry import Rect
+from napari_wsigpu.geometry import Rect, computed_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -74,17 +73,17 @@ class Regions:
     def __len__(self) -> int:
         return len(self.tops)
 
-    @cached_property
+    @computed_once
     def corners(self) -> list[tuple[int, int]]:
         """Top and left of each."""
         return list(zip(self.tops.tolist(), self.lefts.tolist(), strict=True))
 
-    @cached_property
+    @computed_once
     def shapes(self) -> list[tuple[int, int]]:
         """Height and width of each."""
         return list(zip(self.heights.tolist(), self.widths.tolist(), strict=True))
 
-    @cached_property
+    @computed_once
     def offsets(self) -> Integers:
         """Where each begins, and the last one ends, if the pixels of all lie one after another."""
         return np.concatenate([[0], np.cumsum(self.heights * self.widths)])
