@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from napari_wsigpu.errors import RegionError, TileError
-from napari_wsigpu.formats.describe import describe
+from napari_wsigpu.formats.describe import described
 from napari_wsigpu.readable import ReadableSlide
 from napari_wsigpu.reading.asked import batches_ahead, check_out, count_of, regions_of, size_of
 from napari_wsigpu.reading.batches import in_turn, read_ahead
+from napari_wsigpu.reading.cache import DEFAULT_BUDGET
 from napari_wsigpu.reading.grid import Grid
 from napari_wsigpu.reading.open_slides import pack
-from napari_wsigpu.reading.plan import Regions, Wish
+from napari_wsigpu.reading.plan import NO_TURN, Regions, Wish
+from napari_wsigpu.reading.uses import TileUses
 from napari_wsigpu.runtime import PackedSlide
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.layout import SlideLayout
     from napari_wsigpu.reading.plan import Keep
     from napari_wsigpu.reading.scaling import ScaledReader, Target
+    from napari_wsigpu.reading.uses import Wanted
     from napari_wsigpu.runtime import Runtime
 
 MOVED = {
@@ -55,8 +58,8 @@ def open_slide(
     ----------
     path : str or PathLike
         A slide of any vendor, a TIFF file, a file or the folder of a DICOM slide, or the folder of
-        an OME-Zarr image; what it is, is decided by its content. Or the URL of a file (https, s3,
-        gs, az).
+        an OME-Zarr image; what it is, is decided by its content. Or the URL of a TIFF, DICOM or
+        OME-Zarr slide (https, s3, gs, az).
     device : str
         What decodes tiles: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
     threads : int, optional
@@ -80,7 +83,8 @@ def open_slide(
     >>> with open_slide("slide.svs") as slide:  # doctest: +SKIP
     ...     pixels = slide.read_region((10_000, 8_000), (512, 512))
     """
-    return Slide(describe(path), device, threads, runtime=runtime)
+    with described(path) as (layout, source):
+        return Slide(layout, device, threads, runtime=runtime, source=source)
 
 
 class Slide(ReadableSlide):
@@ -114,6 +118,7 @@ class Slide(ReadableSlide):
         mpp: float | None = None,
         out: Any = None,
         color: Color = "stored",
+        wanted: Wanted | None = None,
         z: int | None = None,
         t: int | None = None,
     ) -> Any:
@@ -129,6 +134,10 @@ class Slide(ReadableSlide):
             As in `read_region`.
         out : ndarray or cupy.ndarray, optional
             Where to put the pixels: of their shape and type, C-contiguous, and on `device`.
+        wanted : Wanted, optional
+            By which tiles are kept for rectangles that are read later: what `after` of `tile_uses`
+            returns. Who shares that reads one after another. Without it they are kept if such
+            tiles have been wanted again lately.
 
         Returns
         -------
@@ -148,8 +157,65 @@ class Slide(ReadableSlide):
         if not len(regions):
             regions = regions_of([(0, 0)], size, plane.level_downsamples[target.level])
             return plane._read_batch(reader, regions, device, Wish(), [(0, 0)])[:0]
-        wish = Wish(keep="recurring", table=plane._profile.table(color))
+        wish = Wish(
+            keep="recurring" if wanted is None else "later",
+            table=plane._profile.table(color),
+            later=wanted,
+            past=len(regions),
+            # Who waits for a server would have others wait as well.
+            turn=NO_TURN if wanted is None or self.layout.remote else wanted.uses.turn,
+        )
         return plane._read_batch(reader, regions, device, wish, locations, out)
+
+    def tile_uses(
+        self,
+        locations: Sequence[tuple[int, int]],
+        size: tuple[int, int],
+        level: int = 0,
+        *,
+        mpp: float | None = None,
+        room: int = DEFAULT_BUDGET // 2,
+        z: int | None = None,
+        t: int | None = None,
+    ) -> TileUses | None:
+        """Look through rectangles that will be read batch by batch, without reading any.
+
+        Parameters
+        ----------
+        locations : sequence of tuple of int
+            (x, y) of each upper left corner in pixels of level 0, in their order.
+        size, level, mpp, z, t
+            As in `read_region`.
+        room : int
+            Bytes that stored tiles may take which are kept until they are wanted again.
+
+        Returns
+        -------
+        TileUses or None
+            Its ``after(n)`` is for `read_batch`, where rectangle ``n`` is the first of a batch.
+            None where tiles are not the level's own, as they lie on each other or are averaged, and
+            of no rectangles, or of millions.
+
+        Raises
+        ------
+        RegionError, LevelError, PlaneError
+            As in `read_region`.
+
+        Examples
+        --------
+        >>> uses = slide.tile_uses(locations, (256, 256))  # doctest: +SKIP
+        >>> for n in range(0, len(locations), 64):  # doctest: +SKIP
+        ...     batch = slide.read_batch(
+        ...         locations[n : n + 64], (256, 256), wanted=uses and uses.after(n)
+        ...     )
+        """
+        plane = self.plane(z, t)
+        _, target = plane._scaled(level, mpp)
+        image = plane._images[target.level]
+        if image.parts or image.computed or not len(locations):
+            return None
+        regions = regions_of(locations, size, plane.level_downsamples[target.level])
+        return TileUses.of(image, target.finer(regions), room)
 
     def read_regions(
         self,
@@ -324,8 +390,8 @@ class Slide(ReadableSlide):
             tops, lefts = grid.corners(batch[0], past)
             regions = Regions.alike(tops, lefts, height, width)
             locations = [(x, y) for x, y in plane._corners(tops, lefts, target.level).tolist()]
-            later = partial(grid.wanted_after, past, band)
-            wish = Wish(keep=keep, table=table, check=check, later=later)
+            later = partial(grid.wanted_after, band, batch[0])
+            wish = Wish(keep=keep, table=table, check=check, later=later, past=len(batch))
             return plane._read_batch(reader, regions, device, wish, locations), locations
 
         # Each band is read by one thread, so that a batch finds what the one before it kept.

@@ -8,7 +8,7 @@ from napari_wsigpu.storage.file import FileSource, check_unchanged
 from napari_wsigpu.storage.files import FilesSource
 from napari_wsigpu.storage.library import LibrarySource
 from napari_wsigpu.storage.remote import RemoteSource
-from napari_wsigpu.storage.zarr import ZarrServerSource, ZarrSource
+from napari_wsigpu.storage.remote_files import RemoteFilesSource
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,10 +20,14 @@ if TYPE_CHECKING:
 def source_of(layout: SlideLayout) -> ByteSource:
     """Return what reads the bytes of a slide."""
     if layout.levels[0].array is not None:
+        from napari_wsigpu.storage.zarr import ZarrServerSource, ZarrSource
+
         images = [*layout.levels, *(item.image for item in layout.associated)]
         if layout.remote is not None:
             return ZarrServerSource(layout.path, images, layout.remote.url)
         return ZarrSource(layout.path, images, layout.files)
+    if layout.remote is not None and layout.remote.parts:
+        return RemoteFilesSource.of(layout.remote, layout.files)
     if layout.remote is not None:
         return RemoteSource(layout.remote.url, layout.file_size, layout.remote.version)
     if layout.levels[0].library is not None:

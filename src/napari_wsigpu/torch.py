@@ -91,7 +91,11 @@ class PatchDataset(Dataset):  # type: ignore[misc]
         found = np.asarray(indices, np.int64)
         # An index from the end is one that it is for.
         found = np.where(found < 0, found + len(self.patches), found)
-        found = found[np.argsort(self.patches.slides[found], kind="stable")]
+        if ((found < 0) | (found >= len(self.patches))).any():
+            raise IndexError(
+                f"There are {len(self.patches)} patches, and none of those: {indices}."
+            )
+        found = self.patches.in_turn(found)
         if self._reader is None:
             self._reader = PatchReader(
                 self.patches, color=self._color, open_slides=self._open_slides, threads=_threads()

@@ -1,8 +1,8 @@
-"""Two slides of different sizes, written once."""
+"""Two slides of different sizes, and two of several planes, written once."""
 
 import pytest
 
-from tests import slides
+from tests import slides, stacks
 
 
 @pytest.fixture(scope="session")
@@ -12,3 +12,14 @@ def two_slides(tmp_path_factory):
     for path, size in zip(paths, ((300, 400), (250, 220)), strict=True):
         slides.write_aperio(path, slides.picture(*size))
     return [str(path) for path in paths]
+
+
+@pytest.fixture(scope="session")
+def two_stacks(tmp_path_factory):
+    """The paths and pixels (t, z, c, y, x) of two slides of several planes."""
+    folder = tmp_path_factory.mktemp("stacks")
+    pixels = [stacks.stack(0), stacks.stack(1)[:, :3]]
+    paths = [folder / "five.ome.tif", folder / "three.ome.tif"]
+    for path, each in zip(paths, pixels, strict=True):
+        stacks.write_ome(path, each)
+    return [str(path) for path in paths], pixels

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from napari_wsigpu import open_slide
+from napari_wsigpu import datasets, open_slide
 from napari_wsigpu.datasets import Order, PatchBatches, Patches
 from napari_wsigpu.datasets.batches import PatchReader
 from napari_wsigpu.errors import RegionError, SlideNotFoundError, TileError
+from napari_wsigpu.reading import uses
 from tests import slides
 
 
@@ -48,6 +49,52 @@ def test_pixels(patches, shuffle, device, request):
     assert sorted(seen) == list(range(len(patches)))
     assert (seen != sorted(seen)) == shuffle
     batches.close()
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_pixels_of_planes(two_stacks, shuffle):
+    paths, stacks = two_stacks
+    patches = Patches.grid(paths, 40, z="all", t="all")
+    batches = PatchBatches(patches, Order(9, shuffle))
+    seen = []
+    for pixels, indices in batches:
+        for picture, index in zip(pixels, indices.tolist(), strict=True):
+            (x, y), (z, t) = patches.locations[index], patches.planes[index]
+            expected = np.zeros_like(picture)
+            inside = stacks[patches.slides[index]][t, z, :, y : y + 40, x : x + 40]
+            expected[: inside.shape[1], : inside.shape[2]] = np.moveaxis(inside, 0, -1)
+            np.testing.assert_array_equal(picture, expected)
+        seen += indices.tolist()
+    assert sorted(seen) == list(range(len(patches)))
+    batches.close()
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_tiles_of_patches_to_come_are_kept(patches, shuffle, monkeypatch):
+    opened = []
+    monkeypatch.setattr(
+        datasets.batches,
+        "open_slide",
+        lambda *a, **b: opened.append(open_slide(*a, **b)) or opened[-1],
+    )
+    monkeypatch.setattr(datasets.batches, "READERS_ON_HOST", 1)
+    monkeypatch.setattr(datasets.batches, "threads_at_work", lambda: 2)
+    batches = PatchBatches(patches, Order(7, shuffle))
+    assert sum(len(indices) for _, indices in batches) == len(patches)
+    decoded = sum(slide.stats()["decoded"]["cpu"] for slide in opened)
+    grids = [slide.layout.levels[1].grid for slide in opened]
+    assert decoded == sum(grid.rows * grid.columns for grid in grids)
+    assert opened[0].runtime.tiles.used == 0
+    batches.close()
+
+
+@pytest.mark.parametrize(("name", "most"), [("run.STRETCH", 5), ("MOST_USES", 3)])
+def test_long_runs_are_read_as_well(patches, monkeypatch, name, most):
+    module = datasets.run if name.startswith("run") else uses
+    monkeypatch.setattr(module, name.rpartition(".")[2], most)
+    for pixels, indices in PatchBatches(patches, Order(7, shuffle=True)):
+        for picture, index in zip(pixels, indices.tolist(), strict=True):
+            np.testing.assert_array_equal(picture, pixels_of(patches, index))
 
 
 @pytest.mark.usefixtures("leaves_nothing")

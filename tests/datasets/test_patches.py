@@ -1,6 +1,7 @@
 """Which patches there are."""
 
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from napari_wsigpu import Annotation, open_slide, write_geojson
 from napari_wsigpu.annotations.masks import inside
 from napari_wsigpu.datasets import Patches
-from napari_wsigpu.errors import LevelError, RegionError, SlideNotFoundError
+from napari_wsigpu.errors import LevelError, PlaneError, RegionError, SlideNotFoundError
 from napari_wsigpu.geometry import Rect
 
 
@@ -24,6 +25,13 @@ def test_grids_are_those_of_tiles(two_slides, options):
             ]
         found = patches.locations[patches.slides == number]
         assert sorted(map(tuple, found.tolist())) == sorted(tiles)
+
+
+def test_areas_are_found_by_any_path_of_their_slide(two_slides):
+    nothing = np.zeros((3, 3), np.bool_)
+    assert len(Patches.grid(two_slides[:1], 50, inside={Path(two_slides[0]): nothing})) == 0
+    with pytest.raises(RegionError, match=r"other.svs', which is none of the slides"):
+        Patches.grid(two_slides, 50, inside={"other.svs": nothing})
 
 
 def test_listed_locations(two_slides):
@@ -74,3 +82,27 @@ def test_what_can_not_be(two_slides, tmp_path):
         Patches.grid(two_slides, 32, level=9)
     with pytest.raises(SlideNotFoundError):
         Patches.grid([tmp_path / "none.svs"], 32)
+
+
+def test_planes(two_stacks):
+    paths, pixels = two_stacks
+    one = Patches.grid(paths, 48)
+    assert (one.planes == -1).all()
+    found = Patches.grid(paths, 48, z="all", t=[1])
+    corners = {tuple(corner) for corner in one.locations.tolist()}
+    for number, stack in enumerate(pixels):
+        mine = found[found.slides == number]
+        assert {tuple(plane) for plane in mine.planes.tolist()} == {
+            (z, 1) for z in range(stack.shape[1])
+        }
+        for plane in np.unique(mine.planes, axis=0):
+            held = mine.locations[(mine.planes == plane).all(axis=1)]
+            assert sorted(map(tuple, held.tolist())) == sorted(corners)
+    listed = Patches.at({paths[0]: [(1, 2), (3, 4)]}, 8, z=(4, 0), t=1)
+    assert listed.planes.tolist() == [[4, 1], [4, 1], [0, 1], [0, 1]]
+    assert listed[1:3].locations.tolist() == [[3, 4], [1, 2]]
+    with pytest.raises(PlaneError, match=r"three\.ome\.tif' has no plane z = 4"):
+        Patches.grid(paths, 48, z=4)
+    for wrong in (-1, 1.5, [], "all"):
+        with pytest.raises(RegionError, match=r"z is .* whole numbers from 0 on"):
+            Patches.at({paths[0]: [(1, 2)]}, 8, z=wrong)

@@ -86,6 +86,8 @@ def test_streams_in_loaders(patches, workers, shuffle):
 def test_map_style(patches, workers):
     data = PatchDataset(patches)
     assert len(data) == len(patches)
+    with pytest.raises(IndexError):
+        data[-len(data) - 1]
     picture, index = data[-2]
     check(patches, picture[None], torch.tensor([index]))
     assert index == len(patches) - 2

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from napari_wsigpu.reading.average import area_average
+from napari_wsigpu.reading.average import area_average, resample_area
 from tests import slides
 
 FACTORS = st.integers(1, 5)
@@ -43,6 +43,20 @@ def test_floats_are_means(factor):
     found = area_average(pixels, factor, factor)
     assert found.dtype == np.float32
     np.testing.assert_array_equal(found, slides.average(pixels, factor))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "uint16", "int32", "float32"])
+@pytest.mark.parametrize("factor", [2, 4])
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_whole_blocks_of_pictures_are_means_too(dtype, factor, channels):
+    stored = slides.picture(9 * factor, 14 * factor, channels, dtype)
+    # One of them lies in rows with others between them.
+    for pixels in (np.stack([stored, stored[::-1]]), stored[None, :, : 10 * factor]):
+        size = tuple(length // factor for length in pixels.shape[1:3])
+        out = np.empty((len(pixels), *size, channels), dtype)
+        assert resample_area(pixels, size, (float(factor),) * 2, out=out) is out
+        for found, picture in zip(out, pixels, strict=True):
+            np.testing.assert_array_equal(found, slides.average(picture, factor))
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "int8", "int16", "int32"])

@@ -390,6 +390,7 @@ class TestManyRegions:
         slide.close()
         assert host_gpu.live == 0
 
+    @pytest.mark.usefixtures("scanner_colours")
     def test_in_colours_one_after_another(self, files, host_gpu):
         where = [(0, 0), (50, 60), (-20, 100)]
         options = {"batch_size": 3, "num_workers": 0, "color": "srgb"}
@@ -1284,6 +1285,7 @@ class TestInsertedLevels:
             assert decoded(slide)["cpu"] == 0
         assert pinned_places() == 0
 
+    @pytest.mark.usefixtures("scanner_colours")
     def test_in_srgb(self, tmp_path, host_gpu):
         path = self.write(tmp_path / "slide.tif")
         expected = self.expected(path)

@@ -14,7 +14,7 @@ from napari_wsigpu.geometry import Rect
 def path(tmp_path_factory):
     """A pyramid whose levels differ by eight, so that others lie between them."""
     rng = np.random.default_rng(5)
-    small = rng.integers(0, 255, (170, 90, 3), np.uint8)
+    small = rng.integers(0, 255, (110, 80, 3), np.uint8)
     pixels = small.repeat(30, axis=0).repeat(30, axis=1)
     path = tmp_path_factory.mktemp("on_device") / "slide.tif"
     options = {"tile": (256, 256), "photometric": "rgb", "compression": "jpeg"}
@@ -51,6 +51,14 @@ def all_of(image):
 
 def keys_of(picture):
     return [picture.tiles.key_of(picture.view.level, *tile) for tile in sorted(picture.missing)]
+
+
+def corner_of(slide, found):
+    """A picture of level 0 that was asked for its upper left corner: it, the view, and its keys."""
+    picture = picture_of(slide, found)
+    view = View(0, Rect.between(0, 1024, 0, 1024))
+    picture.compose(view)
+    return picture, view, keys_of(picture)
 
 
 def test_levels_are_drawn_as_the_cpu_reads_them(source, path):
@@ -118,6 +126,46 @@ def test_tiles_that_are_missing_are_shown_by_the_best_others(source):
             np.testing.assert_array_equal(drawn[place], exact[place])
         else:  # blurred, but of the same place
             assert np.abs(drawn[place].mean((0, 1)) - exact[place].mean((0, 1))).max() < 40
+
+
+def test_tiles_that_went_while_others_were_decoded_are_missing(source):
+    slide, found = source
+    picture, view, keys = corner_of(slide, found)
+    found.read_tiles(keys[:8])
+    asked = []
+
+    def fetch():
+        asked.append(keys_of(picture))
+        picture.land(found.read_tiles(asked[-1]))
+        if len(asked) == 1:
+            went = np.array([(key.row, key.column) for key in keys[:8]])
+            found.tiles.executor.drop_tiles(0, went)
+        return 0.0
+
+    pixels = np.asarray(picture.compose(view, fetch).pixels)
+    assert asked == [keys[8:], keys[:8]]
+    assert not picture.missing
+    np.testing.assert_array_equal(pixels, np.asarray(slide.level_array(0))[:1024, :1024])
+
+
+def test_tiles_that_go_again_and_again_stay_missing_and_wanted(source):
+    slide, found = source
+    picture, view, keys = corner_of(slide, found)
+    went = np.array([(key.row, key.column) for key in keys[:2]])
+    asked = []
+
+    def fetch():
+        asked.append(keys_of(picture))
+        if len(asked) < 3:
+            picture.land(found.read_tiles(asked[-1]))
+            found.tiles.executor.drop_tiles(0, went)
+        return 0.0
+
+    pixels = np.asarray(picture.compose(view, fetch).pixels)
+    assert asked == [keys, keys[:2], keys[:2]]
+    assert set(picture.missing) == {*map(tuple, went.tolist())}
+    exact = np.asarray(slide.level_array(0))[:1024, :1024]
+    np.testing.assert_array_equal(pixels[256:], exact[256:])
 
 
 def test_tiles_that_fail_show_the_background(path, host_gpu, tmp_path):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from napari_wsigpu.geometry import Rect, Span
@@ -260,7 +260,6 @@ def painted(mosaic, pixels_of):
 
 
 class TestMosaics:
-    @settings(max_examples=300)
     @given(images=mosaics(), regions=some_regions(whole=True))
     def test_regions_of_a_mosaic_are_those_of_the_painting(self, images, regions):
         pictures = {number: picture(image, number) for number, image in images.items() if number}

@@ -6,11 +6,14 @@ import os
 import threading
 import weakref
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from napari_wsigpu.codecs.cpu import threads_at_work
+from napari_wsigpu.datasets.patches import SHOWN
+from napari_wsigpu.datasets.run import Run
 from napari_wsigpu.errors import RegionError
 from napari_wsigpu.reading.batches import read_ahead
 from napari_wsigpu.reading.open_slides import OpenSlides, pack
@@ -99,8 +102,14 @@ class PatchReader:
         vars(self).update(state)
         self._start()
 
-    def read(self, indices: NDArray[np.int64], empty: Empty | None = None) -> Any:
-        """Read patches that are ordered by their slides.
+    def read(
+        self,
+        indices: NDArray[np.int64],
+        empty: Empty | None = None,
+        run: Run | None = None,
+        place: int = 0,
+    ) -> Any:
+        """Read patches that are ordered by their slides and planes.
 
         Parameters
         ----------
@@ -109,6 +118,10 @@ class PatchReader:
         empty : callable, optional
             Makes memory for a shape and type: an object, which is returned, and an array on the
             device in the same memory.
+        run : Run, optional
+            What is read before and after these.
+        place : int
+            Place of the first of them there.
 
         Returns
         -------
@@ -124,23 +137,28 @@ class PatchReader:
         if os.getpid() != self._process:  # forked: what others opened is not ours
             self._start()
         patches = self.patches
-        numbers = patches.slides[indices]
-        starts = np.flatnonzero(np.diff(numbers, prepend=-1)).tolist()
-        if len(starts) == 1 and empty is None:
-            return self._read(int(numbers[0]), indices, None)
-        owner, pixels = self._empty(int(numbers[0]), len(indices), empty)
-        for start, end in zip(starts, [*starts[1:], len(indices)], strict=True):
-            self._read(int(numbers[start]), indices[start:end], pixels[start:end])
-        return owner
+        numbers, planes = patches.slides[indices], patches.planes[indices]
+        changes = (np.diff(numbers) != 0) | (np.diff(planes, axis=0) != 0).any(axis=1)
+        starts = [0, *(np.flatnonzero(changes) + 1).tolist()]
+        owner, pixels = None, None
+        if len(starts) > 1 or empty is not None:
+            owner, pixels = self._empty(int(numbers[0]), len(indices), empty)
+        for start, end in pairwise([*starts, len(indices)]):
+            out = None if pixels is None else pixels[start:end]
+            found = self._read(indices[start:end], out, run, place + start)
+        return found if owner is None else owner
 
     def close(self) -> None:
         """Close all slides; the next read opens them again."""
         if os.getpid() == self._process:
             self._slides.close()
 
-    def _read(self, number: int, indices: NDArray[np.int64], out: Any) -> Any:
+    def _read(self, indices: NDArray[np.int64], out: Any, run: Run | None, place: int) -> Any:
+        """Read patches of one plane."""
         patches = self.patches
+        number = int(patches.slides[indices[0]])
         locations = [(x, y) for x, y in patches.locations[indices].tolist()]
+        z, t = (None if number == SHOWN else int(number) for number in patches.planes[indices[0]])
         with self._slides.use(self._packed(number)) as slide:
             assert isinstance(slide, Slide)
             self._check(slide)
@@ -152,6 +170,9 @@ class PatchReader:
                 mpp=patches.mpp,
                 out=out,
                 color=self._color,
+                wanted=None if run is None else run.wanted(slide, place),
+                z=z,
+                t=t,
             )
 
     def _empty(self, number: int, count: int, empty: Empty | None) -> tuple[Any, Any]:
@@ -239,6 +260,7 @@ class PatchBatches:
         self.epoch = 0
         self._taken = 0
         self._first = 0
+        self._checksum = -1, 0  # an epoch's number, and the sum that tells its order
         self._empty = empty
         most = 2 * order.slides_at_once if open_slides is None else open_slides
         self.reader = PatchReader(patches, device, color=color, open_slides=most, threads=threads)
@@ -252,10 +274,11 @@ class PatchBatches:
         self._taken, self._first = self._first, 0
         indices = self.order.indices(self.patches, self.epoch)
         numbers = self.order.batches(self.patches)[self._taken :]
-        batches = (self.order.batch(self.patches, indices, number) for number in numbers)
+        batches = [self.order.batch(self.patches, indices, number) for number in numbers]
+        places = range(0, len(batches) * self.order.batch_size, self.order.batch_size)
         ahead = read_ahead(
-            self._read,
-            batches,
+            partial(self._read, self._run(batches)),
+            zip(places, batches, strict=True),
             batch_size=None,
             num_workers=READERS_ON_DEVICE if self.reader.device != "cpu" else _host_readers(),
             prefetch_factor=AHEAD,
@@ -272,14 +295,18 @@ class PatchBatches:
 
     def state_dict(self) -> dict[str, int]:
         """Return how far the epoch is, of plain numbers: batches that were handed out are done."""
-        indices = self.order.indices(self.patches, self.epoch)
+        epoch, checksum = self._checksum
+        if epoch != self.epoch:
+            indices = self.order.indices(self.patches, self.epoch)
+            checksum = self.order.checksum(self.patches, indices)
+            self._checksum = self.epoch, checksum
         return {
             "epoch": self.epoch,
             "batches": self._taken,
             "batch_size": self.order.batch_size,
             "shard": self.order.shard,
             "shards": self.order.shards,
-            "checksum": self.order.checksum(self.patches, indices),
+            "checksum": checksum,
         }
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
@@ -305,10 +332,26 @@ class PatchBatches:
         """Close all slides; the next iterator opens them again."""
         self.reader.close()
 
-    def _read(self, items: Sequence[NDArray[np.int64]], check: Callable[[], None]) -> Batch:
+    def _run(self, batches: Sequence[NDArray[np.int64]]) -> Run | None:
+        """Return what tells which tiles are worth keeping.
+
+        None where more batches than two are read at the same time: each would find of the others
+        too little of what it wants.
+        """
+        if self.reader.device != "cpu" or _host_readers() > READERS_ON_HOST:
+            return None
+        at_once = self.order.slides_at_once if self.order.shuffle else 1
+        return Run(self.patches, batches, min(len(self.patches.paths), at_once))
+
+    def _read(
+        self,
+        run: Run | None,
+        items: Sequence[tuple[int, NDArray[np.int64]]],
+        check: Callable[[], None],
+    ) -> Batch:
         check()
-        (indices,) = items
-        return Batch(self.reader.read(indices, self._empty), indices)
+        ((place, indices),) = items
+        return Batch(self.reader.read(indices, self._empty, run, place), indices)
 
 
 def _host_readers() -> int:

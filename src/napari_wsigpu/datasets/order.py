@@ -83,14 +83,13 @@ class Order:
 
     def batch(self, patches: Patches, indices: NDArray[np.int64], number: int) -> NDArray[np.int64]:
         """Return the indices of a batch by its number, slide by slide."""
-        found = indices[number * self.batch_size : (number + 1) * self.batch_size]
-        return found[np.argsort(patches.slides[found], kind="stable")]
+        return patches.in_turn(indices[number * self.batch_size : (number + 1) * self.batch_size])
 
     def checksum(self, patches: Patches, indices: NDArray[np.int64]) -> int:
         """Return a number that tells this order of these patches from others."""
         sum_of = zlib.crc32(
             repr((len(patches.paths), patches.size, patches.level, patches.mpp)).encode()
         )
-        for column in (patches.slides, patches.locations, indices):
+        for column in (patches.slides, patches.locations, patches.planes, indices):
             sum_of = zlib.crc32(np.ascontiguousarray(column).data, sum_of)
         return sum_of

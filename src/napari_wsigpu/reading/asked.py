@@ -48,7 +48,7 @@ def regions_of(
     width, height = size_of(size)
     if len(locations) == 1:  # NumPy takes longer for one
         x, y = (_nearest(each / downsample) for each in _integers("location", locations[0]))
-        return Regions.of([Rect(y, x, height, width)])
+        return Regions.one(Rect(y, x, height, width))
     exact = np.clip(_places(locations) / downsample, -FARTHEST, FARTHEST)
     corners = np.floor(exact + 0.5).astype(np.int64)
     return Regions.alike(corners[:, 1], corners[:, 0], height, width)

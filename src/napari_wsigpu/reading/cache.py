@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import OrderedDict
 from itertools import count, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
-from weakref import WeakSet
 
 import numpy as np
 
@@ -52,18 +50,6 @@ class _Held(NamedTuple):
     buffer: int
 
 
-_caches: WeakSet[TileCache] = WeakSet()
-
-
-def _renew_caches() -> None:
-    for cache in list(_caches):
-        cache.renew()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_caches)
-
-
 class TileCache:
     """Least-recently-used tiles within a budget of bytes; safe under many threads.
 
@@ -84,15 +70,6 @@ class TileCache:
         # Size and tiles of each buffer, the least recently used first.
         self._buffers: OrderedDict[int, tuple[int, list[tuple[int, ...]]]] = OrderedDict()
         self._numbers = count()
-        _caches.add(self)
-
-    def renew(self) -> None:
-        """Begin anew in a forked process, if a thread that is not there holds the lock."""
-        if self._lock.locked():
-            self._lock = threading.Lock()
-            self._used = 0
-            self._tiles.clear()
-            self._buffers.clear()
 
     @property
     def budget(self) -> int:

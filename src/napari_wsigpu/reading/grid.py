@@ -90,16 +90,20 @@ class Grid:
         edges = [number * rows // count * len(self.lefts) for number in range(count + 1)]
         return [range(first, last) for first, last in pairwise(edges)]
 
-    def wanted_after(self, last: int, band: range, tiles: Integers) -> NDArray[np.bool_]:
-        """Return which tiles will be wanted when the regions before `last` of a band are read.
+    def wanted_after(
+        self, band: range, first: int, past: int, tiles: Integers
+    ) -> NDArray[np.bool_]:
+        """Return which tiles will be wanted when more regions of a band are read.
 
         Parameters
         ----------
-        last : int
-            Number of the first region of the band that is not read.
         band : range
             The regions that are read one after the other. Its first and last rows may share tiles
             with the bands beside it, of which nobody knows how far they are.
+        first : int
+            Number of the first region of the band that was not read before.
+        past : int
+            How many are read now.
         tiles : ndarray of int64, shape (tiles, 2)
             Row and column of each.
         """
@@ -109,7 +113,7 @@ class Grid:
         # The last region of the band that shows a tile.
         row = np.minimum(np.searchsorted(self.tops, bottom) - 1, rows.stop - 1)
         column = np.searchsorted(self.lefts, (tiles[:, 1] + 1) * grid.tile_width) - 1
-        wanted: NDArray[np.bool_] = row * len(self.lefts) + column >= last
+        wanted: NDArray[np.bool_] = row * len(self.lefts) + column >= first + past
         if rows.start:
             wanted |= top < self.tops[rows.start - 1] + self.size[0]
         if rows.stop < len(self.tops):

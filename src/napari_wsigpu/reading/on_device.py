@@ -142,13 +142,15 @@ class TilesOnDevice:
         overview: Drawn | None,
         source: Any,
         blank: Any,
-    ) -> Any:
+        *,
+        holes: bool,
+    ) -> tuple[Any, set[tuple[int, int, int]]]:
         """Draw tiles that are here in a new device array.
 
         Parameters
         ----------
         drawn : sequence of Drawn
-            What; tiles that are not here any more show the background.
+            What; tiles that are not here any more show what lies below, or the background.
         shape : tuple of int
             Height and width.
         channel : int or None
@@ -160,15 +162,21 @@ class TilesOnDevice:
         source : device array
             That level.
         blank : number or ndarray
-            The background in these colours; None if it is drawn nowhere.
+            The background in these colours.
+        holes : bool
+            Whether it is seen anywhere, even if all tiles are here.
 
         Returns
         -------
-        device array, shape (height, width, 4), or (height, width) for a channel
+        pixels : device array, shape (height, width, 4), or (height, width) for a channel
+            What is drawn.
+        gone : set of (int, int, int)
+            Level's number, row and column of each tile that is not here any more.
         """
         image, found = self.images[0], []
         work: list[tuple[NDArray[np.void], TileFormat, Any]] = []
         device = self.device
+        gone: set[tuple[int, int, int]] = set()
         try:
             with device.active():
                 colors = None if table is None else device.colors(table)
@@ -177,6 +185,7 @@ class TilesOnDevice:
             for number, tiles, parts in drawn:
                 unique, which = np.unique(tiles, axis=0, return_inverse=True)
                 reserved, here = self._tiles.find(self._slide, number, unique)
+                gone.update((number, row, column) for row, column in unique[~here].tolist())
                 if reserved is None:
                     continue
                 found.append(reserved)
@@ -193,7 +202,7 @@ class TilesOnDevice:
                 work.insert(0, (overview.parts, tile, None))
 
             def task(stream: Stream) -> None:
-                if blank is not None:
+                if holes or gone:
                     self._fill(pixels, blank, stream)
                 for parts, tile, used in work:
                     of_tile = channel if tile.channels > 1 or channel is None else 0
@@ -203,7 +212,7 @@ class TilesOnDevice:
         finally:
             for reserved in found:
                 self._tiles.unpin(reserved)
-        return pixels
+        return pixels, gone
 
     def send(self, pixels: NDArray[Any]) -> Any:
         """Copy host pixels to a new device array."""

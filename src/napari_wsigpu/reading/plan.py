@@ -6,8 +6,9 @@ it out, on the host or a device, knows nothing of regions; who asks knows nothin
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from napari_wsigpu.geometry import Rect, computed_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from contextlib import AbstractContextManager
 
     from numpy.typing import NDArray
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 Keep = Literal["all", "partly", "recurring", "later", "none"]
 
 NOTHING = np.zeros(0, np.int64)
+NO_TURN = nullcontext()
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +59,11 @@ class Regions:
         return cls(tops, lefts, heights, widths)
 
     @classmethod
+    def one(cls, rect: Rect) -> Regions:
+        """Take one rectangle."""
+        return cls(*np.array(rect, np.int64).reshape(4, 1))
+
+    @classmethod
     def alike(cls, tops: Integers, lefts: Integers, height: int, width: int) -> Regions:
         """Take rectangles of one size."""
         sizes = np.empty((2, len(tops)), np.int64)
@@ -66,7 +74,7 @@ class Regions:
     def slice(cls, rows: Span, columns: Span) -> Regions:
         """Take the one rectangle of rows and columns that may leave some out."""
         return replace(
-            cls.of([Rect(rows.start, columns.start, rows.length, columns.length)]),
+            cls.one(Rect(rows.start, columns.start, rows.length, columns.length)),
             step=(rows.step, columns.step),
         )
 
@@ -86,7 +94,9 @@ class Regions:
     @computed_once
     def offsets(self) -> Integers:
         """Where each begins, and the last one ends, if the pixels of all lie one after another."""
-        return np.concatenate([[0], np.cumsum(self.heights * self.widths)])
+        offsets = np.zeros(len(self) + 1, np.int64)
+        np.cumsum(self.heights * self.widths, out=offsets[1:])
+        return offsets
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -191,7 +201,12 @@ class Wish:
     check : callable
         Called between batches; may raise to end the work.
     later : callable or None
-        Tells which tiles, of shape (tiles, 2), other regions will want.
+        Tells which tiles, of shape (tiles, 2), will be wanted when so many of all regions that
+        are asked for are read.
+    past : int
+        How many are, once those of this plan are.
+    turn : context manager
+        Held while tiles are read on the host: who reads next finds what this one kept.
     """
 
     channel: int | None = None
@@ -199,12 +214,14 @@ class Wish:
     keep: Keep = "all"
     table: ColorTable | None = None
     check: Callable[[], None] = lambda: None
-    later: Callable[[NDArray[np.int64]], NDArray[np.bool_]] | None = None
+    later: Callable[[int, Integers], NDArray[np.bool_]] | None = None
+    past: int = 0
+    turn: AbstractContextManager[Any] = NO_TURN
 
     def kept(self, plan: ReadPlan, image: LevelLayout, tiles: Integers) -> NDArray[np.bool_]:
         """Return which of some tiles of a plan, by their indices, stay for others."""
         if self.keep == "later" and self.later is not None:
-            return self.later(plan.tiles[tiles])
+            return self.later(self.past, plan.tiles[tiles])
         if self.keep == "partly" and self.channel is None:
             return _partly_taken(plan, image)[tiles]
         return np.full(len(tiles), self.keep != "none", np.bool_)

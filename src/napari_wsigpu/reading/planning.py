@@ -195,43 +195,63 @@ def _plan_one(number: int, image: LevelLayout, regions: Regions) -> ReadPlan:
     (top, left), (height, width) = regions.corners[0], regions.shapes[0]
     down = _cut_one(top, height, image.height, grid.tile_height)
     across = _cut_one(left, width, image.width, grid.tile_width)
-    shape = down.shape[1], across.shape[1]
-    count = shape[0] * shape[1]
-    table = np.empty((8, *shape), np.int64)
-    table[0] = np.arange(count).reshape(shape)
+    rows, columns = len(down.tiles), len(across.tiles)
+    count = rows * columns
+    table = np.empty((8, rows, columns), np.int64)
     table[1] = 0
-    table[2::2] = down[1:, :, None]
-    table[3::2] = across[1:, None]
-    pastes = Pastes(*table.reshape(8, count))
-    tiles = np.empty((*shape, 2), np.int64)
-    tiles[..., 0], tiles[..., 1] = down[0, :, None], across[0]
-    stored = np.ones(count, np.bool_)
-    area = 0
-    if count:
-        (row, column), (last_row, last_column) = tiles[0, 0].tolist(), tiles[-1, -1].tolist()
-        counts = grid.byte_counts[:, row : last_row + 1, column : last_column + 1]
-        stored = (counts > 0).any(axis=0).ravel()
-        (end_y, height_y), (end_x, width_x) = down[1::2, -1].tolist(), across[1::2, -1].tolist()
-        area = (end_y + height_y - int(down[1, 0])) * (end_x + width_x - int(across[1, 0]))
-    covered = np.array([area == height * width])
-    return _without_blanks(number, image, regions, tiles.reshape(count, 2), stored, pastes, covered)
+    table[2::2] = down.places[..., None]
+    table[3::2] = across.places[:, None]
+    tile, *places = table.reshape(8, count)
+    tile[:] = np.arange(count)
+    tiles = np.empty((rows, columns, 2), np.int64)
+    tiles[..., 0], tiles[..., 1] = (
+        np.arange(down.tiles.start, down.tiles.stop)[:, None],
+        np.arange(across.tiles.start, across.tiles.stop),
+    )
+    counts = grid.byte_counts[
+        :, down.tiles.start : down.tiles.stop, across.tiles.start : across.tiles.stop
+    ]
+    stored = (counts[0] if len(counts) == 1 else counts.max(axis=0)).ravel() > 0
+    covered = np.array([down.covered * across.covered == height * width])
+    return _without_blanks(
+        number, image, regions, tiles.reshape(count, 2), stored, Pastes(tile, *places), covered
+    )
 
 
-def _cut_one(start: int, count: int, extent: int, size: int) -> Integers:
-    """Return (tile, position in the region, position in it, length) of each piece of one axis."""
+class _Row(NamedTuple):
+    """The tiles along one axis of one region.
+
+    Attributes
+    ----------
+    tiles : range
+        Their rows or columns.
+    places : ndarray of int64, shape (3, tiles)
+        Of each piece: position in the region, position in the tile, and length.
+    covered : int
+        How many of the region's positions lie in the image.
+    """
+
+    tiles: range
+    places: Integers
+    covered: int
+
+
+def _cut_one(start: int, count: int, extent: int, size: int) -> _Row:
     first, end = max(0, -start), min(count, extent - start)
     if first >= end:
-        return np.empty((4, 0), np.int64)
-    tiles = np.arange((start + first) // size, (start + end - 1) // size + 1)
-    table = np.empty((4, len(tiles)), np.int64)
-    table[0] = tiles
-    table[1] = tiles * size - start
-    table[2], table[3] = 0, size
-    before, beyond = first - int(table[1, 0]), int(table[1, -1]) + size - end
-    table[1, 0], table[2, 0] = first, before
-    table[3, 0] -= before
-    table[3, -1] -= beyond
-    return table
+        return _Row(range(0), np.empty((3, 0), np.int64), 0)
+    tiles = range((start + first) // size, (start + end - 1) // size + 1)
+    places = np.empty((3, len(tiles)), np.int64)
+    in_region, in_tile, length = places
+    begin = tiles.start * size - start
+    in_region[:] = np.arange(begin, end, size)
+    in_region[0] = first
+    in_tile[:] = 0
+    in_tile[0] = first - begin
+    length[:] = size
+    length[0] -= first - begin
+    length[-1] -= tiles.stop * size - start - end
+    return _Row(tiles, places, end - first)
 
 
 def _without_blanks(

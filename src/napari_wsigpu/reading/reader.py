@@ -147,16 +147,17 @@ class RegionReader:
         wish = self._meant(wish)
         _check_size(regions)
         plans = plan_regions(number, self._images, regions)
-        pixels = self.offload.read(number, plans, regions, wish)
         shape = len(regions), *regions.shapes[0], *self._samples(number, wish)
-        if pixels is None:
-            try:
-                dtype = self._images[number].dtype
-                pixels = self._memory.empty(shape, dtype) if out is None else out
-            except (MemoryError, ValueError):
-                raise _too_large(regions) from None
-            self._host.read(number, plans, pixels, wish)
-        self._let_go(plans, wish)
+        with wish.turn:
+            pixels = self.offload.read(number, plans, regions, wish)
+            if pixels is None:
+                try:
+                    dtype = self._images[number].dtype
+                    pixels = self._memory.empty(shape, dtype) if out is None else out
+                except (MemoryError, ValueError):
+                    raise _too_large(regions) from None
+                self._host.read(number, plans, pixels, wish)
+            self._let_go(plans, wish)
         return pixels if pixels is out else into(out, pixels.reshape(shape))
 
     def held(self, number: int, regions: Regions) -> NDArray[np.bool_]:
@@ -355,7 +356,7 @@ class RegionReader:
             return
         slide = self._slide if wish.table is None else ~self._slide
         for plan in plans:
-            done = plan.tiles[~wish.later(plan.tiles)]
+            done = plan.tiles[~wish.later(wish.past, plan.tiles)]
             self._tiles.drop(slide, plan.image, done)
             self.offload.drop_tiles(plan.image, done)
 
