@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from napari_wsigpu.layout import Channel, Planes, SlideLayout
+    from napari_wsigpu.layout import Planes, SlideLayout
 
 
 class Described:
@@ -59,11 +59,6 @@ class Described:
     def objective(self) -> float | None:
         """Magnification of the objective; None where the file doesn't say."""
         return self.layout.objective
-
-    @property
-    def channels(self) -> tuple[Channel, ...]:
-        """Name and colour of each channel; empty for an RGB slide."""
-        return self.layout.channels
 
     @property
     def planes(self) -> Planes:

@@ -317,7 +317,7 @@ class LibraryImage:
     image: int | str
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class LevelLayout:
     """One resolution of a slide, or one associated image.
 
@@ -519,10 +519,16 @@ class RemoteFile:
         Its URL with all that is needed to read it, which may be secret: for no one's eyes.
     version : str
         What the server calls this version of the file; empty if it does not say.
+    folder : str
+        The URL of the folder in which several files lie; as secret.
+    parts : tuple of (str, str)
+        Name and version of each of these, in the order of the slide's `files`; none of one file.
     """
 
     url: str = field(repr=False)
     version: str
+    folder: str = field(default="", repr=False)
+    parts: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -660,7 +666,14 @@ class SlideLayout:
     def without_words(self) -> SlideLayout:
         """Return what pixels need of it, but nothing of what can name a patient."""
         return replace(
-            self, metadata={}, scan_date=None, barcode=None, problems=(), labels=(), scanner=None
+            self,
+            metadata={},
+            scan_date=None,
+            barcode=None,
+            problems=(),
+            labels=(),
+            scanner=None,
+            channels=tuple(replace(channel, name="") for channel in self.channels),
         )
 
     def pyramid(self, largest_side: int) -> tuple[PyramidLevel, ...]:

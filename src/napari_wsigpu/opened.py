@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -15,8 +16,8 @@ from napari_wsigpu.codecs.color import EmbeddedProfile, wants_srgb
 from napari_wsigpu.described import Described
 from napari_wsigpu.display.source import DisplaySource
 from napari_wsigpu.errors import LevelError, RegionError, changed_error
-from napari_wsigpu.formats.describe import describe
-from napari_wsigpu.formats.tiff import is_rgb
+from napari_wsigpu.formats.describe import described
+from napari_wsigpu.formats.tiff import background, is_rgb
 from napari_wsigpu.open_planes import OpenPlanes
 from napari_wsigpu.reading.level import LevelArray
 from napari_wsigpu.reading.log import TileLog
@@ -92,7 +93,7 @@ class OpenedSlide(Described):
         self._keeps_whole = keeps_whole
         self._planes: OpenPlanes[OpenedSlide] = OpenPlanes(self._open_plane)
         # The planes of a slide share its threads.
-        decoder = self._decoder = choose_decoder(layout, threads) if decoder is None else decoder
+        decoder = self._decoder = choose_decoder(layout, threads, decoder)
         self._source = source_of(layout) if source is None else source
         self._pyramid = layout.pyramid(LARGEST_OVERVIEW)
         images = {level.number: level.layout for level in sorted(self._pyramid)}
@@ -110,7 +111,7 @@ class OpenedSlide(Described):
             partial(check_files, () if layout.remote or source else layout.files, layout.path),
         )
 
-        def reader(source: ByteSource) -> RegionReader:
+        def reader(source: ByteSource, layout: SlideLayout = layout) -> RegionReader:
             return RegionReader(
                 self._number,
                 layout,
@@ -127,12 +128,16 @@ class OpenedSlide(Described):
             )
 
         self._reader = reader(self._source)
-        self._of_memory = {
-            -1 - i: reader(MemorySource(item.data))
-            for i, item in enumerate(layout.associated)
-            if item.data is not None
-        }
         first = layout.levels[0]
+        # Of pictures whose bytes lie elsewhere, or whose samples can't show the slide's background.
+        self._others = {
+            -1 - i: reader(
+                self._source if item.data is None else MemorySource(item.data),
+                replace(layout, background=background(item.image)),
+            )
+            for i, item in enumerate(layout.associated)
+            if item.data is not None or item.image.dtype != first.dtype
+        }
         self._profile = self._profile_of("", first, layout.icc, rgb=layout.rgb)
         self.displayed = DisplaySource(
             self._number,
@@ -264,7 +269,7 @@ class OpenedSlide(Described):
 
     @device.setter
     def device(self, device: str) -> None:
-        for reader in (self._reader, *self._of_memory.values()):
+        for reader in (self._reader, *self._others.values()):
             reader.offload.device = device
         self._asked = device
         for plane in self._planes.all():
@@ -350,25 +355,25 @@ class OpenedSlide(Described):
     def _open_plane(self, which: tuple[int, int]) -> OpenedSlide:
         own = self.layout
         remote = own.remote
-        layout = describe(
-            own.path if remote is None else remote.url, dict(zip("zt", which, strict=True))
-        )
-        if layout.files != own.files or layout.remote != remote:
-            raise changed_error(self.path)
-        plane = type(self)(
-            layout,
-            self.device,
-            self._threads,
-            keeps_whole=self._keeps_whole,
-            runtime=self.runtime,
-            decoder=self._decoder,
-        )
+        path, at = own.path if remote is None else remote.url, dict(zip("zt", which, strict=True))
+        with described(path, at) as (layout, source):
+            if layout.files != own.files or layout.remote != remote:
+                raise changed_error(self.path)
+            plane = type(self)(
+                layout,
+                self.device,
+                self._threads,
+                keeps_whole=self._keeps_whole,
+                runtime=self.runtime,
+                decoder=self._decoder,
+                source=source,
+            )
         plane._display_color = self._display_color
         plane._log.on_failed_tile = self._log.on_failed_tile
         return plane
 
     def _release_readers(self) -> None:
-        for reader in (self._reader, *self._of_memory.values()):
+        for reader in (self._reader, *self._others.values()):
             reader.release()
         self._profile.release()
 
@@ -396,7 +401,7 @@ class OpenedSlide(Described):
             ) from None
 
     def _reader_of(self, index: int) -> RegionReader:
-        return self._of_memory.get(index, self._reader)
+        return self._others.get(index, self._reader)
 
     def _renew(self) -> None:
         """Take new locks, threads and handles in a process that was forked from the slide's own.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.codecs.color import Color
     from napari_wsigpu.geometry import Span
-    from napari_wsigpu.layout import SlideLayout
+    from napari_wsigpu.layout import Channel, SlideLayout
 
 
 class ReadableSlide(OpenedSlide):
@@ -51,6 +51,11 @@ class ReadableSlide(OpenedSlide):
             "icc_profile": layout.icc is not None,
             **copy.deepcopy(dict(layout.metadata)),
         }
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """Name and colour of each channel; empty for an RGB slide."""
+        return self._said().channels
 
     @property
     def icc_profile(self) -> bytes | None:
@@ -113,7 +118,7 @@ class ReadableSlide(OpenedSlide):
         if at == {"z": shown.z, "t": shown.t}:
             return self
         for axis, size in (("z", shown.size_z), ("t", shown.size_t)):
-            _check_plane(self.path, axis, at[axis], size)
+            check_plane(self.path, axis, at[axis], size)
         plane: Self = self._guarded(lambda: self._planes.get((at["z"], at["t"])))
         return plane
 
@@ -343,7 +348,8 @@ class ReadableSlide(OpenedSlide):
         return int(level)
 
 
-def _check_plane(path: str, axis: str, number: Any, size: int) -> None:
+def check_plane(path: str, axis: str, number: Any, size: int) -> None:
+    """Refuse a plane that is none of those along an axis."""
     if not isinstance(number, int | np.integer) or not 0 <= number < size:
         raise PlaneError(
             f"'{path}' has no plane {axis} = {number!r}; its planes along {axis} are 0 to "

@@ -31,11 +31,14 @@ __all__ = [
     "PLANARCONFIG",
     "PREDICTOR",
     "RESUNIT",
+    "TIFF_MAGIC",
     "WEBP",
     "ZSTD",
     "Tag",
 ]
 
+# What a file begins with: TIFF and BigTIFF, little- and big-endian.
+TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 # No codes of TIFF, but of ours for tiles in other files.
 BMP = 0x10001
 CZI_ZSTD = 0x10002

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from napari_wsigpu import SlideError, open_slide
-from napari_wsigpu.errors import CorruptSlideError
+from napari_wsigpu.errors import CorruptSlideError, UnsupportedSlideError
 from napari_wsigpu.formats.aperio import parse_description
 from napari_wsigpu.formats.describe import describe
 from tests import oracles, slides, tiffbytes
@@ -33,6 +33,51 @@ def test_levels_are_openslides(tmp_path, steps, thumbnail, reduced):
         assert set(slide.associated_images) == ({"thumbnail"} if thumbnail else set())
         for index, level in enumerate(slide.levels):
             np.testing.assert_array_equal(level[...], oracles.openslide_level(path, index))
+
+
+def test_a_plane_whose_compression_is_unknown_is_refused(tmp_path):
+    pixels, text = slides.picture(64, 96), slides.aperio_text(96, 64)
+    pages = [
+        tiffbytes.page(pixels, tiffbytes.deflate, compression=code, description=text)
+        for code in (8, 34892)
+    ]
+    with open_slide(tiffbytes.write(tmp_path / "slide.svs", pages)) as slide:
+        np.testing.assert_array_equal(slide.levels[0][...], pixels)
+        with pytest.raises(UnsupportedSlideError, match="not supported"):
+            slide.plane(z=1)
+
+
+def test_pages_of_other_samples_are_no_planes(tmp_path):
+    pixels, text = slides.picture(64, 96), slides.aperio_text(96, 64)
+    pages = [
+        tiffbytes.page(pixels.astype(dtype), tiffbytes.deflate, compression=8, description=text)
+        for dtype in ("uint8", "uint16")
+    ]
+    with open_slide(tiffbytes.write(tmp_path / "slide.svs", pages)) as slide:
+        np.testing.assert_array_equal(slide.levels[0][...], pixels)
+        assert (slide.planes.size_z, slide.layout.further_planes) == (1, 1)
+
+
+def test_a_label_of_fewer_bits_than_the_slide(tmp_path):
+    """White of 16 bits, which the slide's background is, can't be said in 8."""
+    text = slides.aperio_text(96, 64)
+    pixels, label = slides.picture(64, 96, 3, "uint16"), slides.picture(40, 30)
+    pages = [
+        tiffbytes.page(pixels, tiffbytes.deflate, compression=8, description=text),
+        tiffbytes.page(
+            label,
+            tiffbytes.deflate,
+            compression=8,
+            planar=True,
+            tile=None,
+            subfile_type=1,
+            description="Aperio Image Library v11.2.1\r\nlabel 30x40",
+        ),
+    ]
+    path = tiffbytes.write(tmp_path / "slide.svs", pages)
+    with open_slide(path) as slide:
+        np.testing.assert_array_equal(slide.levels[0][...], pixels)
+        np.testing.assert_array_equal(slide.associated_images["label"].read(), label)
 
 
 @pytest.mark.parametrize(

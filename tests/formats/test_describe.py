@@ -34,6 +34,19 @@ def test_a_copy_without_its_list_of_images_is_cut_off(tmp_path):
         describe(path)
 
 
+def test_a_copy_that_ends_before_an_image_says_so(tmp_path):
+    path = tmp_path / "cut.tif"
+    with tifffile.TiffWriter(path) as file:
+        for side in (128, 64):
+            file.write(np.zeros((side, side), np.uint8), tile=(64, 64), subfiletype=int(side < 128))
+    with tifffile.TiffFile(path) as file:
+        second = file.pages[1].offset
+    assert describe(path).problems == ()
+    os.truncate(path, second)
+    [said] = describe(path).problems
+    assert said.startswith("The file is cut off: its list of images leads beyond its end")
+
+
 def test_problems_name_files_without_their_folder(tmp_path):
     folder = tmp_path / "home" / "jdoe"
     folder.mkdir(parents=True)
@@ -143,3 +156,12 @@ def test_names_of_other_files_in_ome_xml_are_not_told(tmp_path, capsys, kind, op
     printed = capsys.readouterr()
     assert "The OME-XML" in printed.out
     assert "JANE" not in printed.out + printed.err
+
+
+def test_a_damaged_description_is_not_quoted(tmp_path):
+    said = '{"shape": [0x1F, 96, 46, 3], "name": "Jane Doe"}'
+    path = tmp_path / "a.tif"
+    tifffile.imwrite(path, np.zeros((96, 46, 3), np.uint8), metadata=None, description=said)
+    with pytest.raises(CorruptSlideError, match="invalid image description") as error:
+        describe(path)
+    assert "Jane" not in str(error.value)

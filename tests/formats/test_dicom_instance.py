@@ -578,3 +578,19 @@ class TestHostile:
 
 def whole_rows(slide, height):
     return slide.read_region((0, 0), (slide.dimensions[0], height))
+
+
+@pytest.mark.parametrize("lost", [2, 100, 0.5])
+@pytest.mark.parametrize("fill", [b"", b"\0\0"])
+def test_a_jpeg_ls_frame_that_ends_early_is_refused(tmp_path, monkeypatch, lost, fill):
+    """CharLS looks for the rest of some for ever."""
+    syntax, photometric, encode = dicomslides.KINDS["jpeg-ls"]
+
+    def cut(tile):
+        data = encode(tile)
+        return data[: -lost if isinstance(lost, int) else -int(lost * len(data))] + fill
+
+    monkeypatch.setitem(dicomslides.KINDS, "jpeg-ls", (syntax, photometric, cut))
+    dicomslides.save(tmp_path / "a.dcm", dicomslides.instance(slides.picture(64, 64), "jpeg-ls"))
+    with open_slide(tmp_path) as slide, pytest.raises(TileError, match="end early"):
+        slide.levels[0][...]

@@ -190,12 +190,19 @@ KEYS = (
 )  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def numbered(tmp_path_factory):
+    """Return the path of a slide, and the sound text of the file whose numbers are damaged."""
+    path = tmp_path_factory.mktemp("numbered") / "slide.mrxs"
+    mirax.write(path, Mirax(levels=2))
+    return path, (path.with_suffix("") / "Slidedat.ini").read_text("utf-8-sig")
+
+
 @pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("value", NUMBERS)
-def test_damaged_numbers(path, key, value):
-    mirax.write(path, Mirax(levels=2, associated=key.startswith("NONHIER")))
+def test_damaged_numbers(numbered, key, value):
+    path, text = numbered
     ini = path.with_suffix("") / "Slidedat.ini"
-    text = ini.read_text("utf-8-sig")
     ini.write_text(re.sub(rf"(?m)^{key} = .*$", f"{key} = {value}", text), "utf-8")
     with suppress(SlideError), open_slide(path, "cpu") as slide, suppress(TileError):
         slide.read_region((0, 0), (100, 100))

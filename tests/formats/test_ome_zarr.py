@@ -541,6 +541,15 @@ class TestFolders:
         with pytest.raises(CorruptSlideError, match=r"zarr\.json' "):
             describe(tmp_path / "a.zarr")
 
+    def test_damaged_metadata_are_not_quoted(self, tmp_path):
+        write_image(tmp_path / "a.zarr", [moved(64, 64)])
+        document = next((tmp_path / "a.zarr").glob("*/zarr.json"))
+        found = json.loads(document.read_text())
+        document.write_text(json.dumps({**found, "data_type": "Jane Doe"}))
+        with pytest.raises(CorruptSlideError, match="are damaged; get") as error:
+            describe(tmp_path / "a.zarr")
+        assert "Jane" not in str(error.value)
+
     @pytest.mark.parametrize("text", ['{"zarr_format": 7}', "{}"])
     def test_other_files_of_that_name(self, tmp_path, text):
         (tmp_path / "zarr.json").write_text(text)

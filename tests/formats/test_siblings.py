@@ -1,5 +1,8 @@
 """Images whose pages lie in several files are those that tifffile reads, from any of these."""
 
+import os
+import time
+
 import numpy as np
 import pytest
 import tifffile
@@ -7,15 +10,21 @@ import tifffile
 from napari_wsigpu import open_slide
 from napari_wsigpu.errors import (
     SlideChangedError,
+    SlideError,
     SlideNotFoundError,
     TileError,
     UnsupportedSlideError,
 )
-from tests import micromanager
+from napari_wsigpu.limits import limits
+from tests import micromanager, stacks
 from tests.rangeserver import RangeServer
 
 CHANNELS = np.random.default_rng(1).integers(0, 60000, (3, 70, 90), np.uint16)
-WRITERS = {"mmstack": micromanager.write_stack, "ndtiff": micromanager.write_ndtiff}
+WRITERS = {
+    "mmstack": micromanager.write_stack,
+    "ndtiff": micromanager.write_ndtiff,
+    "ome": lambda folder, channels: stacks.write_ome_files(folder, channels[None, None]),
+}
 
 
 @pytest.fixture(params=WRITERS)
@@ -87,3 +96,201 @@ def test_a_file_alone_shows_its_own_planes_and_says_so(tmp_path, remote):
             np.testing.assert_array_equal(slide.levels[0][..., 0], CHANNELS[1])
             [problem] = slide.layout.problems
             assert problem.startswith("The stack has 3 planes, but its files here hold 1;")
+
+
+def test_planes_of_ome_in_several_files(tmp_path):
+    pixels = stacks.stack()
+    for path in stacks.write_ome_files(tmp_path, pixels):
+        with open_slide(path) as slide:
+            assert (slide.planes.size_t, slide.planes.size_z) == (2, 5)
+            assert [channel.name for channel in slide.channels] == ["stain 0", "stain 1"]
+            assert slide.mpp == (0.5, 0.5)
+            assert slide.layout.problems == ()
+            for t, z in ((0, 2), (1, 2), (1, 4)):
+                plane = np.moveaxis(pixels[t, z], 0, -1)
+                np.testing.assert_array_equal(slide.plane(z, t).levels[0][...], plane)
+                np.testing.assert_array_equal(slide.plane(z, t).levels[1][...], plane[::2, ::2])
+
+
+COMPANION = "set.companion.ome"
+
+
+@pytest.fixture(scope="module")
+def companions(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("set")
+    return folder, stacks.write_ome_files(folder, stacks.stack(), COMPANION)
+
+
+def test_what_a_companion_says_is_that_of_each_file_and_of_itself(companions):
+    folder, paths = companions
+    xml = (folder / COMPANION).read_text("utf-8")
+    with tifffile.TiffFile(paths[0], omexml=xml) as file:
+        [series] = file.series
+        expected = series.asarray()
+        assert (series.axes, series.shape) == ("TCZYX", expected.shape)
+    for path in (*paths, folder / COMPANION):
+        with open_slide(path) as slide:
+            assert slide.layout.problems == ()
+            assert slide.path == str(path)
+            assert (slide.planes.size_t, slide.planes.size_z) == (2, 5)
+            assert [channel.name for channel in slide.channels] == ["stain 0", "stain 1"]
+            assert slide.mpp == (0.5, 0.5)
+            assert {item.path for item in slide.layout.files} == set(map(str, paths))
+            for t, z in ((0, 2), (1, 0), (1, 4)):
+                plane = np.moveaxis(expected[t, :, z], 0, -1)
+                np.testing.assert_array_equal(slide.plane(z, t).levels[0][...], plane)
+                np.testing.assert_array_equal(slide.plane(z, t).levels[1][...], plane[::2, ::2])
+
+
+def test_a_companion_may_be_an_ome_tiff(tmp_path):
+    paths = stacks.write_ome_files(tmp_path, CHANNELS[None, None], COMPANION)
+    xml = (tmp_path / COMPANION).read_text("utf-8")
+    master = np.zeros((8, 8), np.uint8)
+    tifffile.imwrite(tmp_path / "m.tif", master, description=xml, metadata=None)
+    (tmp_path / "m.tif").replace(tmp_path / COMPANION)
+    with open_slide(paths[1]) as slide:
+        assert [channel.name for channel in slide.channels] == ["stain 0", "stain 1", "stain 2"]
+        np.testing.assert_array_equal(np.moveaxis(slide.levels[0][...], 2, 0), CHANNELS)
+
+
+def gone(companion):
+    companion.unlink()
+
+
+def broken(companion):
+    companion.write_text("<OME><Image")
+
+
+def of_entities(companion):
+    companion.write_text('<!DOCTYPE x [<!ENTITY a "aa">]><OME>&a;</OME>')
+
+
+def of_others(companion):
+    text = companion.read_text().replace("t0c0.ome.tif", "other.ome.tif")
+    companion.write_text(text.replace("000000000000<", "000000000009<"))
+
+
+def binary_only(companion):
+    text = companion.read_text()
+    companion.write_text(
+        text.replace("<Image", f'<BinaryOnly MetadataFile="{companion.name}"/><Image')
+    )
+
+
+def of_no_file(companion):
+    text = companion.read_text()
+    companion.write_text(text.replace("</Pixels>", '<TiffData IFD="0"/></Pixels>'))
+
+
+def pipe(companion):
+    if not hasattr(os, "mkfifo"):
+        pytest.skip("this system has no named pipes")
+    companion.unlink()
+    os.mkfifo(companion)
+
+
+@pytest.mark.parametrize(
+    "change", [gone, broken, of_entities, of_others, binary_only, of_no_file, "long", pipe]
+)
+def test_a_companion_that_is_no_guide_is_said(tmp_path, monkeypatch, change):
+    paths = stacks.write_ome_files(tmp_path, CHANNELS[None, None], COMPANION)
+    if change == "long":
+        monkeypatch.setattr(limits, "header_bytes", 16 * 400)
+    else:
+        change(tmp_path / COMPANION)
+    with open_slide(paths[0]) as slide:
+        np.testing.assert_array_equal(slide.levels[0][..., 0], CHANNELS[0])
+        [problem] = slide.layout.problems
+        assert problem.startswith("The OME-XML lies in another file, which is not read as it")
+        assert COMPANION not in problem
+
+
+def test_a_companion_is_looked_for_in_the_same_folder_alone(tmp_path):
+    [path, *_] = stacks.write_ome_files(tmp_path, CHANNELS[None, None], COMPANION)
+    for name in (str(tmp_path / COMPANION), f"../{tmp_path.name}/{COMPANION}"):
+        xml = f'<OME xmlns="{stacks.OME}"><BinaryOnly MetadataFile="{name}"/></OME>'
+        tifffile.imwrite(path, CHANNELS[0], description=xml, metadata=None)
+        with open_slide(path) as slide:
+            [problem] = slide.layout.problems
+            assert problem.startswith("The OME-XML lies in another file")
+
+
+@pytest.mark.parametrize("change", [broken, of_entities, binary_only, of_no_file, "long", "alone"])
+def test_a_companion_without_a_file_that_it_describes_is_refused(tmp_path, monkeypatch, change):
+    paths = stacks.write_ome_files(tmp_path, CHANNELS[None, None], COMPANION)
+    if change == "long":
+        monkeypatch.setattr(limits, "header_bytes", 16 * 400)
+    elif change == "alone":
+        for path in paths:
+            path.unlink()
+    else:
+        change(tmp_path / COMPANION)
+    with pytest.raises(SlideError, match=COMPANION):
+        open_slide(tmp_path / COMPANION)
+
+
+def test_a_companion_that_names_a_file_thousands_of_times_is_soon_refused(tmp_path):
+    [path, *_] = stacks.write_ome_files(tmp_path, CHANNELS[None, None], COMPANION)
+    plane = f'<TiffData><UUID FileName="{path.name}">urn:uuid:1</UUID></TiffData>'
+    pixels = f'<Pixels SizeX="9" SizeY="9">{plane * 4000}</Pixels>'
+    xml = f'<OME xmlns="{stacks.OME}"><BinaryOnly/><Image>{pixels}</Image></OME>'
+    (tmp_path / COMPANION).write_text(xml)
+    begin = time.process_time()
+    with pytest.raises(SlideError, match="none of which lies beside it"):
+        open_slide(tmp_path / COMPANION)
+    assert time.process_time() - begin < 2
+
+
+def test_each_file_of_several_ome_images_shows_its_own(tmp_path):
+    names = ["one.ome.tif", "two.ome.tif"]
+    uuids = [f"urn:uuid:00000000-0000-0000-0000-00000000000{number}" for number in (1, 2)]
+    images = "".join(
+        f'<Image ID="Image:{number}" Name="position {number}"><Pixels ID="Pixels:{number}" '
+        'DimensionOrder="XYZCT" Type="uint16" SizeX="90" SizeY="70" SizeZ="1" SizeC="1" SizeT="1" '
+        f'PhysicalSizeX="{number + 1}" PhysicalSizeY="{number + 1}">'
+        f'<Channel/><TiffData IFD="0" PlaneCount="1"><UUID FileName="{name}">{uuid}</UUID>'
+        "</TiffData></Pixels></Image>"
+        for number, (name, uuid) in enumerate(zip(names, uuids, strict=True))
+    )
+    for number, (name, uuid) in enumerate(zip(names, uuids, strict=True)):
+        xml = f'<OME xmlns="{stacks.OME}" UUID="{uuid}">{images}</OME>'
+        pixels = CHANNELS[number]
+        tifffile.imwrite(tmp_path / name, pixels, description=xml, metadata=None)
+    for number, name in enumerate(names):
+        with open_slide(tmp_path / name) as slide:
+            np.testing.assert_array_equal(slide.levels[0][..., 0], CHANNELS[number])
+            assert slide.mpp == (number + 1, number + 1)
+
+
+def away(paths):
+    paths[1].unlink()
+
+
+def damaged(paths):
+    paths[1].write_bytes(b"II*\0" + bytes(100))
+
+
+def elsewhere(paths):
+    (paths[0].parent / "b").mkdir()
+    paths[1].rename(paths[0].parent / "b" / "t0c1.ome.tif")
+    content = paths[0].read_bytes()
+    paths[0].write_bytes(content.replace(b'"t0c1.ome.tif"', b'"b/t0c1.ome.t"'))
+
+
+@pytest.mark.parametrize("change", [away, damaged, elsewhere])
+def test_ome_files_that_are_not_beside_it_are_said(tmp_path, change):
+    paths = stacks.write_ome_files(tmp_path, CHANNELS[None, None])
+    change(paths)
+    with open_slide(paths[0]) as slide:
+        np.testing.assert_array_equal(slide.levels[0][..., 0], CHANNELS[0])
+        [problem] = slide.layout.problems
+        assert "planes lie in 2 other file(s), which are not shown; have all of them" in problem
+
+
+def test_planes_that_may_be_no_channels_are_said(tmp_path):
+    paths = stacks.write_ome_files(tmp_path, stacks.stack()[:, :2])
+    paths[1].unlink()
+    with open_slide(paths[0]) as slide:
+        assert [channel.name for channel in slide.channels] == ["channel 0", "channel 1"]
+        assert slide.mpp == (0.5, 0.5)
+        assert slide.layout.problems[1].endswith("as channels in its order, which may be planes.")

@@ -1,7 +1,10 @@
+import struct
+
 import numpy as np
 import pytest
 
 from napari_wsigpu import SlideError, open_slide
+from napari_wsigpu.errors import CorruptSlideError
 from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.formats.fields import iso_date
 from tests import oracles, slides, ventana
@@ -59,6 +62,59 @@ def test_one_area(path, tiles, overlap):
     else:
         ventana.write(path, stored(*tiles), ventana.stitching([area]))
         assert equals_openslide(path) == 3
+
+
+class TestFocalPlanes:
+    """The sharp one comes first in the file, then those on one side, then those on the other."""
+
+    SCAN = ventana.scan_xml(f'{ventana.SCAN} Z-layers="{{}}" Z-spacing="1.5"')
+
+    @staticmethod
+    def write(path, count, model=""):
+        shown = [[level + np.uint8(40 * layer) for level in stored(5, 4)] for layer in range(count)]
+        xml = ventana.stitching([Area((5, 4), overlap=(8, 4))])
+        scan = TestFocalPlanes.SCAN.format(count).replace("<iScan ", f"<iScan {model}")
+        ventana.write(path, shown[0], xml, scan=scan, layers=shown[1:])
+        return shown, xml
+
+    @pytest.mark.parametrize("model", ["", 'ScannerModel="VENTANA DP 200" '])
+    @pytest.mark.parametrize(
+        ("count", "order"), [(3, [1, 0, 2]), (5, [2, 1, 0, 3, 4]), (2, [0, 1])]
+    )
+    def test_each_is_as_in_a_file_of_its_own(self, path, tmp_path, model, count, order):
+        shown, xml = self.write(path, count, model)
+        with open_slide(path) as slide:
+            assert slide.layout.problems == ()
+            planes = slide.planes
+            assert (planes.size_z, planes.z, planes.z_spacing) == (count, order.index(0), 1.5)
+            assert slide.layout.hidden_planes == count - 1
+            np.testing.assert_array_equal(slide.levels[0][...], openslide_level(path, 0))
+            for z, layer in enumerate(order):
+                scan = self.SCAN.format(1).replace("<iScan ", f"<iScan {model}")
+                alone = ventana.write(tmp_path / "alone.bif", shown[layer], xml, scan=scan)
+                with open_slide(alone) as other:
+                    plane = slide.plane(z)
+                    assert plane.level_dimensions == other.level_dimensions
+                    for level, expected in zip(plane.levels, other.levels, strict=True):
+                        np.testing.assert_array_equal(level[...], expected[...])
+
+    def test_a_level_without_them_is_left_out(self, path):
+        self.write(path, 3)
+        content = bytearray(path.read_bytes())
+        place = content.rindex(struct.pack("<HHII", 32997, 4, 1, 3))
+        content[place : place + 12] = struct.pack("<HHII", 32997, 4, 1, 1)
+        path.write_bytes(content)
+        with open_slide(path) as slide:
+            assert slide.level_count == 2
+            assert slide.layout.problems == ("1 level(s) with other focal planes are left out.",)
+
+    @pytest.mark.parametrize("depth", [0, 4, 1 << 30])
+    def test_more_than_the_file_has_tiles_for(self, path, depth):
+        self.write(path, 3)
+        tag = struct.pack("<HHII", 32997, 4, 1, 3)
+        path.write_bytes(path.read_bytes().replace(tag, struct.pack("<HHII", 32997, 4, 1, depth)))
+        with pytest.raises(CorruptSlideError, match=f"claims {depth} focal planes of 20 tiles"):
+            open_slide(path)
 
 
 def test_the_overlap_is_the_mean_by_confidence(path):
@@ -264,7 +320,7 @@ def test_hostile_joints(path, encoded, problem):
         ("<iScan ScanRes='0' Magnification='-20' ScanWhitePoint='300'/>", None),
         ("<iScan ScanRes='nan' Magnification='1e999' ScanWhitePoint='x'/>", None),
         (f"<iScan ScanRes='{'9' * (1 << 20)}'/>", None),
-        ("<iScan Z-layers='3'/>", "Of 3 focal planes the first one is shown."),
+        ("<iScan Z-layers='3'/>", "The file says to have 3 focal plane(s), but holds 1."),
     ],
 )
 def test_hostile_properties(path, scan, problem):

@@ -303,6 +303,17 @@ class TestTroubles:
             RemoteSource.connect(url)
         assert time.monotonic() - begin < 1
 
+    def test_bytes_that_become_slow_are_given_up(self, quick, server, source):
+        server.always = drip(0.1)
+        begin = time.monotonic()
+        with pytest.raises(SlideReadError, match="sends its bytes too slowly"):
+            source.read([(30 * BLOCK, 5 * BLOCK)])
+        assert time.monotonic() - begin < 1.5
+
+    def test_bytes_that_become_slower_are_waited_for(self, quick, server, source):
+        server.bandwidth = 16 * BLOCK  # a second
+        assert bytes(source.read([(30 * BLOCK, 5 * BLOCK)])[0]) == at((30 * BLOCK, 5 * BLOCK))[0]
+
     def test_slow_headers_are_given_up(self, quick, server, url):
         server.always = drip_headers(0.1)
         for end in ("", SECRETS):

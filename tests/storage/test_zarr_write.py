@@ -5,9 +5,13 @@ import sys
 import numpy as np
 import pytest
 
+from benchmarks.transfers.device_chunks import (
+    LARGEST_BLOCK,
+    DeviceChunkWriter,
+    KvikioChunkWriter,
+    Lz4Encoder,
+)
 from napari_wsigpu.errors import MissingPackageError, UnsupportedSlideError
-from napari_wsigpu.gpu.nvcomp import LARGEST_BLOCK, Lz4Encoder
-from napari_wsigpu.gpu.zarr_write import DeviceChunkWriter, KvikioChunkWriter
 from napari_wsigpu.storage import zarr_write
 from napari_wsigpu.storage.zarr_write import ChunkWriter, blocks
 from tests import slides

@@ -67,7 +67,8 @@ def stored(
 ) -> SlideLayout:
     """Describe a slide that is stored as Aperio's are; arguments as of `tiff.slide_layout`.
 
-    Pages of one size are focal planes, in the file's order, if each size has equally many.
+    Pages of one size are focal planes, in the file's order, if each size has equally many, whose
+    samples are alike.
     """
     path, pages = source.path, tiff.pages(file)
     first = pages[0]
@@ -80,7 +81,10 @@ def stored(
         else:
             named.append((_associated_name(page, index), page))
     count = len(planes[first.imagewidth, first.imagelength])
-    alike = all(len(same) == count for same in planes.values())
+    alike = all(
+        len(same) == count and len({(page.dtype, page.samplesperpixel) for page in same}) == 1
+        for same in planes.values()
+    )
     z = at.get("z", 0)
     levels: list[LevelLayout] = []
     for same in planes.values():

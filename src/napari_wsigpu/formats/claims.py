@@ -39,11 +39,14 @@ class Directory(NamedTuple):
         How many images it says to have below it.
     numbers : int
         Bytes of the numbers that its tags say to have in the file.
+    next : int
+        Where the next one is; 0 if it is the last.
     """
 
     pixels: int
     subimages: int
     numbers: int
+    next: int
 
 
 def directories(file: TiffFile) -> Iterator[Directory]:
@@ -88,13 +91,18 @@ def directories(file: TiffFile) -> Iterator[Directory]:
             if kind in NUMBERS and (taken := length * NUMBERS[kind]) <= whole:
                 numbers += taken  # of more, tifffile leaves it out
         area = sides.get(SIDES[0], 0) * sides.get(SIDES[1], 0)
-        yield Directory(area, subimages, numbers)
         rest = data[size:]
         offset = struct.unpack(tiff.offsetformat, rest)[0] if len(rest) == tiff.offsetsize else 0
+        yield Directory(area, subimages, numbers, offset)
 
 
-def check(file: TiffFile, path: str) -> None:
+def check(file: TiffFile, path: str) -> bool:
     """Refuse a file whose directories claim more than any slide's do.
+
+    Returns
+    -------
+    bool
+        Whether their list is whole: it does not lead beyond the end of the file.
 
     Raises
     ------
@@ -103,7 +111,7 @@ def check(file: TiffFile, path: str) -> None:
     CorruptSlideError
         If tags claim more numbers than the file can hold, or the images' list is a loop.
     """
-    numbers = 0
+    numbers = following = 0
     for number, directory in enumerate(directories(file), 1):
         if number > limits.images:
             raise UnsupportedSlideError(
@@ -114,12 +122,14 @@ def check(file: TiffFile, path: str) -> None:
                 f"'{path}' claims {directory.subimages} images below its image {number}, more than "
                 f"any slide has: {limits.advice('subimages')}."
             )
+        following = directory.next
         numbers += directory.numbers
         if numbers > file.filehandle.size:
             raise CorruptSlideError(
                 f"The tags of '{path}' claim more numbers than it can hold; get a fresh copy of "
                 "the file."
             )
+    return following < int(file.filehandle.size)
 
 
 def check_xml(file: TiffFile, path: str) -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import errno
+import io
 import logging
 import os
 import re
 import stat
 import struct
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, cast
+from typing import IO, TYPE_CHECKING
 
 import tifffile
 
@@ -24,31 +25,40 @@ from napari_wsigpu.errors import (
     UnsupportedSlideError,
     file_error,
 )
-from napari_wsigpu.formats import claims, dicom, ome_zarr
+from napari_wsigpu.formats import claims, companion, dicom, dicom_served, ome_zarr, vsi
 from napari_wsigpu.formats.fields import finite, iso_date
 from napari_wsigpu.formats.registry import PATH_FORMATS, TIFF_FORMATS
+from napari_wsigpu.formats.siblings import SIBLING
 from napari_wsigpu.layout import RemoteFile, SlideFile
 from napari_wsigpu.storage.readahead import ReadAheadFile
 from napari_wsigpu.storage.remote import RemoteSource
+from napari_wsigpu.storage.served import ServedFile
 from napari_wsigpu.storage.url import file_name, is_url, public_url
 from napari_wsigpu.storage.zarr_server import DOCUMENTS, ServerFolder, ZarrServer
+from napari_wsigpu.tags import TIFF_MAGIC
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from napari_wsigpu.layout import SlideLayout
+    from napari_wsigpu.storage.remote_files import RemoteFilesSource
     from napari_wsigpu.storage.source import ByteSource
 
+    Found = tuple[SlideLayout, RemoteSource | RemoteFilesSource | None]
     Plane = Mapping[str, Mapping[str, int]]
 
 # What is wrong with a file is said by our errors; those who set up logging still get more.
 logging.getLogger("tifffile").addHandler(logging.NullHandler())
 
 HEAD = 1 << 16
-QUOTED, SIBLING = re.compile(r"'([^']{1,255})'"), "another file"
+NO_MORE_IMAGES = (
+    "The file is cut off: its list of images leads beyond its end, so that levels, planes or "
+    "pictures may be missing; get a fresh copy of it."
+)
+QUOTED = re.compile(r"'([^']{1,255})'")
+WORDS_OF_FILES = re.compile(r"[\n'\"{\[<]")
 ZARR = re.compile(r"\.zarr(/|$)")
 SMALLEST_MPP, LARGEST_MPP = 1e-4, 1e5
-TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 
 
 def describe(path: str | os.PathLike[str], at: Mapping[str, int] | None = None) -> SlideLayout:
@@ -57,8 +67,9 @@ def describe(path: str | os.PathLike[str], at: Mapping[str, int] | None = None) 
     Parameters
     ----------
     path : str or PathLike
-        A TIFF file, whatever its name, or its URL; a file of a DICOM slide, or the folder that
-        holds one; the folder of an OME-Zarr image.
+        A TIFF file, whatever its name; a file of a DICOM slide, or the folder that holds one;
+        the folder of an OME-Zarr image; the URL of one of these; OME-XML beside TIFF files that
+        it describes.
     at : Mapping of str to int, optional
         The plane along "z" and "t" to describe, of a slide whose `planes` has it.
 
@@ -74,16 +85,43 @@ def describe(path: str | os.PathLike[str], at: Mapping[str, int] | None = None) 
         read, `NotASlideError` if it is no slide at all, `CorruptSlideError` if it is damaged,
         `UnsupportedSlideError` if it holds what can't be shown.
     """
+    layout, source = _found(path, at)
+    if source is not None:
+        source.close()
+    return layout
+
+
+@contextmanager
+def described(
+    path: str | os.PathLike[str], at: Mapping[str, int] | None = None
+) -> Iterator[tuple[SlideLayout, ByteSource | None]]:
+    """Describe a slide for who goes on to read it, which saves connecting to a server again.
+
+    Parameters
+    ----------
+    path, at
+        As `describe` takes them.
+
+    Yields
+    ------
+    SlideLayout
+        As of `describe`.
+    ByteSource or None
+        What the file was read by, if that is worth keeping. Whoever leaves the context has to
+        close it later; an error closes it.
+
+    Raises
+    ------
+    SlideError
+        As `describe` does.
+    """
+    layout, source = _found(path, at)
     try:
-        name = os.fsdecode(path)
-    except TypeError:
-        raise NotASlideError(f"{path!r} is no path; give the name of a slide's file.") from None
-    plane: Plane = {} if at is None else {"at": at}
-    if is_url(name):
-        layout = _describe_url(name, plane)
-    else:
-        layout = _describe(str(Path(name).absolute()), plane)
-    return _checked(layout)
+        yield layout, source
+    except BaseException:
+        if source is not None:
+            source.close()
+        raise
 
 
 def describe_source(source: ByteSource, size: int, name: str) -> SlideLayout:
@@ -109,6 +147,17 @@ def describe_source(source: ByteSource, size: int, name: str) -> SlideLayout:
         As `describe` does.
     """
     return _checked(_describe_source(source, SlideFile(name, size, 0), {}))
+
+
+def _found(path: str | os.PathLike[str], at: Mapping[str, int] | None) -> Found:
+    try:
+        name = os.fsdecode(path)
+    except TypeError:
+        raise NotASlideError(f"{path!r} is no path; give the name of a slide's file.") from None
+    plane: Plane = {} if at is None else {"at": at}
+    if is_url(name):
+        return _describe_url(name, plane)
+    return _checked(_describe(str(Path(name).absolute()), plane)), None
 
 
 def _checked(layout: SlideLayout) -> SlideLayout:
@@ -165,6 +214,10 @@ def _describe(name: str, plane: Plane) -> SlideLayout:
                 return parse(path, **plane)
         if is_folder:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if companion.probe(head):
+            first, xml = companion.main_file(path)
+            source = SlideFile.of(str(first), first.stat())
+            return replace(_describe_tiff(source, str(first), plane, xml), path=name)
     except SlideError:
         raise
     except OSError as error:
@@ -173,45 +226,68 @@ def _describe(name: str, plane: Plane) -> SlideLayout:
     return _describe_tiff(SlideFile.of(name, status), name, plane)
 
 
-def _describe_url(url: str, plane: Plane) -> SlideLayout:
+def _describe_url(url: str, plane: Plane) -> Found:
     name = public_url(url)
     if ZARR.search(name):
-        return _describe_zarr(url, plane)
+        return _describe_zarr(url, plane), None
     try:
         return _describe_file(url, name, plane)
     except (NotASlideError, SlideNotFoundError):
+        series = _describe_series(url, plane, is_folder=True)
+        if series is not None:
+            return series
         if "." in file_name(name):
             raise
         with suppress(NotASlideError):
-            return _describe_zarr(url, plane)
+            return _describe_zarr(url, plane), None
         raise
 
 
-def _describe_file(url: str, name: str, plane: Plane) -> SlideLayout:
+def _describe_file(url: str, name: str, plane: Plane) -> Found:
     source = RemoteSource.connect(url)
     try:
+        if _is_dicom(name, bytes(source.read([(0, HEAD)])[0])):
+            series = _describe_series(url, plane)
+            if series is not None:
+                source.close()
+                return series
         layout = _describe_source(source, SlideFile(name, source.size, 0), plane)
-        return replace(layout, remote=RemoteFile(url, source.version))
-    finally:
+        return _checked(replace(layout, remote=RemoteFile(url, source.version))), source
+    except BaseException:
         source.close()
+        raise
+
+
+def _is_dicom(name: str, head: bytes) -> bool:
+    return bool(head) and dicom.probe(Path(name), head)
+
+
+def _describe_series(url: str, plane: Plane, *, is_folder: bool = False) -> Found | None:
+    parse: Callable[..., Found | None] = dicom_served.parse_series
+    found = parse(url, **plane, is_folder=is_folder)
+    return None if found is None else (_checked(found[0]), found[1])
 
 
 def _describe_source(source: ByteSource, described: SlideFile, plane: Plane) -> SlideLayout:
     name = described.path
-    file = ReadAheadFile(source, described.size, name)
+    ahead = ReadAheadFile(source, described.size, name)
+    file = io.BufferedReader(ahead)  # as tags are read by a few bytes each
     head = file.read(HEAD)
-    if head[dicom.PREAMBLE :].startswith(dicom.MAGIC) and not head.startswith(TIFF_MAGIC):
+    if _is_dicom(name, head):
+        return dicom_served.parse_alone(ServedFile(source, described), **plane)
+    _check_head(name, head, served=True)
+    file.seek(0)
+    if vsi.begins(head) and vsi.lies_elsewhere(file):
         raise UnsupportedSlideError(
-            f"'{name}' is DICOM, which can only be read from a disk; "
-            "download the slide's whole folder."
+            f"'{name}' is an Olympus slide, whose tiles lie in other files, which are not read "
+            "from servers; download it with its folder."
         )
-    _check_head(name, head)
     file.seek(0)
     try:
-        return _describe_tiff(described, cast("IO[bytes]", file), plane)
+        return _describe_tiff(described, file, plane)
     finally:
-        if file.failure is not None:  # the parser may have gone on without what it lacked
-            raise file.failure from None
+        if ahead.failure is not None:  # the parser may have gone on without what it lacked
+            raise ahead.failure from None
 
 
 def _describe_zarr(url: str, plane: Plane) -> SlideLayout:
@@ -226,25 +302,30 @@ def _describe_zarr(url: str, plane: Plane) -> SlideLayout:
     finally:
         server.close()
     labels = (replace(item, layout=replace(item.layout, remote=remote)) for item in layout.labels)
-    return replace(layout, remote=remote, labels=tuple(labels))
+    return _checked(replace(layout, remote=remote, labels=tuple(labels)))
 
 
-def _check_head(name: str, head: bytes) -> None:
+def _check_head(name: str, head: bytes, *, served: bool = False) -> None:
     """Refuse what does not begin as a TIFF file does."""
     if not head:
         raise NotASlideError(f"'{name}' is empty; get a fresh copy of it.")
     if not head.startswith(TIFF_MAGIC):
+        advice = "choose a slide's file"
+        if served:
+            advice = "other formats are not read from servers, but for OME-Zarr: download it"
         raise NotASlideError(
             f"'{name}' is not a TIFF-based slide, nor one in DICOM (it does not begin as these "
-            "do); choose a slide's file."
+            f"do); {advice}."
         )
 
 
-def _describe_tiff(source: SlideFile, stream: str | IO[bytes], plane: Plane) -> SlideLayout:
+def _describe_tiff(
+    source: SlideFile, stream: str | IO[bytes], plane: Plane, omexml: str | None = None
+) -> SlideLayout:
     name = source.path
     try:
-        with tifffile.TiffFile(stream, name=file_name(name)) as file:
-            claims.check(file, name)
+        with tifffile.TiffFile(stream, name=file_name(name), omexml=omexml) as file:
+            is_whole = claims.check(file, name)
             if not len(file.pages):
                 raise CorruptSlideError(
                     f"'{name}' is cut off: its list of images lies beyond the end of the file; "
@@ -253,7 +334,7 @@ def _describe_tiff(source: SlideFile, stream: str | IO[bytes], plane: Plane) -> 
             vendor = next(item.module for item in TIFF_FORMATS if item.module.probe(file))
             parse: Callable[..., SlideLayout] = vendor.parse
             layout = parse(file, source, **plane)
-            cut_off = truncation.problem(layout)
+            cut_off = truncation.problem(layout) or (None if is_whole else NO_MORE_IMAGES)
             return (
                 layout if cut_off is None else replace(layout, problems=(cut_off, *layout.problems))
             )
@@ -275,6 +356,8 @@ def _describe_tiff(source: SlideFile, stream: str | IO[bytes], plane: Plane) -> 
 
 
 def _brief(error: Exception) -> str:
+    """Return the first words of an error, without what it quotes: that may name a patient."""
     if isinstance(error, struct.error):
         return "a tag ends too early"
-    return str(error).split("\n")[0][:120] or type(error).__name__
+    own = WORDS_OF_FILES.split(str(error), maxsplit=1)[0].rstrip(" :=(")
+    return own[:120] or type(error).__name__

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.formats.dicom_instance import Instance
     from napari_wsigpu.layout import Encoding
+    from napari_wsigpu.storage.served import ServedFile
+
+    File = Path | ServedFile
 
 PREAMBLE, MAGIC = 128, b"DICM"
 # The attribute MediaStorageSOPClassUID, whose encoding no transfer syntax changes.
@@ -78,12 +81,43 @@ def parse(path: Path, at: Mapping[str, int] = tiff.MIDDLE) -> SlideLayout:
     SlideError
         If it can't be read or is damaged.
     """
-    chosen = _first_in(path) if path.is_dir() else path
+    is_folder = path.is_dir()
+    chosen = _first_in(path) if is_folder else path
     if chosen is None or not _is_wsi(chosen):
-        raise NotASlideError(
-            f"'{path}' is a DICOM file of another kind than a whole-slide image; "
-            "open it with a program for radiology."
-        )
+        raise other_kind(str(path))
+    others = sorted(file for file in chosen.parent.iterdir() if file != chosen and _is_wsi(file))
+    return parse_files(str(path), None if is_folder else chosen, [chosen, *others], at)
+
+
+def other_kind(path: str) -> NotASlideError:
+    """Return the error of a DICOM file that is no slide."""
+    return NotASlideError(
+        f"'{path}' is a DICOM file of another kind than a whole-slide image; "
+        "open it with a program for radiology."
+    )
+
+
+def parse_files(
+    path: str, chosen: File | None, files: Sequence[File], at: Mapping[str, int] = tiff.MIDDLE
+) -> SlideLayout:
+    """Describe the slide that a file belongs to, of which others may.
+
+    Parameters
+    ----------
+    path : str
+        Path of the slide.
+    chosen : Path or ServedFile or None
+        The file; of none the slide with the largest picture is described.
+    files : sequence of Path or ServedFile
+        The same and others.
+    at : Mapping of str to int, optional
+        As `parse` takes it.
+
+    Raises
+    ------
+    SlideError
+        As `parse` does.
+    """
     try:
         from napari_wsigpu.formats import dicom_instance
     except ImportError as error:
@@ -95,22 +129,26 @@ def parse(path: Path, at: Mapping[str, int] = tiff.MIDDLE) -> SlideLayout:
     problems: list[str] = []
     found: dict[str, Instance] = {}
     series = None
-    others = sorted(file for file in chosen.parent.iterdir() if file != chosen and _is_wsi(file))
-    for file in (chosen, *others):
+    for file in files:
         try:
             instance = dicom_instance.read(file, series)
         except SlideError as error:
-            if file == path:
+            if file == chosen:
                 raise
             problems.append(str(error))
             continue
         if instance is None:
             continue
         found.setdefault(instance.uid, instance)
-        if file == path:
+        if file == chosen:
             series = instance.series
     instances = _one_series(path, chosen, list(found.values()), problems)
-    return _layout(path, instances, problems, at)
+    return _layout(path, chosen, instances, problems, at)
+
+
+def is_wsi(begin: bytes) -> bool:
+    """Whether a file that begins so is a part of a slide."""
+    return begin[PREAMBLE:].startswith(MAGIC) and WSI_CLASS in begin[:FILE_META]
 
 
 def _begin(path: Path) -> bytes:
@@ -120,10 +158,9 @@ def _begin(path: Path) -> bytes:
 
 def _is_wsi(path: Path) -> bool:
     try:
-        begin = _begin(path) if path.is_file() else b""
+        return path.is_file() and is_wsi(_begin(path))
     except OSError:
         return False
-    return begin[PREAMBLE:].startswith(MAGIC) and WSI_CLASS in begin
 
 
 def _first_in(folder: Path) -> Path | None:
@@ -140,10 +177,10 @@ def _first_in(folder: Path) -> Path | None:
 
 
 def _one_series(
-    path: Path, chosen: Path, instances: Sequence[Instance], problems: list[str]
+    path: str, chosen: File | None, instances: Sequence[Instance], problems: list[str]
 ) -> list[Instance]:
-    """Return the files of the chosen file's series; in a folder, of the largest image's."""
-    if path.is_dir():
+    """Return the files of the chosen file's series; of none, of the largest image's."""
+    if chosen is None:
         levels = (each for each in instances if each.flavor == "VOLUME")
         # What was put together of several planes is shown where there is nothing else.
         main = max(
@@ -168,7 +205,7 @@ def _one_series(
     if not any(each.flavor == "VOLUME" for each in series):
         reason = problems[0] if problems else "None of its files is a level of a slide."
         raise UnsupportedSlideError(f"'{path}' holds no slide that can be shown. {reason}")
-    if path.is_dir() and others:
+    if chosen is None and others:
         problems.append(
             f"The folder holds {others} more DICOM series, which are not shown; open a file of one."
         )
@@ -192,7 +229,11 @@ def _may_share_pyramid(instance: Instance, other: Instance) -> bool:
 
 
 def _layout(
-    path: Path, instances: Sequence[Instance], problems: list[str], at: Mapping[str, int]
+    path: str,
+    chosen: File | None,
+    instances: Sequence[Instance],
+    problems: list[str],
+    at: Mapping[str, int],
 ) -> SlideLayout:
     ends = list(accumulate(each.file.size for each in instances))
     starts = {each.uid: end - each.file.size for each, end in zip(instances, ends, strict=True)}
@@ -205,13 +246,13 @@ def _layout(
         elif name not in associated:
             planes = _focal_planes([each])
             shown = planes[len(planes) // 2]
-            image = _level(str(path), [each], shown, starts, ends[-1], problems)
+            image = _level(path, [each], shown, starts, ends[-1], problems)
             associated[name] = AssociatedLayout(name, image, icc=_icc(each, starts))
     sizes = sorted(groups, key=math.prod, reverse=True)
     levels: list[LevelLayout] = []
     main = groups[sizes[0]]
     planes = _focal_planes(main)
-    z = at.get("z", _own_plane(path, groups.values(), len(planes)))
+    z = at.get("z", _own_plane(chosen, groups.values(), len(planes)))
     for size in sizes:
         same = _focal_planes(groups[size])
         if len(same) != len(planes):
@@ -220,7 +261,7 @@ def _layout(
                 f"focal plane(s) instead of {len(planes)}."
             )
             continue
-        level = _level(str(path), groups[size], same[z], starts, ends[-1], problems)
+        level = _level(path, groups[size], same[z], starts, ends[-1], problems)
         if levels and not _is_same_picture(level, levels[0]):
             problems.append(
                 f"The level of {level.width} x {level.height} pixels is left out, as it differs "
@@ -228,13 +269,13 @@ def _layout(
             )
         else:
             levels.append(level)
-    tiff.check_tiles_present(levels, str(path), ends[-1])
+    tiff.check_tiles_present(levels, path, ends[-1])
     metadata = main[0].metadata
     labels = [each.metadata for each in instances if each.flavor == "LABEL"]
     barcodes = (_joined(each, "BarcodeValue") for each in (metadata, *labels))
     rgb = tiff.is_rgb(levels[0])
     return SlideLayout(
-        path=str(path),
+        path=path,
         file_size=ends[-1],
         modified_ns=max(each.file.modified_ns for each in instances),
         vendor="dicom",
@@ -369,12 +410,12 @@ def _focal_planes(instances: Sequence[Instance]) -> list[dict[str, float]]:
     return [dict.fromkeys(shown, depth) for depth in every]
 
 
-def _own_plane(path: Path, groups: Iterable[Sequence[Instance]], count: int) -> int:
+def _own_plane(file: File | None, groups: Iterable[Sequence[Instance]], count: int) -> int:
     """Return the number of the plane that a file holds, if it is one; else the middle one's."""
     for group in groups:
         for each in group:
             depths = set(each.frames.z.tolist())
-            if each.path == path and len(depths) == 1:
+            if each.path == file and len(depths) == 1:
                 planes = _focal_planes(group)
                 held = [z for z, plane in enumerate(planes) if depths & set(plane.values())]
                 if len(planes) == count and len(held) == 1:

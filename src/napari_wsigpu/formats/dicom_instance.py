@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import math
-import mmap
 import struct
 import threading
 import warnings
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from pydicom.dataelem import RawDataElement
-from pydicom.filereader import read_file_meta_info, read_partial
+from pydicom.filereader import read_dataset, read_partial, read_preamble
 from pydicom.multival import MultiValue
 from pydicom.sequence import Sequence as DicomSequence
 from pydicom.uid import (
@@ -36,6 +35,7 @@ from pydicom.valuerep import BYTES_VR
 from upath import UPath
 from wsidicom.errors import WsiDicomNotSupportedError
 from wsidicom.file.io import WsiDicomReader, WsiDicomReadIO
+from wsidicom.file.io.frame_index import OffsetTableType
 from wsidicom.instance import TileType
 
 from napari_wsigpu.errors import (
@@ -48,6 +48,7 @@ from napari_wsigpu.formats.fields import positive_number
 from napari_wsigpu.formats.tiff import LARGEST_SIDE
 from napari_wsigpu.layout import Encoding, JpegColor, SlideFile
 from napari_wsigpu.limits import limits
+from napari_wsigpu.storage.served import ServedFile
 from napari_wsigpu.tags import COMPRESSION, FILLORDER, JPEG_LS, PHOTOMETRIC, PREDICTOR
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from pydicom.tag import BaseTag
     from wsidicom.instance import WsiDataset
 
+    File = Path | ServedFile
     Positions = tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]
 
 COMPRESSIONS = {
@@ -97,6 +99,11 @@ NEEDED = (
 )  # fmt: skip
 FLAVORS = "VOLUME", "LABEL", "OVERVIEW", "THUMBNAIL"
 DEEPEST = 16
+FILE_META = 2
+# wsidicom opens a file anew to read it in larger parts, if its path is that of one.
+NO_PATH = "memory:///no file"
+# Without a table of frames each one's begin is read: on a server that is most of the file.
+LARGEST_WALK = 64 << 20
 
 _filtering = threading.Lock()
 
@@ -130,7 +137,7 @@ class Instance:
 
     Attributes
     ----------
-    path : Path
+    path : Path or ServedFile
         The file.
     file : SlideFile
         The same with its size and age.
@@ -154,7 +161,7 @@ class Instance:
         What is wrong with it, one sentence each.
     """
 
-    path: Path
+    path: File
     file: SlideFile
     uid: str
     series: str
@@ -171,12 +178,12 @@ class Instance:
     problems: tuple[str, ...]
 
 
-def read(path: Path, series: str | None = None) -> Instance | None:
+def read(path: File, series: str | None = None) -> Instance | None:
     """Describe one DICOM whole-slide file.
 
     Parameters
     ----------
-    path : Path
+    path : Path or ServedFile
         The file.
     series : str, optional
         UID of the only series that is wanted; of a file of another one all returned is None.
@@ -189,8 +196,8 @@ def read(path: Path, series: str | None = None) -> Instance | None:
         If it can't be read.
     """
     try:
-        with path.open("rb") as stream, _without_warnings():
-            return _read(path, stream, series)
+        with _opened(path) as (stream, file), _without_warnings():
+            return _read(path, stream, file, series)
     except SlideError:
         raise
     except OSError as error:
@@ -210,6 +217,26 @@ def read(path: Path, series: str | None = None) -> Instance | None:
 
 
 @contextmanager
+def _opened(path: File) -> Iterator[tuple[BinaryIO, SlideFile]]:
+    if isinstance(path, ServedFile):
+        with path.open() as served:
+            yield served, path.file
+    else:
+        with path.open("rb") as stream:
+            yield stream, SlideFile.of(str(path), path.stat())
+
+
+def _file_meta(stream: BinaryIO) -> Dataset:
+    """Return the attributes in front of all others, which say how these are encoded."""
+    read_preamble(stream, force=False)
+    found: Dataset = read_dataset(
+        stream, False, True, stop_when=lambda tag, *_: int(tag) >> 16 != FILE_META
+    )
+    stream.seek(0)
+    return found
+
+
+@contextmanager
 def _without_warnings() -> Iterator[None]:
     """Keep to ourselves what pydicom says of values; what matters becomes an error or a problem."""
     # The list of filters belongs to the process: two threads that put it back would mix it up.
@@ -218,7 +245,7 @@ def _without_warnings() -> Iterator[None]:
         yield
 
 
-def _damaged(path: Path, error: Exception) -> CorruptSlideError:
+def _damaged(path: File, error: Exception) -> CorruptSlideError:
     reason = str(getattr(error, "error", error)).split("\n")[0].rstrip(".")[:120]
     return CorruptSlideError(
         f"The DICOM file '{path}' is damaged ({reason or type(error).__name__}); "
@@ -226,14 +253,13 @@ def _damaged(path: Path, error: Exception) -> CorruptSlideError:
     )
 
 
-def _read(path: Path, stream: BinaryIO, series: str | None) -> Instance | None:
-    status = path.stat()
-    syntax = UID(str(read_file_meta_info(path).get("TransferSyntaxUID", "")))
+def _read(path: File, stream: BinaryIO, file: SlideFile, series: str | None) -> Instance | None:
+    syntax = UID(str(_file_meta(stream).get("TransferSyntaxUID", "")))
     # A deflated header might be of any size.
     header = None if syntax == DeflatedExplicitVRLittleEndian else read_partial(stream, _is_frames)
-    if header is not None and stream.tell() >= status.st_size:
+    if header is not None and stream.tell() >= file.size:
         raise CorruptSlideError(
-            f"'{path}' is cut off: its {status.st_size} bytes end before its first frame; "
+            f"'{path}' is cut off: its {file.size} bytes end before its first frame; "
             "get a fresh copy of it."
         )
     if header is not None and series not in (None, header.get("SeriesInstanceUID")):
@@ -247,13 +273,17 @@ def _read(path: Path, stream: BinaryIO, series: str | None) -> Instance | None:
     icc = _icc_range(header, stream)
     problems: list[str] = []
     metadata = _plain(header.file_meta, problems) | _plain(header, problems)
-    reader = WsiDicomReader(WsiDicomReadIO(stream, UPath(path)))
+    reader = WsiDicomReader(
+        WsiDicomReadIO(stream, UPath(NO_PATH if isinstance(path, ServedFile) else path))
+    )
     dataset = reader.dataset
     width, height = int(dataset.image_size.width), int(dataset.image_size.height)
     tile_width, tile_height = int(dataset.tile_size.width), int(dataset.tile_size.height)
     encoding = _encoding(path, reader, header)
     _check_sizes(path, width, height, tile_width, tile_height, encoding, dataset.frame_count)
     grid = (math.ceil(height / tile_height), math.ceil(width / tile_width))
+    if isinstance(path, ServedFile):
+        _check_table(path, reader)
     places = np.array(list(reader.frame_index), np.int64).reshape(-1, 2)
     if dataset.tile_type == TileType.FULL:
         stated = _full_positions(dataset, grid, header)
@@ -268,7 +298,7 @@ def _read(path: Path, stream: BinaryIO, series: str | None) -> Instance | None:
     _check_fragments(path, stream, reader, frames)
     return Instance(
         path=path,
-        file=SlideFile.of(str(path), status),
+        file=file,
         uid=str(dataset.uids.instance),
         series=str(dataset.uids.slide.series_instance),
         flavor=str(dataset.image_type.value),
@@ -289,7 +319,7 @@ def _read(path: Path, stream: BinaryIO, series: str | None) -> Instance | None:
     )
 
 
-def _check_attributes(path: Path, header: Dataset) -> None:
+def _check_attributes(path: File, header: Dataset) -> None:
     """Refuse what lacks an attribute without which no slide can be read, or is no part of one."""
     missing = [keyword for keyword in NEEDED if header.get(keyword) is None]
     if missing:
@@ -305,11 +335,20 @@ def _check_attributes(path: Path, header: Dataset) -> None:
         )
 
 
+def _check_table(path: ServedFile, reader: WsiDicomReader) -> None:
+    """Refuse a file on a server of which most had to be read to find its frames."""
+    if reader.offset_table_type == OffsetTableType.EMPTY and path.file.size > LARGEST_WALK:
+        raise UnsupportedSlideError(
+            f"'{path}' has no table of where its frames lie, without which it can only be read "
+            "from a disk; download the slide's whole folder."
+        )
+
+
 def _is_frames(tag: BaseTag, vr: str | None, length: int) -> bool:
     return int(tag) >= PER_FRAME_GROUPS
 
 
-def _encoding(path: Path, reader: WsiDicomReader, header: Dataset) -> Encoding:
+def _encoding(path: File, reader: WsiDicomReader, header: Dataset) -> Encoding:
     dataset = reader.dataset
     samples, bits = int(dataset.samples_per_pixel), int(dataset.bits)
     allocated = int(header.get("BitsAllocated", bits))
@@ -345,7 +384,7 @@ def _encoding(path: Path, reader: WsiDicomReader, header: Dataset) -> Encoding:
 
 
 def _check_sizes(
-    path: Path,
+    path: File,
     width: int,
     height: int,
     tile_width: int,
@@ -370,7 +409,7 @@ def _check_sizes(
 
 
 def _frames(
-    path: Path,
+    path: File,
     places: NDArray[np.int64],
     stated: Positions,
     grid: tuple[int, int],
@@ -431,7 +470,7 @@ def _is_one_plane(header: Dataset, frames: Frames) -> bool:
     return len(np.unique(places, axis=0)) == len(places)
 
 
-def _sparse_positions(file: Path, dataset: WsiDataset, tile: tuple[int, int]) -> Positions:
+def _sparse_positions(file: File, dataset: WsiDataset, tile: tuple[int, int]) -> Positions:
     stated = dataset.frame_positions
     top, left = stated.rows - 1, stated.columns - 1
     if (top % tile[0]).any() or (left % tile[1]).any():
@@ -448,7 +487,7 @@ def _sparse_positions(file: Path, dataset: WsiDataset, tile: tuple[int, int]) ->
     return top // tile[0], left // tile[1], z, paths
 
 
-def _check_fragments(path: Path, stream: BinaryIO, reader: WsiDicomReader, frames: Frames) -> None:
+def _check_fragments(path: File, stream: BinaryIO, reader: WsiDicomReader, frames: Frames) -> None:
     """Refuse frames that are cut into pieces, by the first one's own length."""
     if not reader.transfer_syntax.is_encapsulated or not len(frames.offsets):
         return
@@ -472,8 +511,9 @@ def _icc_range(header: Dataset, stream: BinaryIO) -> tuple[int, int] | None:
     profile = None if first is None else first.get("ICCProfile")
     if not isinstance(profile, bytes) or not profile:
         return None
-    with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as file:
-        offset = file.find(profile, 0, stream.tell())
+    end = stream.tell()
+    stream.seek(0)
+    offset = stream.read(end).find(profile)
     return (offset, len(profile)) if offset >= 0 else None
 
 

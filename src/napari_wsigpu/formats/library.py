@@ -23,7 +23,7 @@ from napari_wsigpu.layout import (
 )
 from napari_wsigpu.limits import limits
 from napari_wsigpu.storage.library import LIBRARIES, open_library
-from napari_wsigpu.tags import COMPRESSION
+from napari_wsigpu.tags import COMPRESSION, TIFF_MAGIC
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +34,6 @@ OPENSLIDE, ISYNTAX = "OpenSlide", "libisyntax"
 HAMAMATSU = b"[Virtual Microscope Specimen]", b"[Uncompressed Virtual Microscope Specimen]"
 SQLITE, SAKURA, SAKURA_ENDING = b"SQLite format 3\0", b"SVSlideDataXPO", ".svslide"
 PHILIPS = b'ObjectType="DPUfsImport"'
-TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 SMALLEST_TILE, USUAL_TILE, LARGEST_TILE = 128, 512, 2048
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tifffile import TiffFile, TiffFileError
+
 from napari_wsigpu.errors import SlideError
-from napari_wsigpu.formats import claims, markup, tiff, wsigpu
+from napari_wsigpu.formats import claims, companion, markup, tiff, wsigpu
 from napari_wsigpu.formats.fields import even_step, number, positive_number
 from napari_wsigpu.layout import AssociatedLayout, Channel, SlideFile, SlideLayout
 from napari_wsigpu.limits import limits
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from xml.etree.ElementTree import Element
 
-    from tifffile import TiffFile, TiffPageSeries
+    from tifffile import TiffPageSeries
 
 MICROMETRES = {
     "m": 1e6, "dm": 1e5, "cm": 1e4, "mm": 1e3, "µm": 1.0, "\N{GREEK SMALL LETTER MU}m": 1.0,
@@ -24,8 +27,11 @@ MICROMETRES = {
 }  # fmt: skip
 SECONDS = {"d": 86400.0, "h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
 CONTRADICTION = "The OME-XML contradicts itself, so that it is left aside."
+TAKEN = "What this file holds is shown as channels in its order, which may be planes."
 LONGEST_KEPT = 1 << 18
 MOST_NAMED = 5
+# Files of an image: a plane, channel or time each.
+MOST_BESIDE = 1024
 PLACES = ("IFD", "FirstC", "FirstZ", "FirstT", "PlaneCount", "NumPlanes")
 ASSOCIATED = {
     "label": "label", "macro": "macro", "overview": "macro", "thumbnail": "thumbnail"
@@ -53,15 +59,21 @@ def probe(file: TiffFile) -> bool:
 
 def parse(file: TiffFile, source: SlideFile, at: Mapping[str, int] = tiff.MIDDLE) -> SlideLayout:
     """Describe a plane of the largest image of an OME-TIFF; see `tiff.parse`."""
-    xml = file.pages.first.description
+    xml = file.ome_metadata or ""
     root = markup.parse(xml)
+    elsewhere = companion.of_file(file, root)
+    if elsewhere is not None:
+        with TiffFile(file.filehandle.path, omexml=elsewhere) as described_there:
+            return parse(described_there, source, at)
     distrust = _distrust(root, file)
     if distrust is not None:
         # tifffile would look for images where such XML says.
         setattr(file, "is_ome", False)  # noqa: B010
     layout = tiff.parse(file, source, at)
     if distrust is not None and len(layout.files) == 1:
-        layout = replace(layout, problems=(*layout.problems, distrust))
+        unnamed = not layout.rgb and layout.levels[0].channels > 1
+        said = (distrust, TAKEN) if unnamed else (distrust,)
+        layout = replace(layout, problems=(*layout.problems, *said))
     if root is None or distrust == CONTRADICTION:
         return layout
     main = tiff.main_image(file, source.path)
@@ -70,7 +82,10 @@ def parse(file: TiffFile, source: SlideFile, at: Mapping[str, int] = tiff.MIDDLE
     if described is None:
         return layout
     count = layout.levels[0].channels
-    named = not layout.rgb and len(described.channels) == count
+    stated = described.metadata["Pixels"]
+    flat = stated.get("SizeZ") == stated.get("SizeT") == "1"
+    known = not layout.rgb and (distrust is None or flat)  # else planes may stand for channels
+    named = known and len(described.channels) == count
     associated, problems = layout.associated, list[str]()
     if main.kind == "ome":
         associated, problems = _other_images(main, file, source.path)
@@ -136,35 +151,62 @@ def _distrust(root: Element | None, file: TiffFile) -> str | None:
     """Say why the XML is no guide to the file's images; None if it is."""
     if root is None:
         return "The OME-XML can't be read, so that names of channels may be missing, or sizes."
-    companion = markup.child(root, "BinaryOnly")
-    if companion is not None:
+    if markup.child(root, "BinaryOnly") is not None:
         return (
-            "The OME-XML lies in another file, which is not read: what it says of channels, and "
-            "planes of other files, are missing."
+            "The OME-XML lies in another file, which is not read as it is not beside this one, "
+            "damaged or does not name it: what it says of channels, and planes of other files, "
+            "are missing."
         )
+    areas = {root.get("UUID"): [directory.pixels for directory in claims.directories(file)]}
     others = _other_files(root, file.filename)
-    if others:
+    beside = _beside(others, file)
+    if beside is None:
         return (
-            f"The OME-XML says that planes lie in {len(others)} other file(s), which are not shown."
+            f"The OME-XML says that planes lie in {len(others)} other file(s), which are not "
+            "shown; have all of them, undamaged, in the folder of this one."
         )
     try:
-        sound = all(_is_sound(element) for element in root.iter()) and _fits(root, file)
+        sound = all(_is_sound(element) for element in root.iter()) and _fits(root, areas | beside)
     except (ValueError, KeyError):
         sound = False
     return None if sound else CONTRADICTION
 
 
-def _fits(root: Element, file: TiffFile) -> bool:
-    """Whether images have no more planes, each as large as those of the file, than any slide has.
+def _beside(others: Mapping[str, str], file: TiffFile) -> dict[str | None, list[int]] | None:
+    """Return the areas of the pages of other files, by their UUIDs; None if one can't be read."""
+    if len(others) > MOST_BESIDE or (others and not file.filehandle.is_file):
+        return None
+    found: dict[str | None, list[int]] = {}
+    for uuid, name in others.items():
+        if not name or Path(name).name != name:
+            return None
+        path = Path(file.filehandle.path).with_name(name)
+        try:
+            if not path.is_file():  # to open a pipe would wait
+                return None
+            with TiffFile(path) as other:
+                claims.check(other, str(path))
+                found[uuid] = [directory.pixels for directory in claims.directories(other)]
+        except (OSError, TiffFileError, SlideError):
+            return None
+        if not found[uuid]:
+            return None
+    return found
 
-    tifffile makes a list of as many as fit the sizes, whatever the file holds.
+
+def _fits(root: Element, files: Mapping[str | None, list[int]]) -> bool:
+    """Whether images have no more planes, each as large as those of the files, than any slide has.
+
+    tifffile makes a list of as many as fit the sizes, whatever the files hold.
     """
-    areas = [directory.pixels for directory in claims.directories(file)]
+    own = files[root.get("UUID")]
     named = 0
     for pixels in (part for image in root for part in markup.children(image, "Pixels")):
         samples = math.prod(int(pixels.attrib[f"Size{axis}"]) for axis in "XYCZT")
         held: list[int] = []
         for data in markup.children(pixels, "TiffData"):
+            uuid = markup.child(data, "UUID")
+            areas = own if uuid is None else files.get(uuid.text, own)
             first = int(data.get("IFD", 0))
             count = int(data.get("PlaneCount", data.get("NumPlanes", "IFD" in data.attrib)))
             held += areas[first : first + (count or len(areas))]
@@ -175,18 +217,18 @@ def _fits(root: Element, file: TiffFile) -> bool:
     return True
 
 
-def _other_files(root: Element, filename: str) -> list[str]:
-    """Return the names of other files that planes are said to lie in."""
+def _other_files(root: Element, filename: str) -> dict[str, str]:
+    """Return the names of other files that planes are said to lie in, by their UUIDs."""
     own = root.get("UUID")
-    others = dict[str, None]()  # in their order
+    others = dict[str, str]()
     for element in root.iter():
         if markup.name(element) == "UUID" and element.text not in (None, own):
             name = element.get("FileName", "")
             if own is None and name.lower() == filename.lower():
                 own = element.text
             else:
-                others[name] = None
-    return list(others)
+                others[element.text] = name
+    return others
 
 
 def _is_sound(element: Element) -> bool:

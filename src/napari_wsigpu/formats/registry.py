@@ -123,7 +123,7 @@ TIFF_FORMATS: tuple[Format[TiffModule], ...] = (
     Format(huron),
     Format(perkinelmer, (".qptiff",)),
     Format(wsigpu),
-    Format(ome, shared=(".ome.tif", ".ome.tiff", ".ome.btf")),
+    Format(ome, (".companion.ome",), (".ome.tif", ".ome.tiff", ".ome.btf")),
     Format(tiff, shared=(".tif", ".tiff", ".btf")),
 )
 FORMATS: tuple[Format[PathModule] | Format[TiffModule], ...] = (*PATH_FORMATS, *TIFF_FORMATS)

@@ -1,4 +1,4 @@
-"""The files of an image whose pages lie in several, as those of Micro-Manager do."""
+"""The files of an image whose pages lie in several, as those of Micro-Manager and OME do."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.layout import TileGrid
 
+# What stands for the name of one in sentences.
+SIBLING = "another file"
 BEYOND = 1 << 61
 SIZES = ("Channels", "Slices", "Frames", "Positions")
 
@@ -32,12 +34,18 @@ class PageFiles:
         The file that was opened, which comes first.
     source : SlideFile
         The same as it was found.
+    series : TiffPageSeries
+        The slide's image.
     """
 
-    def __init__(self, file: TiffFile, source: SlideFile) -> None:
+    def __init__(self, file: TiffFile, source: SlideFile, series: TiffPageSeries) -> None:
         self._own = file
         self._folder = Path(source.path).parent
         self._files = [source]
+        if series.is_multifile:  # so that all its planes are of the same files
+            for other in dict.fromkeys(page.parent for page in series if page is not None):
+                if other is not file:
+                    self._number(other)
 
     @property
     def files(self) -> tuple[SlideFile, ...]:

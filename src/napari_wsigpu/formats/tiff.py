@@ -56,6 +56,8 @@ if TYPE_CHECKING:
 MIDDLE: Mapping[str, int] = MappingProxyType({})
 LARGEST_SIDE = 1 << 31
 MOST_CHANNELS = 64
+# A scanner's name; longer ones are texts in the wrong place.
+LONGEST_NAME = 80
 RAW_BLOCK = 4 << 20
 UNNAMED_CHANNELS = 5
 TEXT_TAGS = {
@@ -109,7 +111,7 @@ def parse(file: TiffFile, source: SlideFile, at: Mapping[str, int] = MIDDLE) -> 
     claims.check_xml(file, source.path)
     main = main_image(file, source.path)
     at = at or _default_plane(main)
-    files = PageFiles(file, source)
+    files = PageFiles(file, source, main)
     levels = [series_level(series, source.path, files, at) for series in _pyramid(file, main)]
     page = keyframe(main)
     missing = missing_planes(file, main)
@@ -277,9 +279,10 @@ def tiff_metadata(page: TiffPage) -> dict[str, Any]:
 
 
 def _make_and_model(metadata: Mapping[str, Any]) -> str | None:
-    """Return what `tiff_metadata` says of the scanner."""
+    """Return what `tiff_metadata` says of the scanner, if that is a name and no description."""
     make, model = (" ".join(metadata.get(key, "").split()) for key in ("Make", "Model"))
-    return (model if model.startswith(make) else f"{make} {model}".strip()) or None
+    name = model if model.startswith(make) else f"{make} {model}".strip()
+    return name if 0 < len(name) <= LONGEST_NAME and "=" not in name else None
 
 
 def text_tag(page: TiffPage, code: int) -> str:
@@ -303,9 +306,13 @@ def page_level(
     *,
     missing: Literal["background", "finer"] = "background",
     size: tuple[int, int] | None = None,
+    layer: int | None = None,
 ) -> LevelLayout:
-    """Describe one page as one level, of the (width, height) `size` if its edges are padded."""
-    return channels_level([page], path, missing=missing, size=size)
+    """Describe one page as one level, of the (width, height) `size` if its edges are padded.
+
+    Of a page with several layers, one is described; without `layer` such a page is refused.
+    """
+    return channels_level([page], path, missing=missing, size=size, layer=layer)
 
 
 def associated_images(
@@ -328,6 +335,7 @@ def channels_level(
     *,
     missing: Literal["background", "finer"] = "background",
     size: tuple[int, int] | None = None,
+    layer: int | None = None,
 ) -> LevelLayout:
     """Describe pages of one size and type as the channels of one level."""
     first = pages[0]
@@ -344,7 +352,7 @@ def channels_level(
             f"'{path}' says that a level has {width} x {height} pixels, but stores "
             f"{page_width} x {page_height}; get a fresh copy of the file."
         )
-    return _build_level(pages, first, width, height, path, missing=missing)
+    return _build_level(pages, first, width, height, path, missing=missing, layer=layer)
 
 
 def _check_alike(levels: Sequence[LevelLayout], path: str) -> None:
@@ -384,7 +392,8 @@ def check_tile_size(level: LevelLayout, path: str) -> None:
         raise UnsupportedSlideError(
             f"'{path}' claims tiles of {level.grid.tile_width} x {level.grid.tile_height} pixels "
             f"({byte_size(level.tile_bytes)} each), too large to decode: "
-            f"{limits.advice('tile_bytes')}, or convert it with tiles of 256 to 1024 pixels."
+            f"{limits.advice('tile_bytes')}, with which 'wsigpu convert' makes a slide of it that "
+            "opens without."
         )
 
 
@@ -415,6 +424,8 @@ def images(file: TiffFile) -> list[TiffPageSeries]:
 def main_image(file: TiffFile, path: str) -> TiffPageSeries:
     """Return the largest image of a file that is not called a label or an overview.
 
+    Of those that an index of several files lists, it is one of which this file has a part.
+
     Raises
     ------
     NotASlideError
@@ -425,7 +436,12 @@ def main_image(file: TiffFile, path: str) -> TiffPageSeries:
         raise NotASlideError(
             f"'{path}' holds no image of 8, 16 or 32 bit samples; convert it to such a TIFF."
         )
+    found = [series for series in found if _is_in(file, series)] or found
     return max([series for series in found if not _is_beside(series)] or found, key=_area)
+
+
+def _is_in(file: TiffFile, series: TiffPageSeries) -> bool:
+    return any(page is not None and page.parent is file for page in series)
 
 
 def _is_beside(series: TiffPageSeries) -> bool:
@@ -564,12 +580,15 @@ def _build_level(
     path: str,
     *,
     missing: Literal["background", "finer"] = "background",
+    layer: int | None = None,
 ) -> LevelLayout:
     separate = page.planarconfig == PLANARCONFIG.SEPARATE and page.samplesperpixel > 1
     samples = 1 if separate else page.samplesperpixel
     table = _table(page) if len(pages) == 1 else None
     colors = table is not None and page.photometric == PHOTOMETRIC.PALETTE
     channels = 3 if colors else page.samplesperpixel * len(pages)
+    if layer is None or page.tiledepth != 1:
+        _check_is_flat(page, path)
     _check_size(page, width, height, channels, path)
     tiled = page.is_tiled
     tile_height = page.tilelength if tiled else page.rowsperstrip
@@ -582,8 +601,9 @@ def _build_level(
     columns = math.ceil(page_width / tile_width)
     planes = page.samplesperpixel if separate else 1
 
-    offsets = [_segments(p.dataoffsets, planes, rows, columns, path) for p in pages]
-    byte_counts = [_segments(p.databytecounts, planes, rows, columns, path) for p in pages]
+    own = slice((layer or 0) * planes * rows * columns, None)
+    offsets = [_segments(p.dataoffsets[own], planes, rows, columns, path) for p in pages]
+    byte_counts = [_segments(p.databytecounts[own], planes, rows, columns, path) for p in pages]
     needed_rows, needed_columns = math.ceil(height / tile_height), math.ceil(width / tile_width)
     if needed_rows > rows or needed_columns > columns:
         raise CorruptSlideError(
@@ -629,7 +649,8 @@ def _photometric(page: TiffPage, channels: int) -> int:
     """Return what samples are; brightness where they are said to be what they can't."""
     said = page.photometric
     colors = said in (PHOTOMETRIC.RGB, PHOTOMETRIC.YCBCR)
-    if said not in KNOWN_COLORS or (colors and channels < 3):
+    several = said == PHOTOMETRIC.RGB and channels > 4
+    if said not in KNOWN_COLORS or (colors and channels < 3) or several:
         return PHOTOMETRIC.MINISBLACK
     return said
 
@@ -655,14 +676,22 @@ def _table(page: TiffPage) -> bytes | None:
     return None
 
 
-def _check_size(page: TiffPage, width: int, height: int, channels: int, path: str) -> None:
-    if min(width, height, channels) < 1:
-        raise CorruptSlideError(f"'{path}' holds an image without pixels; get a fresh copy of it.")
+def _check_is_flat(page: TiffPage, path: str) -> None:
     if page.imagedepth != 1:
         raise UnsupportedSlideError(
             f"'{path}' holds a volume of {page.imagedepth} planes in one image; "
             "save each plane as an image of its own."
         )
+
+
+def _check_size(page: TiffPage, width: int, height: int, channels: int, path: str) -> None:
+    sides = page.tilelength, page.tilewidth, page.rowsperstrip
+    if not all(isinstance(number, int) for number in (width, height, channels, *sides)):
+        raise CorruptSlideError(
+            f"'{path}' gives sizes that are no whole numbers; get a fresh copy of it."
+        )
+    if min(width, height, channels) < 1:
+        raise CorruptSlideError(f"'{path}' holds an image without pixels; get a fresh copy of it.")
     if max(width, height) >= LARGEST_SIDE or channels > MOST_CHANNELS:
         raise UnsupportedSlideError(
             f"'{path}' claims {width} x {height} pixels of {channels} channel(s), more than a "
@@ -692,12 +721,12 @@ def _segments(
             f"'{path}' claims {expected} tiles but lists {len(values)}; "
             "get a fresh copy of the file."
         )
-    segments = np.array(values[:expected], np.uint64)
-    if (segments >> np.uint64(62)).any():
+    segments = np.fromiter(values, np.uint64, expected)
+    if segments.max() >> np.uint64(62):
         raise CorruptSlideError(
             f"A tile of '{path}' is said to lie beyond any file; get a fresh copy of the file."
         )
-    return segments.astype(np.int64).reshape(planes, rows, columns)
+    return segments.view(np.int64).reshape(planes, rows, columns)
 
 
 def _split_raw_strips(grid: TileGrid, height: int, row_bytes: int) -> TileGrid:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.errors import NotASlideError
+from napari_wsigpu.errors import CorruptSlideError, NotASlideError
 from napari_wsigpu.formats import markup, tiff
 from napari_wsigpu.formats.fields import number, positive_number, texts, whole_number
-from napari_wsigpu.layout import LevelLayout, Part, Pieces, SlideFile, SlideLayout
+from napari_wsigpu.layout import LevelLayout, Part, Pieces, Planes, SlideFile, SlideLayout
 from napari_wsigpu.tags import Tag
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from xml.etree.ElementTree import Element
 
     from numpy.typing import NDArray
@@ -57,16 +57,24 @@ def probe(file: TiffFile) -> bool:
     return "<iScan" in tiff.text_tag(file.pages.first, Tag.XML_PACKET)
 
 
-def parse(file: TiffFile, source: SlideFile) -> SlideLayout:
-    """Describe a Ventana slide."""
+def parse(file: TiffFile, source: SlideFile, at: Mapping[str, int] = tiff.MIDDLE) -> SlideLayout:
+    """Describe a Ventana slide: the focal plane `at` "z", else the one that is to be sharp."""
     pages = tiff.pages(file)
     problems: list[str] = []
     fields = _fields(tiff.text_tag(pages[0], Tag.XML_PACKET), problems)
     found = _pyramid(pages, source.path, problems)
     page = found[0][1]
+    layers = _layers(page, source.path)
+    z = at.get("z", layers.index(0))
+    alike = [each for each in found if each[1].imagedepth == len(layers)]
+    if len(alike) < len(found):
+        problems.append(f"{len(found) - len(alike)} level(s) with other focal planes are left out.")
     stored = [
-        replace(tiff.page_level(page, source.path), reduction=found[0][0] / magnification)
-        for magnification, page in found
+        replace(
+            tiff.page_level(page, source.path, layer=layers[z]),
+            reduction=found[0][0] / magnification,
+        )
+        for magnification, page in alike
     ]
     levels = _placed(stored, tiff.text_tag(page, Tag.XML_PACKET), fields, problems)
     named = ((NAMES.get(page.description), page) for page in pages)
@@ -79,21 +87,39 @@ def parse(file: TiffFile, source: SlideFile) -> SlideLayout:
         associated=tiff.associated_images(named, source.path, problems),
         problems=problems,
     )
-    planes = positive_number(fields.get("Z-layers")) or 1
-    if planes > 1:
-        layout = replace(
-            layout,
-            problems=(*layout.problems, f"Of {planes:g} focal planes the first one is shown."),
-        )
+    stated = positive_number(fields.get("Z-layers")) or 1
+    if stated != len(layers):
+        said = f"The file says to have {stated:g} focal plane(s), but holds {len(layers)}."
+        layout = replace(layout, problems=(*layout.problems, said))
+    spacing = positive_number(fields.get("Z-spacing")) if len(layers) > 1 else None
     mpp = positive_number(fields.get("ScanRes"))
     return replace(
         layout,
+        hidden_planes=len(layers) - 1,
+        planes=Planes(z, size_z=len(layers), z_spacing=spacing),
         background=_background(fields.get("ScanWhitePoint"), levels[0]),
         mpp=None if mpp is None else (mpp, mpp),
         objective=positive_number(fields.get("Magnification")),
         scanner=fields.get("ScannerModel"),
         barcode=fields.get("Barcode2D") or fields.get("Barcode1D"),
     )
+
+
+def _layers(page: TiffPage, path: str) -> list[int]:
+    """Return which layer of a page each focal plane is, from one end of the stack to the other.
+
+    The sharp one comes first in the file, then those on one side of it, then those on the other.
+    """
+    depth = page.imagedepth
+    tiles = math.ceil(page.imagewidth / page.tilewidth)
+    tiles *= math.ceil(page.imagelength / page.tilelength)
+    if depth != 1 and not 1 <= depth * tiles <= len(page.dataoffsets):
+        raise CorruptSlideError(
+            f"'{path}' claims {depth} focal planes of {tiles} tiles, but lists "
+            f"{len(page.dataoffsets)} tiles; get a fresh copy of the file."
+        )
+    before = (depth - 1) // 2
+    return [*range(before, 0, -1), 0, *range(before + 1, depth)]
 
 
 def _fields(text: str, problems: list[str]) -> dict[str, str]:

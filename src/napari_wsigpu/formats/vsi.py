@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -58,10 +58,20 @@ MOST_LEVELS, LARGEST_MACRO = 32, 1 << 24
 
 def probe(path: Path, head: bytes) -> bool:
     """Whether a path is a .vsi file whose tiles are in files of their own."""
-    if not head.startswith(b"II*\0") or not head.startswith(MAGIC, FIRST):
+    if not begins(head):
         return False
     with path.open("rb") as file:
-        root = read_tags(file.read(LARGEST_VSI))
+        return lies_elsewhere(file)
+
+
+def begins(head: bytes) -> bool:
+    """Whether a file begins as a .vsi file does."""
+    return head.startswith(b"II*\0") and head.startswith(MAGIC, FIRST)
+
+
+def lies_elsewhere(file: IO[bytes]) -> bool:
+    """Whether the tiles of a .vsi file are in files of their own."""
+    root = read_tags(file.read(LARGEST_VSI))
     return any(_is_external(image) for image in _images(root))
 
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-import time
 from base64 import b64encode
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from napari_wsigpu.errors import (
@@ -28,20 +27,23 @@ from napari_wsigpu.storage.signed import SentOn, SignedStore, is_secret
 from napari_wsigpu.storage.url import is_supported, public_url
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Coroutine, Sequence
     from concurrent.futures import Future
 
 MOST_AT_ONCE = 16
 MOST_BYTES, FARTHEST = 1 << 30, 1 << 62
 ENTITY_TAG = "ETag "
 CONNECT_SECONDS = 5
-# How fast an answer comes is looked at here, after each of these.
-PART = 4 << 10
+# How fast an answer comes is looked at after each part of it, which costs as much as 0.1 MB do. So
+# parts are as large as come in this time, if the answer before came as fast as that.
+PART, LARGEST_PART, PART_SECONDS = 4 << 10, 256 << 10, 0.1
 FOR_EVER = timedelta(days=1)
 RETRIES, RETRY_SECONDS = 4, 20
 PAUSES = (0.1, 0.3, 1.0)
 
 _first_process: int | None = None
+
+Found = TypeVar("Found")
 
 
 class Answer(NamedTuple):
@@ -106,6 +108,7 @@ class Connection:
         self._running: tuple[asyncio.AbstractEventLoop, threading.Thread] | None = None
         self._stores: list[Any] = []  # the last is used
         self._slots = asyncio.Semaphore(MOST_AT_ONCE)
+        self._part = PART
 
     def get(self, offset: int, length: int | None, key: str = "") -> Future[Answer]:
         """Ask for a range, in the background.
@@ -130,6 +133,25 @@ class Connection:
         SlideError
             If the URL is none that can be read from.
         """
+        return self._begin(lambda store: self._get(store, _Wanted(key, offset, length)))
+
+    def names(self) -> Future[list[str]]:
+        """Ask for the names of the objects right below the URL, in the background.
+
+        Returns
+        -------
+        Future of list of str
+            Raises and is cancelled as that of `get`; for a URL that `gives_lists`.
+
+        Raises
+        ------
+        SlideError
+            As `get` does.
+        """
+        return self._begin(self._names)
+
+    def _begin(self, ask: Callable[[Any], Coroutine[Any, Any, Found]]) -> Future[Found]:
+        """Have the store asked in the background."""
         if self._address is None:
             self._address = self._find()
         with self._lock:
@@ -145,9 +167,7 @@ class Connection:
                 )
                 thread.start()
                 self._running = loop, thread
-            return asyncio.run_coroutine_threadsafe(
-                self._get(self._stores[-1], _Wanted(key, offset, length)), self._running[0]
-            )
+            return asyncio.run_coroutine_threadsafe(ask(self._stores[-1]), self._running[0])
 
     def release(self) -> None:
         """Let go of thread and sockets, and cancel what is asked for, until the next `get`."""
@@ -175,6 +195,19 @@ class Connection:
             raise SlideReadError(SILENT.format(self._name)) from None
         except ValueError:
             raise _no_object(self._name) from None
+
+    async def _names(self, store: Any) -> list[str]:
+        from obstore import list_with_delimiter_async
+        from obstore.exceptions import BaseError
+
+        try:
+            async with asyncio.timeout(limits.first_byte_seconds):
+                found = await list_with_delimiter_async(store)
+        except TimeoutError:
+            raise SlideReadError(SILENT.format(self._name)) from None
+        except (BaseError, OSError) as error:
+            raise server_error(self._name, error) from None
+        return [str(item["path"]) for item in found["objects"]]
 
     async def _get(self, store: Any, wanted: _Wanted) -> Answer:
         try:
@@ -222,36 +255,42 @@ class Connection:
                 f"'{self._name}' has parts of more than {MOST_BYTES >> 20} MiB, which are too "
                 "large to be read from a server; download it."
             )
+        part = self._part
         try:
-            data = await self._received(result.stream(min_chunk_size=PART), end - begin)
+            data = await self._received(result.stream(min_chunk_size=part), end - begin, part)
         except TimeoutError:
+            if part > PART:  # it may come, if it is looked at more often
+                self._part = PART
+                return None
             raise SlideReadError(SLOW.format(self._name)) from None
         except (BaseError, OSError):
             return None
         return None if data is None else Answer(data, size, _version(meta))
 
-    async def _received(self, parts: Any, length: int) -> memoryview | None:
+    async def _received(self, parts: Any, length: int, size: int) -> memoryview | None:
         """Put an answer together; None if there is not as much as was said, or more.
 
         Raises
         ------
         TimeoutError
-            If it comes too slowly.
+            If it comes too slowly in parts of such a size.
         """
         data, received = bytearray(length), 0
-        begin = time.monotonic()
-        parts = aiter(parts)
-        while True:
-            least = received / limits.bytes_per_second
-            left = begin + limits.first_byte_seconds + least - time.monotonic()
-            try:
-                part = await asyncio.wait_for(anext(parts), left)
-            except StopAsyncIteration:
-                return memoryview(data) if received == length else None
-            if received + len(part) > length:
-                return None
-            data[received : received + len(part)] = part
-            received += len(part)
+        clock = asyncio.get_running_loop().time
+        begin = clock()
+        latest = begin + limits.first_byte_seconds / (1 if size == PART else 4)
+        async with asyncio.timeout_at(latest) as deadline:
+            async for part in parts:
+                if received + len(part) > length:
+                    return None
+                data[received : received + len(part)] = part
+                received += len(part)
+                deadline.reschedule(latest + received / limits.bytes_per_second)
+        if received < length:
+            return None
+        fast = int(PART_SECONDS * length / max(clock() - begin, 1e-6))
+        self._part = min(max(PART, fast), LARGEST_PART)
+        return memoryview(data)
 
 
 def _version(meta: Any) -> str:

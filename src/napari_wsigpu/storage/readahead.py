@@ -36,6 +36,8 @@ class ReadAheadFile(io.RawIOBase):
 
     Attributes
     ----------
+    name : str
+        The same, which parsers ask of a file.
     failure : SlideError or None
         The first error; parsers may go on without what they could not read.
     """
@@ -44,7 +46,7 @@ class ReadAheadFile(io.RawIOBase):
         super().__init__()
         self._source = source
         self._size = size
-        self._name = name
+        self.name = name
         self._position = 0
         self._known: list[tuple[int, int]] = []
         self._step = FIRST_STEP
@@ -107,7 +109,7 @@ class ReadAheadFile(io.RawIOBase):
         self._fetched += sum(wanted for _, wanted in ahead)
         if self._fetched > limits.header_bytes:
             raise CorruptSlideError(
-                f"The header of '{self._name}' seems to be larger than any slide's: "
+                f"The header of '{self.name}' seems to be larger than any slide's: "
                 f"{limits.advice('header_bytes')}."
             )
         self._source.read(ahead)

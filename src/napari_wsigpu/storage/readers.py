@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -31,8 +30,8 @@ class Readers:
         self._name = name
         self._lock = threading.Lock()
         self._left = threading.Condition(self._lock)
-        self._reads: Counter[int] = Counter()
-        self.closed = False
+        self._reads: dict[int, int] = {}
+        self.closed = self._awaited = False
 
     def enter(self) -> int:
         """Count this thread as reading, and return what it leaves by.
@@ -46,7 +45,7 @@ class Readers:
             if self.closed:
                 raise closed_error(self._name)
             thread = threading.get_ident()
-            self._reads[thread] += 1
+            self._reads[thread] = self._reads.get(thread, 0) + 1
             return thread
 
     def leave(self, thread: int) -> None:
@@ -55,7 +54,8 @@ class Readers:
             self._reads[thread] -= 1
             if self._reads[thread] <= 0:
                 del self._reads[thread]
-            self._left.notify_all()
+            if self._awaited:
+                self._left.notify_all()
 
     def __enter__(self) -> None:
         self.enter()
@@ -67,7 +67,7 @@ class Readers:
     def none(self) -> Iterator[None]:
         """Wait until no other thread reads, and let none begin within."""
         with self._lock:
-            own = threading.get_ident()
+            own, self._awaited = threading.get_ident(), True
             self._left.wait_for(lambda: self._reads.keys() <= {own})
             yield
 

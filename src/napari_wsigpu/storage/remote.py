@@ -28,6 +28,7 @@ MERGED_GAP = 4  # blocks
 LONGEST_REQUEST = 64  # blocks
 HEAD = 2 * BLOCK
 MEMORY = 32 << 20
+PART_MEMORY = MEMORY // 8  # of each of several files
 
 
 class _Request(NamedTuple):
@@ -53,25 +54,34 @@ class RemoteSource(ViewSource):
         The server's name for the version that it must have, as in `Answer`.
     connection : Connection, optional
         A connection to it, which it then owns.
+    key : str
+        Which object below the URL of the connection it is; by default that itself.
 
     Attributes
     ----------
-    url, size, version
+    url, size, version, key
         The same.
     """
 
     def __init__(
-        self, url: str, size: int, version: str, connection: Connection | None = None
+        self,
+        url: str,
+        size: int,
+        version: str,
+        connection: Connection | None = None,
+        key: str = "",
     ) -> None:
         self.url = url
         self.size = size
         self.version = version
         self._name = public_url(url)
         self._key = _cache_key(url, size, version)
-        self._connection = connection or Connection(url)
+        self._connection, self.key = connection or Connection(url), key
         self._readers = Readers(self._name)
         self._state = threading.Lock()
-        self._memory: LRUCache[int, memoryview] = LRUCache(MEMORY, getsizeof=len)
+        self._memory: LRUCache[int, memoryview] = LRUCache(
+            PART_MEMORY if key else MEMORY, getsizeof=len
+        )
         self._asked: dict[int, _Request] = {}
 
     @classmethod
@@ -85,14 +95,18 @@ class RemoteSource(ViewSource):
         """
         connection = Connection(url)
         try:
-            data, size, version = connection.get(0, HEAD).result()
+            return cls.begun(url, connection.get(0, HEAD).result(), connection)
         except BaseException as error:
             connection.close()
             # Who keeps the exception shall not keep the server's socket.
             traceback.clear_frames(error.__traceback__)
             raise
-        source = cls(url, size, version, connection)
-        source._keep(0, data)
+
+    @classmethod
+    def begun(cls, url: str, begin: Answer, connection: Connection, key: str = "") -> RemoteSource:
+        """Return a file whose first `HEAD` bytes a connection gave."""
+        source = cls(url, begin.size, begin.version, connection, key)
+        source._keep(0, begin.data)
         return source
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
@@ -155,7 +169,7 @@ class RemoteSource(ViewSource):
             for run in _runs([block for block in blocks if block not in self._asked]):
                 start = run.start * BLOCK
                 length = min(len(run) * BLOCK, self.size - start)
-                request = _Request(run, self._connection.get(start, length))
+                request = _Request(run, self._connection.get(start, length, self.key))
                 self._asked |= dict.fromkeys(run, request)
                 requests[id(request)] = request
         return list(requests.values())

@@ -24,6 +24,12 @@ def is_supported(url: str) -> bool:
     return found is not None and found[1].lower() in SCHEMES
 
 
+def gives_lists(url: str) -> bool:
+    """Whether servers of a URL's kind say what a folder holds: those of files give no lists."""
+    found = URL.match(url)
+    return is_supported(url) and found is not None and found[1].lower() not in WITH_USER
+
+
 def public_url(url: str) -> str:
     """Return a URL without user, password, query and fragment, to be shown.
 

@@ -118,12 +118,12 @@ def open_array(folder: Folder) -> Any:
             f"'{folder}' has a codec that zarr does not know ({brief(error)}); install it, or "
             "save the array with zstd."
         ) from error
-    except Exception as error:
-        # zarr raises whatever a wrong value happens to break (KeyError, TypeError, ...).
+    except Exception:
+        # zarr raises whatever a wrong value happens to break (KeyError, TypeError, ...), and quotes
+        # that value, which is for nobody to see who was not shown the file.
         raise CorruptSlideError(
-            f"The metadata of the array '{folder}' are damaged ({brief(error)}); "
-            "get a fresh copy of it."
-        ) from error
+            f"The metadata of the array '{folder}' are damaged; get a fresh copy of it."
+        ) from None
 
 
 def _metadata_of(folder: Folder) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from napari_wsigpu.errors import UnsupportedSlideError
 from napari_wsigpu.limits import limits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sized
+    from collections.abc import Iterator, Mapping
 
 # They make Python objects of bytes, whatever zarr says of them.
 DENIED = frozenset(
@@ -24,15 +24,7 @@ DENIED = frozenset(
     }
 )  # fmt: skip
 # What they give may be many times as large; each decodes at most as many bytes as it is asked for.
-GROWING: dict[str, Callable[..., Sized]] = {
-    "zstd": imagecodecs.zstd_decode,
-    "blosc": imagecodecs.blosc_decode,
-    "gzip": imagecodecs.gzip_decode,
-    "zlib": imagecodecs.zlib_decode,
-    "bz2": imagecodecs.bz2_decode,
-    "lzma": imagecodecs.lzma_decode,
-    "lz4": lambda data, out: imagecodecs.lz4_decode(data, header=True, out=out),
-}
+GROWING = frozenset({"zstd", "blosc", "gzip", "zlib", "bz2", "lzma", "lz4"})
 CHECKSUM, CHECKSUM_BYTES = "crc32c", 4
 SHARDS, PREFIX = "sharding_indexed", "numcodecs."
 INDEX_CODECS, EMPTY = ["bytes", "crc32c"], (1 << 64) - 1
@@ -53,7 +45,9 @@ class Guard(NamedTuple):
     sharded : bool
         Whether a file holds several.
     held : int
-        How many a file holds, its index behind them; 0 if that is not known.
+        How many a file holds; 0 if that is not known.
+    index_first : bool
+        Whether the index of these lies before them.
     """
 
     codec: str | None
@@ -61,6 +55,7 @@ class Guard(NamedTuple):
     behind: int
     sharded: bool
     held: int = 0
+    index_first: bool = False
 
     def check(self, data: Any) -> None:
         """Refuse a chunk that is larger decoded than its array says.
@@ -84,19 +79,42 @@ class Guard(NamedTuple):
         ValueError
             If one is, or can't be decoded, or can't be found.
         """
-        size = 16 * self.held + CHECKSUM_BYTES
+        size = self.index_bytes
         if not self.held or len(data) < size:
             raise ValueError("they are stored in a way that has to be trusted; save it with zstd")
-        index = np.frombuffer(data[-size:-CHECKSUM_BYTES], "<u8").reshape(-1, 2)
-        for offset, length in index[index[:, 0] != EMPTY].tolist():
+        for offset, length in self._chunks(data[:size] if self.index_first else data[-size:]):
             self.check_inner(data[offset : offset + length])
+
+    @property
+    def index_bytes(self) -> int:
+        """How many bytes the index of several chunks has."""
+        return 16 * self.held + CHECKSUM_BYTES
+
+    def check_index(self, index: Any) -> None:
+        """Refuse an index that lies before its chunks, and says that one is the index itself.
+
+        Raises
+        ------
+        ValueError
+            If one is.
+        """
+        if any(offset < self.index_bytes for offset, _ in self._chunks(index)):
+            raise ValueError("their index says that one lies in it")
+
+    def _chunks(self, index: Any) -> list[list[int]]:
+        """Return (offset, length) of each chunk."""
+        found = np.frombuffer(index[:-CHECKSUM_BYTES], "<u8").reshape(-1, 2)
+        chunks: list[list[int]] = found[found[:, 0] != EMPTY].tolist()
+        return chunks
 
     def check_inner(self, data: Any) -> None:
         """Refuse a chunk of a file that holds several; see `check`."""
         if self.codec is None:
             return
         room = np.empty(self.most + 1, np.uint8)
-        if len(GROWING[self.codec](data[: len(data) - self.behind], out=room)) > self.most:
+        options = {"header": True} if self.codec == "lz4" else {}
+        decode = getattr(imagecodecs, f"{self.codec}_decode")
+        if len(decode(data[: len(data) - self.behind], out=room, **options)) > self.most:
             raise ValueError("they are larger than their metadata say")
 
 
@@ -125,22 +143,26 @@ def guard_of(document: Mapping[str, Any], folder: Path | str) -> Guard:
         )
     codec = growing[0] if growing else None
     sharded = len(chains) > 1
-    held = _held(document) if sharded else 0
-    return Guard(codec, _most(document), CHECKSUM_BYTES * len(behind), sharded, held)
+    held, index_first = _held(document) if sharded else (0, False)
+    return Guard(codec, _most(document), CHECKSUM_BYTES * len(behind), sharded, held, index_first)
 
 
-def _held(document: Mapping[str, Any]) -> int:
-    """Return how many chunks a shard holds; 0 if its index is not of the usual kind."""
+def _held(document: Mapping[str, Any]) -> tuple[int, bool]:
+    """Return how many chunks a shard holds, and whether its index is first.
+
+    No chunks if the index is not of the usual kind.
+    """
     try:
         (shards,) = (item["configuration"] for item in document["codecs"] if item["name"] == SHARDS)
         index = [item if isinstance(item, str) else item["name"] for item in shards["index_codecs"]]
-        if index != INDEX_CODECS or shards.get("index_location", "end") != "end":
-            return 0
+        place = shards.get("index_location", "end")
+        if index != INDEX_CODECS or place not in ("start", "end"):
+            return 0, False
         outer = document["chunk_grid"]["configuration"]["chunk_shape"]
         ratios = zip(outer, shards["chunk_shape"], strict=True)
-        return math.prod(whole // part for whole, part in ratios)
+        return math.prod(whole // part for whole, part in ratios), place == "start"
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
-        return 0
+        return 0, False
 
 
 def _chains(document: Mapping[str, Any]) -> Iterator[list[str]]:

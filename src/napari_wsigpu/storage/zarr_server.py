@@ -182,7 +182,9 @@ def _check(guard: Guard, data: memoryview, byte_range: Any) -> None:
         guard.check(data)
     elif byte_range is None:
         guard.check_shard(data)
-    elif hasattr(byte_range, "end"):  # others ask for the index
+    elif guard.index_first and (byte_range.start, byte_range.end) == (0, guard.index_bytes):
+        guard.check_index(data)
+    elif hasattr(byte_range, "end"):  # others ask for the index behind chunks
         guard.check_inner(data)
 
 
