@@ -7,26 +7,27 @@ in `napari_wsigpu.runtime`.
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
-
-from napari_wsigpu import engine as engine
-from napari_wsigpu import runtime as runtime
-from napari_wsigpu.annotations import (
-    Annotation,
-    label_image,
-    measure,
-    read_geojson,
-    write_geojson,
-)
-from napari_wsigpu.errors import SlideError
-from napari_wsigpu.slide import Slide, open_slide
-from napari_wsigpu.zarr_to_gpu import read_zarr_to_gpu
 
 if TYPE_CHECKING:
     from napari.layers import Layer
 
+    from napari_wsigpu import engine as engine
+    from napari_wsigpu import errors as errors
+    from napari_wsigpu import runtime as runtime
+    from napari_wsigpu.annotations import (
+        Annotation,
+        label_image,
+        measure,
+        read_geojson,
+        write_geojson,
+    )
     from napari_wsigpu.conversion import Conversion, convert
+    from napari_wsigpu.errors import SlideError
+    from napari_wsigpu.slide import Slide, open_slide
+    from napari_wsigpu.zarr_to_gpu import read_zarr_to_gpu
 
 __all__ = [
     "Annotation",
@@ -46,13 +47,31 @@ __all__ = [
 __version__ = version("napari-wsigpu")
 
 
-def __getattr__(name: str) -> Any:
-    """Import what few who open a slide need when it is asked for."""
-    if name in ("Conversion", "convert"):
-        from napari_wsigpu import conversion
+# Where each name is; all take a quarter of a second, which a command's help need not.
+_MODULES = "engine", "errors", "runtime"
+_PLACES = {
+    "Annotation": "annotations",
+    "Conversion": "conversion",
+    "Slide": "slide",
+    "SlideError": "errors",
+    "convert": "conversion",
+    "label_image": "annotations",
+    "measure": "annotations",
+    "open_slide": "slide",
+    "read_geojson": "annotations",
+    "read_zarr_to_gpu": "zarr_to_gpu",
+    "write_geojson": "annotations",
+}
 
-        return getattr(conversion, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for."""
+    if name in _MODULES:
+        return import_module(f"napari_wsigpu.{name}")
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(f"napari_wsigpu.{_PLACES[name]}"), name)
+    return found
 
 
 def wait(layer: Layer, timeout: float = 60.0) -> None:

@@ -10,13 +10,10 @@ import ctypes
 import json
 import os
 import platform
-import subprocess
 import sys
-import tempfile
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from importlib import import_module, metadata
-from pathlib import Path
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import imagecodecs
@@ -27,8 +24,8 @@ from napari_wsigpu.codecs.table import COMPRESSIONS, storage_name
 from napari_wsigpu.errors import SlideError
 from napari_wsigpu.gpu.codestream import recipe
 from napari_wsigpu.gpu.driver import CONNECTIONS
-from napari_wsigpu.gpu.gds import GDS, gds_state
 from napari_wsigpu.gpu.jpeg_engine import JPEG_ENGINE
+from napari_wsigpu.probes import HARDWARE, HYBRID, JPEG2000, cuda_version, run_probe
 from napari_wsigpu.slide import open_slide
 from napari_wsigpu.tags import COMPRESSION, JPEG_2000
 
@@ -39,11 +36,7 @@ if TYPE_CHECKING:
 
     SlideRoutes = dict["Route", list[int]]
 
-PROBE_SECONDS = 120
 OLDEST_CUDA = 12000
-HARDWARE, HYBRID, JPEG2000 = "hardware JPEG", "hybrid JPEG", "JPEG 2000"
-BACKENDS = {HARDWARE: "HW_GPU_ONLY", HYBRID: "HYBRID_CPU_GPU", JPEG2000: "GPU_ONLY"}
-ADD_ONE = 'extern "C" __global__ void add_one(int* number) { *number += 1; }'
 WHEELS = {  # for CUDA 12, for CUDA 13, what it does through nvImageCodec
     "nvJPEG": ("nvidia-nvjpeg-cu12", "nvidia-nvjpeg", {HARDWARE, HYBRID}),
     "nvJPEG2000": ("nvidia-nvjpeg2k-cu12", "nvidia-nvjpeg2k-cu13", {JPEG2000}),
@@ -297,7 +290,7 @@ def load_library(name: str) -> Any:
 def _ask_driver(cuda: Any) -> Driver:
     supported, count, text = ctypes.c_int(), ctypes.c_int(), ctypes.c_char_p()
     cuda.cuDriverGetVersion(ctypes.byref(supported))
-    versions = _driver_version(), _cuda_version(supported.value)
+    versions = _driver_version(), cuda_version(supported.value)
     status = cuda.cuInit(0)
     if status:
         cuda.cuGetErrorString(status, ctypes.byref(text))
@@ -347,99 +340,11 @@ def _find(name: str, wheel: str, probe: str, driver: Driver, install: str) -> Fi
     return Finding(name, version, found.get("note", ""), works, reason, install if reason else "")
 
 
-def run_probe(name: str, module: str = __name__) -> dict[str, Any]:
-    """Run one of the probes below, or of another module, in a process of its own."""
-    code = f"from napari_wsigpu import doctor; import {module}; doctor.answer({module}.{name})"
-    command = [sys.executable, "-P", "-c", code]
-    environment = {**os.environ, "PYNVIMGCODEC_VERBOSITY": "0"}
-    try:
-        done = subprocess.run(command, env=environment, capture_output=True, timeout=PROBE_SECONDS)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return {"reason": getattr(error, "strerror", "") or f"no answer in {PROBE_SECONDS} s"}
-    for line in reversed(done.stdout.splitlines()):
-        with suppress(ValueError, TypeError):
-            return {"reason": "", **json.loads(line)}
-    said = done.stderr.decode(errors="replace").split("\n")
-    last = next((line.strip() for line in reversed(said) if line.strip()), "it said nothing")
-    return {"reason": f"its process ended with status {done.returncode}: {last}"}
-
-
-def answer(probe: Callable[[], dict[str, Any]]) -> None:
-    """Print as JSON what a probe finds, or why it fails."""
-    try:
-        found = probe()
-    except Exception as error:
-        found = {"reason": _cause(error)}
-    print(json.dumps(found), flush=True)
-
-
-def probe_cupy() -> dict[str, Any]:
-    """Compile and run a kernel."""
-    cupy = import_module("cupy")
-    note = f"CUDA runtime {_cuda_version(cupy.cuda.runtime.runtimeGetVersion())}"
-    found = {"version": cupy.__version__, "note": note}
-    try:
-        number = cupy.full(1, 41, np.int32)
-        cupy.RawKernel(ADD_ONE, "add_one")((1,), (1,), (number,))
-        number.get()
-        nvrtc = ".".join(map(str, cupy.cuda.nvrtc.getVersion()))
-    except Exception as error:
-        return {**found, "reason": f"its kernels don't run: {_cause(error)}"}
-    return {**found, "note": f"{note}, NVRTC {nvrtc}", "works": ["kernels"]}
-
-
-def probe_nvimagecodec() -> dict[str, Any]:
-    """Decode a small JPEG and a small JPEG 2000 code stream with each kind of backend."""
-    nvimgcodec = import_module("nvidia.nvimgcodec")
-    picture = np.indices((256, 256, 3)).sum(0).astype(np.uint8)
-    jpeg = bytes(imagecodecs.jpeg8_encode(picture, level=90, subsampling="420"))
-    jpeg2000 = bytes(imagecodecs.jpeg2k_encode(picture, codecformat="J2K"))
-    works, reasons = [], []
-    for ability, kind in BACKENDS.items():
-        try:
-            backend = nvimgcodec.Backend(getattr(nvimgcodec.BackendKind, kind))
-            decoder = nvimgcodec.Decoder(device_id=0, backends=[backend])
-            stream = nvimgcodec.CodeStream(jpeg2000 if ability == JPEG2000 else jpeg)
-            if decoder.decode([stream])[0] is not None:
-                works.append(ability)
-        except Exception as error:
-            reasons.append(_cause(error))
-    tried = [f"{ability}: {'yes' if ability in works else 'no'}" for ability in BACKENDS]
-    note = ", ".join([f"CUDA {_cuda_version(nvimgcodec.__cuda_version__)}", *tried])
-    reason = "" if works else ", ".join(reasons[:1])
-    return {"version": nvimgcodec.__version__, "note": note, "works": works, "reason": reason}
-
-
-def probe_kvikio() -> dict[str, Any]:
-    """Read a small file into device memory."""
-    cupy, kvikio = import_module("cupy"), import_module("kvikio")
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "probe")
-        path.write_bytes(bytes(4096))
-        with kvikio.CuFile(str(path), "r") as file:
-            file.read(cupy.empty(4096, np.uint8))
-    state = gds_state()
-    note = "GPUDirect Storage: on" if state.direct else f"GPUDirect Storage: off, {state.reason}"
-    if os.environ.get(GDS) == "off":
-        note += f"; slides are read without it, as {GDS} says"
-    return {"version": state.version, "note": note, "works": ["read", "GDS"][: 1 + state.direct]}
-
-
-def _cause(error: BaseException) -> str:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return " ".join(str(error).split())[:200] or type(error).__name__
-
-
 def _codec_version(function: Callable[[], str]) -> str:
     try:
         return function().partition("/")[0].replace("_", "-").replace("openjpeg", "OpenJPEG")
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
         return f"broken: {error}"
-
-
-def _cuda_version(number: int) -> str:
-    return f"{number // 1000}.{number % 1000 // 10}"
 
 
 def _wheel_version(*names: str) -> str | None:

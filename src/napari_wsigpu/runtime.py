@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -67,6 +68,18 @@ atexit.register(_default.open_slides.close)
 def default() -> Runtime:
     """Return the runtime of slides that are opened without one."""
     return _default
+
+
+def _renew() -> None:
+    """Take another runtime in a forked process: threads that are not there may hold its locks."""
+    global _default
+    budget = _default.tiles.budget
+    _default = Runtime()
+    _default.tiles.budget = budget
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew)
 
 
 @contextmanager

@@ -307,7 +307,7 @@ def test_a_region(tmp_path, region, name):
     assert (done.tiles_copied > 0) == (aligned and name == "out.tif")
 
 
-@pytest.mark.parametrize("x", [0, 4, 2])
+@pytest.mark.parametrize("x", [4, 2])
 def test_coarser_levels_of_a_region(tmp_path, x):
     """They are the slide's own where that is possible, and averages where it is not."""
     source, target = tmp_path / "s.svs", tmp_path / "out.tif"
@@ -846,6 +846,25 @@ def test_that_white_is_zero_travels(tmp_path, name):
         assert slide.layout.levels[0].encoding.photometric == t.pages[0].photometric == 0
         np.testing.assert_array_equal(slide.levels[0][..., 0], pixels)
         np.testing.assert_array_equal(t.pages[0].asarray(), pixels)
+
+
+@pytest.mark.parametrize("name", ["out.tif", "out.ome.tif", "out.zarr"])
+@pytest.mark.parametrize("together", [True, False])
+def test_colours_with_samples_beside_them(tmp_path, name, together):
+    source = tmp_path / "s.tif"
+    pixels = slides.picture(100, 90, 5)
+    tifffile.imwrite(
+        source,
+        pixels if together else np.moveaxis(pixels, -1, 0),
+        photometric="rgb",
+        planarconfig="contig" if together else "separate",
+        extrasamples=(0, 0),
+        tile=(32, 32),
+        compression="zlib",
+    )
+    convert(source, tmp_path / name)
+    with open_slide(tmp_path / name, "cpu") as slide:
+        np.testing.assert_array_equal(slide.levels[0][...], pixels)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "int64", "uint64"])

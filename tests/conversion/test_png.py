@@ -72,6 +72,7 @@ def test_zero_is_black(write, tmp_path):
         np.testing.assert_array_equal(image, 255 - pixels[..., 0])
 
 
+@pytest.mark.usefixtures("scanner_colours")
 def test_colours_travel_as_profile_or_are_converted(write, tmp_path):
     profile = icc.table_profile(icc.stain)
     path = write(slides.picture(200, 300), photometric="rgb", iccprofile=profile)

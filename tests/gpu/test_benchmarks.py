@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.__main__ import main
-from napari_wsigpu.gpu.nvcomp import Lz4Encoder
-from napari_wsigpu.gpu.zarr_write import DeviceChunkWriter, KvikioChunkWriter
+from benchmarks.transfers.device_chunks import DeviceChunkWriter, KvikioChunkWriter, Lz4Encoder
 from napari_wsigpu.storage.zarr_write import ChunkWriter
 from tests import slides
 

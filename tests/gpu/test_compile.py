@@ -1,4 +1,4 @@
-"""Kernels are compiled for every GPU that CUDA 12 knows, by NVIDIA's compiler, without a GPU."""
+"""NVIDIA's compiler takes the kernels for the oldest and newest GPUs of CUDA 12, without a GPU."""
 
 import ctypes
 from importlib import resources
@@ -23,12 +23,12 @@ def compiler():
 
 @pytest.fixture(scope="module")
 def capabilities(compiler):
-    """The first of each generation from 7 to 10 that this compiler knows: all run what it runs."""
+    """The least and the greatest that CUDA 12 compiles for: others have what both have."""
     count = ctypes.c_int()
     compiler.nvrtcGetNumSupportedArchs(ctypes.byref(count))
     found = (ctypes.c_int * count.value)()
     compiler.nvrtcGetSupportedArchs(found)
-    return {number // 10: number for number in reversed(found) if 70 <= number <= 100}
+    return [number for number in (70, 100) if number in list(found)]
 
 
 def programs():
@@ -39,9 +39,9 @@ def programs():
 
 @pytest.mark.parametrize("name", programs())
 def test_kernels_can_be_compiled(compiler, capabilities, name):
-    assert capabilities == {7: 70, 8: 80, 9: 90, 10: 100}
+    assert capabilities == [70, 100]
     code = programs()[name].encode()
-    for capability in capabilities.values():
+    for capability in capabilities:
         program, size = ctypes.c_void_p(), ctypes.c_size_t()
         compiler.nvrtcCreateProgram(ctypes.byref(program), code, b"code.cu", 0, None, None)
         options = [*OPTIONS, "--std=c++14", f"--gpu-architecture=sm_{capability}"]

@@ -73,11 +73,11 @@ def picture(seed, shape, bits=8, *, signed=False):
     return whole - (1 << bits - 1) if signed else whole
 
 
-def decoded(device, streams, reduce=0):
+def decoded(device, streams, reduce=0, kind=Jpeg2000):
     """Return what was wrong with each stream, and the pixels."""
     form = form_of(read_header(streams[0]), reduce)
     assert not isinstance(form, str), form
-    decoder = Jpeg2000(device, form)
+    decoder = kind(device, form)
     stream = device.new_stream()
     lengths = np.array([len(text) for text in streams])
     starts = np.cumsum([0, *lengths])[:-1]

@@ -200,37 +200,31 @@ def test_paste_of_nothing(device, stream):
     assert (on_host(device, stream, pixels) == UNTOUCHED).all()
 
 
-@pytest.fixture(scope="module")
-def table():
-    """What an ICC profile makes of each colour."""
-    return ColorProfile(PROFILES["table"], "slide").table()
-
-
 @pytest.mark.parametrize("step", [(1, 1), (3, 2)])
 @pytest.mark.parametrize("channels", [3, 4])
-def test_parts_of_tiles_come_in_other_colours(device, stream, table, channels, step):
+def test_parts_of_tiles_come_in_other_colours(device, stream, scanner_colours, channels, step):
     rng = np.random.default_rng(channels)
-    colors = device.colors(table)
+    colors = device.colors(scanner_colours)
     for number in range(8):
         tiles = samples_of(rng, (4, *rng.integers(1, 40, 2), channels), "uint8")
         tile = TileFormat(*tiles.shape[1:], "uint8")
         pasted = Pasted(rng, tiles, step)
         memory = Memory(device, stream, tiles)
-        expected = pasted.expected(table.recolored)
+        expected = pasted.expected(scanner_colours.recolored)
         pixels = blank_pixels(device, stream, expected.shape, "uint8", number % 5)
         rows = pasted.table(memory.addresses)
         device.paste_colors(rows, tile, pixels, colors, stream, step=step)
         np.testing.assert_array_equal(on_host(device, stream, pixels), expected)
 
 
-def test_every_colour_is_looked_up(device, stream, table):
+def test_every_colour_is_looked_up(device, stream, scanner_colours):
     pixels = np.arange(1 << 24, dtype="<u4").view(np.uint8).reshape(4096, 4096, 4)
     memory = Memory(device, stream, [pixels])
     found = blank_pixels(device, stream, pixels.shape, "uint8")
     rows = np.array([(memory.addresses[0], 0, 4096, 4096, 4096)], PASTE)
     tile = TileFormat(4096, 4096, 4, "uint8")
-    device.paste_colors(rows, tile, found, device.colors(table), stream)
-    np.testing.assert_array_equal(on_host(device, stream, found), table.recolored(pixels))
+    device.paste_colors(rows, tile, found, device.colors(scanner_colours), stream)
+    np.testing.assert_array_equal(on_host(device, stream, found), scanner_colours.recolored(pixels))
 
 
 def test_a_table_is_copied_once_and_not_kept(device):
@@ -306,14 +300,14 @@ def test_pixels_of_8_bits_are_smoothed_where_blocks_would_be_seen(device, stream
     assert np.abs((found[..., :3] if channel is None else found) - expected).max() <= 1
 
 
-def test_scaled_parts_come_in_other_colours(device, stream, table):
+def test_scaled_parts_come_in_other_colours(device, stream, scanner_colours):
     tile = samples_of(np.random.default_rng(3), (20, 30, 3), "uint8")
     memory = Memory(device, stream, [tile])
     pixels = blank_pixels(device, stream, (20, 30, 4), "uint8")
     part = scaled(memory, tile, [(0, 30, 20, 30, 0, 0, 1, 1)])
     kind = TileFormat(*tile.shape, "uint8")
-    device.paste_scaled(part, kind, pixels, stream, colors=device.colors(table))
-    expected = table.recolored(tile[None])[0]
+    device.paste_scaled(part, kind, pixels, stream, colors=device.colors(scanner_colours))
+    expected = scanner_colours.recolored(tile[None])[0]
     np.testing.assert_array_equal(on_host(device, stream, pixels)[..., :3], expected)
 
 

@@ -147,6 +147,7 @@ def table():
     return ColorProfile(PROFILE, "slide").table()
 
 
+@pytest.mark.usefixtures("scanner_colours")
 @pytest.mark.usefixtures("table")
 def test_colours(tmp_path, host_gpu):
     path, pixels = write(tmp_path / "slide.tif")

@@ -400,6 +400,14 @@ class TestMemoryOfEvictedFormats:
         assert cache.used <= cache.budget
         assert device.live == cache.used
 
+    def test_it_stays_while_older_tiles_can_go(self, device):
+        cache = DeviceTiles(device, 192 + 4 * 32, 0)
+        put(cache, 0, 1, 2, 3, slide=1)
+        put(cache, 0, tile=WIDE, slide=2)
+        put(cache, 4, slide=1)
+        assert held(cache, 2) == [0]
+        assert sorted(held(cache, 1)) == [1, 2, 3, 4]
+
     def test_it_is_freed_before_more_is_taken(self):
         device = HostDevice(free=2 * 192)
         cache = DeviceTiles(device, 2 * 192)

@@ -12,8 +12,10 @@ if TYPE_CHECKING:
     from napari_wsigpu.layout import SlideLayout
 
 
-def choose_decoder(layout: SlideLayout, threads: int | None = None) -> CpuDecoder:
-    """Return a decoder on the CPU for all levels of a slide.
+def choose_decoder(
+    layout: SlideLayout, threads: int | None = None, given: CpuDecoder | None = None
+) -> CpuDecoder:
+    """Return a decoder on the CPU for all levels of a slide: the one that is given, or a new one.
 
     Raises
     ------
@@ -24,7 +26,7 @@ def choose_decoder(layout: SlideLayout, threads: int | None = None) -> CpuDecode
     """
     if threads is not None and (not isinstance(threads, int) or threads < 1):
         raise DeviceError(f"threads is {threads!r}; it has to be a whole number >= 1.")
-    decoder = CpuDecoder(None if threads is None else threads - 1)
+    decoder = given or CpuDecoder(None if threads is None else threads - 1)
     for image in chain.from_iterable(level.stored for level in layout.levels):
         reason_against = decoder.refusal(image)
         if reason_against is not None:

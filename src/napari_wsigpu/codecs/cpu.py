@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from napari_wsigpu.codecs.tile import decode_tile, refusal, whole_tiles
+from napari_wsigpu.codecs.tile import decode_tile, load_for, refusal, whole_tiles
 from napari_wsigpu.errors import SlideError
 from napari_wsigpu.memory import TileMemory
 
@@ -125,6 +125,7 @@ class CpuDecoder:
 
     def schedule(self, batch: EncodedBatch, slots: HostSlots, deliver: Deliver) -> CpuBatch:
         """Begin to decode a batch and return at once; see `Decoder.schedule`."""
+        load_for(batch.level.encoding)
         pending = CpuBatch(batch, slots, deliver, self._memory, self._finished)
         if not self._workers:
             return pending

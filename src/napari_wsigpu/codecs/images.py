@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import imagecodecs
 
+from napari_wsigpu.codecs.jpeg import ends_whole
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -22,6 +24,9 @@ def decode_webp(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) ->
 
 def decode_jpegls(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) -> None:
     """Decode JPEG-LS."""
+    if not ends_whole(data):
+        # CharLS would look for more bits for ever.
+        raise ValueError("its JPEG-LS data end early")
     imagecodecs.jpegls_decode(data, out=out)
 
 

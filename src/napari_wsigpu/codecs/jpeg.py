@@ -17,7 +17,7 @@ from __future__ import annotations
 import struct
 from functools import lru_cache
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import imagecodecs
 import numpy as np
@@ -78,6 +78,11 @@ class Header(NamedTuple):
     quantum: int
     transform: int | None
     restarts: bool
+
+
+def ends_whole(data: Any) -> bool:
+    """Whether a JPEG or JPEG-LS has its end, behind which there may be zeros."""
+    return bytes(data[-2:]) == END_OF_IMAGE or bytes(data).rstrip(b"\0").endswith(END_OF_IMAGE)
 
 
 def segments(data: bytes) -> Iterator[tuple[int, int, int]]:

@@ -1,4 +1,8 @@
-"""JPEG tiles, and those made up of restart intervals of one large JPEG."""
+"""JPEG tiles, and those made up of restart intervals of one large JPEG.
+
+All by libjpeg: where that refuses one, imagecodecs' `jpeg_decode` would try another library, which
+ends the whole process on some damaged streams.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import imagecodecs
 import numpy as np
 
 from napari_wsigpu.codecs.intervals import join_intervals
-from napari_wsigpu.codecs.jpeg import END_OF_IMAGE, START_OF_SCAN
+from napari_wsigpu.codecs.jpeg import START_OF_SCAN, ends_whole
 from napari_wsigpu.limits import limits
 
 if TYPE_CHECKING:
@@ -53,10 +57,10 @@ def check_scans(data: Any, samples: int) -> None:
 def decode_jpeg(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) -> None:
     """Decode a JPEG; see `codecs.table.Decode`."""
     check_scans(data, out.size)
-    if bytes(data[-2:]) != END_OF_IMAGE and not bytes(data).rstrip(b"\0").endswith(END_OF_IMAGE):
+    if not ends_whole(data):
         # libjpeg would fill what is missing with gray and say nothing.
         raise ValueError("its JPEG data end early")
-    imagecodecs.jpeg_decode(
+    imagecodecs.jpeg8_decode(
         data, tables=encoding.jpeg_tables[plane], out=out, **COLORS[encoding.jpeg_color]
     )
 
@@ -97,7 +101,7 @@ def decode_intervals(
     if encoding.jpeg_scale > 1:
         _decode_smaller(data, encoding.jpeg_scale, out)
     else:
-        imagecodecs.jpeg_decode(data, out=out, **COLORS[encoding.jpeg_color])
+        imagecodecs.jpeg8_decode(data, out=out, **COLORS[encoding.jpeg_color])
 
 
 def _decode_smaller(data: bytes, scale: int, pixels: NDArray[Any]) -> None:

@@ -7,22 +7,17 @@ from typing import TYPE_CHECKING, Any
 import imagecodecs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
 
     from napari_wsigpu.layout import Encoding
 
-# By the second of the tag's LERC parameters.
-WRAPPINGS: dict[int, Callable[..., bytes | bytearray]] = {
-    1: imagecodecs.deflate_decode,
-    2: imagecodecs.zstd_decode,
-}
+# By the second of the tag's LERC parameters, names of decoders, each of which is a library.
+WRAPPINGS = {1: "deflate_decode", 2: "zstd_decode"}
 
 
 def decode_lerc(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) -> None:
     """Decode LERC; see `codecs.table.Decode`."""
     if encoding.lerc_wrapping:
-        unwrap = WRAPPINGS[encoding.lerc_wrapping]
+        unwrap = getattr(imagecodecs, WRAPPINGS[encoding.lerc_wrapping])
         data = unwrap(data, out=2 * out.nbytes + 4096)
     imagecodecs.lerc_decode(data, out=out)

@@ -21,8 +21,9 @@ def unpack_none(data: Bytes, sizes: Sequence[int]) -> Bytes:
     return memoryview(data)[: sizes[0]]
 
 
-def _unpack_by(decode: Callable[..., bytes | bytearray]) -> Callable[[Bytes, Sequence[int]], Bytes]:
+def _unpack_by(name: str) -> Callable[[Bytes, Sequence[int]], Bytes]:
     def unpack(data: Bytes, sizes: Sequence[int]) -> Bytes:
+        decode: Callable[..., bytes] = getattr(imagecodecs, name)  # loads a library
         try:
             return decode(data, out=sizes[0])
         except RuntimeError:
@@ -32,10 +33,10 @@ def _unpack_by(decode: Callable[..., bytes | bytearray]) -> Callable[[Bytes, Seq
     return unpack
 
 
-unpack_deflate = _unpack_by(imagecodecs.deflate_decode)
-unpack_lzma = _unpack_by(imagecodecs.lzma_decode)
-unpack_packbits = _unpack_by(imagecodecs.packbits_decode)
-unpack_zstd = _unpack_by(imagecodecs.zstd_decode)
+unpack_deflate = _unpack_by("deflate_decode")
+unpack_lzma = _unpack_by("lzma_decode")
+unpack_packbits = _unpack_by("packbits_decode")
+unpack_zstd = _unpack_by("zstd_decode")
 
 
 def unpack_czi_zstd(data: Bytes, sizes: Sequence[int]) -> Bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -43,7 +42,6 @@ class Segments(NamedTuple):
     failures: dict[int, str]
 
 
-@lru_cache(maxsize=256)
 def is_raw(level: LevelLayout) -> bool:
     """Whether a level's tiles hold samples as they are, in either byte order."""
     encoding = level.encoding

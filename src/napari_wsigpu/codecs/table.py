@@ -52,41 +52,52 @@ Unpack = Callable[["Bytes", Sequence[int]], "Bytes"]
 
 
 class ImageCompression(NamedTuple):
-    """A compression of pictures: its name for people, its codes, and what makes pixels of it."""
+    """A compression of pictures: its name for people, its codes, and what makes pixels of it.
+
+    `function` is that of imagecodecs by which `decode` does.
+    """
 
     name: str
     codes: tuple[int, ...]
     decode: Decode
+    function: str
 
 
 class ByteCompression(NamedTuple):
-    """A compression of the bytes of samples; `unpack` gives them back."""
+    """A compression of the bytes of samples; `unpack` gives them back by a `function`, if any."""
 
     name: str
     codes: tuple[int, ...]
     unpack: Unpack
+    function: str | None
 
 
 COMPRESSIONS: tuple[ImageCompression | ByteCompression, ...] = (
-    ByteCompression("none", (COMPRESSION.NONE,), unpack_none),
-    ImageCompression("JPEG", (COMPRESSION.JPEG,), decode_jpeg),
-    ImageCompression("JPEG 2000", (COMPRESSION.JPEG2000,), decode_jpeg2000),
-    ImageCompression("JPEG 2000 (YCbCr)", (COMPRESSION.APERIO_JP2000_YCBC,), decode_jpeg2000),
-    ImageCompression("JPEG 2000 (lossless)", (COMPRESSION.JPEG_2000_LOSSY,), decode_jpeg2000),
-    ImageCompression("JPEG 2000 (RGB)", (COMPRESSION.APERIO_JP2000_RGB,), decode_jpeg2000),
-    ByteCompression("LZW", (COMPRESSION.LZW,), lzw_decode),
-    ByteCompression("deflate", DEFLATE, unpack_deflate),
-    ByteCompression("zstd", ZSTD, unpack_zstd),
-    ByteCompression("zstd1", (CZI_ZSTD,), unpack_czi_zstd),
-    ByteCompression("PackBits", (COMPRESSION.PACKBITS,), unpack_packbits),
-    ByteCompression("LZMA", (COMPRESSION.LZMA,), unpack_lzma),
-    ImageCompression("WebP", WEBP, decode_webp),
-    ImageCompression("JPEG-LS", (JPEG_LS,), decode_jpegls),
-    ImageCompression("JPEG XL", JPEG_XL, decode_jpegxl),
-    ImageCompression("JPEG XR", JPEG_XR, decode_jpegxr),
-    ImageCompression("PNG", (COMPRESSION.PNG,), decode_png),
-    ImageCompression("BMP", (BMP,), decode_bmp),
-    ImageCompression("LERC", (COMPRESSION.LERC,), decode_lerc),
+    ByteCompression("none", (COMPRESSION.NONE,), unpack_none, None),
+    ImageCompression("JPEG", (COMPRESSION.JPEG,), decode_jpeg, "jpeg8_decode"),
+    ImageCompression("JPEG 2000", (COMPRESSION.JPEG2000,), decode_jpeg2000, "jpeg2k_decode"),
+    ImageCompression(
+        "JPEG 2000 (YCbCr)", (COMPRESSION.APERIO_JP2000_YCBC,), decode_jpeg2000, "jpeg2k_decode"
+    ),
+    ImageCompression(
+        "JPEG 2000 (lossless)", (COMPRESSION.JPEG_2000_LOSSY,), decode_jpeg2000, "jpeg2k_decode"
+    ),
+    ImageCompression(
+        "JPEG 2000 (RGB)", (COMPRESSION.APERIO_JP2000_RGB,), decode_jpeg2000, "jpeg2k_decode"
+    ),
+    ByteCompression("LZW", (COMPRESSION.LZW,), lzw_decode, "tiff_decode"),
+    ByteCompression("deflate", DEFLATE, unpack_deflate, "deflate_decode"),
+    ByteCompression("zstd", ZSTD, unpack_zstd, "zstd_decode"),
+    ByteCompression("zstd1", (CZI_ZSTD,), unpack_czi_zstd, "zstd_decode"),
+    ByteCompression("PackBits", (COMPRESSION.PACKBITS,), unpack_packbits, "packbits_decode"),
+    ByteCompression("LZMA", (COMPRESSION.LZMA,), unpack_lzma, "lzma_decode"),
+    ImageCompression("WebP", WEBP, decode_webp, "webp_decode"),
+    ImageCompression("JPEG-LS", (JPEG_LS,), decode_jpegls, "jpegls_decode"),
+    ImageCompression("JPEG XL", JPEG_XL, decode_jpegxl, "jpegxl_decode"),
+    ImageCompression("JPEG XR", JPEG_XR, decode_jpegxr, "jpegxr_decode"),
+    ImageCompression("PNG", (COMPRESSION.PNG,), decode_png, "png_decode"),
+    ImageCompression("BMP", (BMP,), decode_bmp, "bmp_decode"),
+    ImageCompression("LERC", (COMPRESSION.LERC,), decode_lerc, "lerc_decode"),
 )
 BY_CODE = {code: entry for entry in COMPRESSIONS for code in entry.codes}
 

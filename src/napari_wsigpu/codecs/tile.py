@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import imagecodecs
@@ -11,6 +12,7 @@ import numpy as np
 from napari_wsigpu.codecs.jpeg import END_OF_IMAGE
 from napari_wsigpu.codecs.jpeg_tiles import decode_intervals, decode_jpeg, jpeg_decoder
 from napari_wsigpu.codecs.lerc import WRAPPINGS, decode_lerc
+from napari_wsigpu.codecs.libraries import load
 from napari_wsigpu.codecs.table import BY_CODE, ByteCompression, compression_name
 from napari_wsigpu.storage.source import Unreadable
 from napari_wsigpu.tags import FILLORDER, PHOTOMETRIC, PREDICTOR
@@ -24,7 +26,12 @@ if TYPE_CHECKING:
     from napari_wsigpu.codecs.table import Unpack
     from napari_wsigpu.layout import Encoding, LevelLayout
 
-PREDICTORS = PREDICTOR.NONE, PREDICTOR.HORIZONTAL, PREDICTOR.FLOATINGPOINT
+# Of each predictor that can be undone, the function that does.
+PREDICTORS: dict[int, str | None] = {
+    PREDICTOR.NONE: None,
+    PREDICTOR.HORIZONTAL: "delta_decode",
+    PREDICTOR.FLOATINGPOINT: "floatpred_decode",
+}
 
 
 def refusal(encoding: Encoding) -> str | None:
@@ -43,6 +50,29 @@ def refusal(encoding: Encoding) -> str | None:
     if plain and encoding.photometric == PHOTOMETRIC.YCBCR:
         return f"its colours, YCbCr stored by {found.name}, are not supported"
     return None
+
+
+def load_for(encoding: Encoding) -> None:
+    """Load the libraries that decode tiles of an encoding; see `codecs.libraries`."""
+    load(
+        _functions(
+            encoding.compression, encoding.predictor, encoding.fill_order, encoding.lerc_wrapping
+        )
+    )
+
+
+@cache
+def _functions(
+    compression: int, predictor: int, fill_order: int, lerc_wrapping: int
+) -> frozenset[str]:
+    """Name the functions of imagecodecs that decode tiles."""
+    found = (
+        BY_CODE[compression].function,
+        PREDICTORS.get(predictor),
+        "bitorder_decode" if fill_order == FILLORDER.LSB2MSB else None,
+        WRAPPINGS.get(lerc_wrapping),
+    )
+    return frozenset(filter(None, found))
 
 
 def decode_tile(tile: EncodedTile, memory: NDArray[np.uint8]) -> NDArray[Any]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
 
 from napari_wsigpu.codecs.jpeg import LONGEST_HEADER
 from napari_wsigpu.codecs.table import storage_name
@@ -60,9 +60,19 @@ JPEG_RECIPES = {
 }
 
 
-@lru_cache(maxsize=256)
+# A level's tables of tiles take megabytes: none is kept longer than its slide.
+_recipes: WeakKeyDictionary[LevelLayout, Recipe | str] = WeakKeyDictionary()
+
+
 def recipe(level: LevelLayout) -> Recipe | str:
     """Return how a GPU decodes tiles of a level, or why it can't."""
+    found = _recipes.get(level)
+    if found is None:
+        found = _recipes[level] = _recipe(level)
+    return found
+
+
+def _recipe(level: LevelLayout) -> Recipe | str:
     encoding = level.encoding
     name = storage_name(level)
     if level.library is not None:

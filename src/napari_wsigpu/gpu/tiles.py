@@ -53,6 +53,11 @@ class Shelf:
         """Places that hold no tile and are not pinned."""
         return np.flatnonzero((self.owners[:, 0] == NOBODY) & (self.pins == 0))
 
+    @property
+    def evictable(self) -> NDArray[np.int64]:
+        """Places that hold a tile and are not pinned."""
+        return np.flatnonzero((self.owners[:, 0] != NOBODY) & (self.pins == 0))
+
     def add(self, address: int, slab: Any, count: int) -> None:
         """Add an allocation of `count` places."""
         self.slabs.append(slab)
@@ -171,7 +176,7 @@ class DeviceTiles:
                 free = shelf.free
             places = free[:count]
             if len(free) < count:
-                owned = np.flatnonzero((shelf.owners[:, 0] != NOBODY) & (shelf.pins == 0))
+                owned = shelf.evictable
                 oldest = owned[_lowest(shelf.used[owned], count - len(free))]
                 self._evict(shelf, oldest)
                 places = np.append(free, oldest)
@@ -264,7 +269,7 @@ class DeviceTiles:
     def _grow(self, shelf: Shelf, missing: int) -> None:
         """Take more memory, as far as budget and device have it: half and half again."""
         while self._taken() + missing * shelf.tile_bytes > self._budget:
-            if not self._give_up_another(shelf):
+            if not self._give_up_another(shelf, missing):
                 break
         room = (self._budget - self._taken()) // shelf.tile_bytes
         wanted = max(missing, min(SLAB_TILES, self._slab_bytes // shelf.tile_bytes))
@@ -275,7 +280,7 @@ class DeviceTiles:
             except MemoryError:
                 if count > missing:
                     count = missing
-                elif not self._give_up_another(shelf):
+                elif not self._give_up_another(shelf, missing):
                     count //= 2
                 continue
             shelf.add(address, slab, count)
@@ -284,10 +289,17 @@ class DeviceTiles:
     def _taken(self) -> int:
         return sum(shelf.size for shelf in self._shelves.values())
 
-    def _give_up_another(self, shelf: Shelf) -> bool:
-        """Free the memory of another format that nobody uses now, if there is one."""
+    def _give_up_another(self, shelf: Shelf, missing: int) -> bool:
+        """Free the memory of another format that nobody uses now, if there is one.
+
+        It stays if it was used since those of the shelf's own tiles were that can go instead.
+        """
+        own = shelf.used[shelf.evictable]
+        since = own[_lowest(own, missing)].max() if len(own) >= missing > 0 else None
         for tile, other in self._shelves.items():
-            if other is not shelf and not other.pins.any():
+            used = other.used[other.owners[:, 0] != NOBODY].max(initial=0)
+            stays = since is not None and used > since
+            if other is not shelf and not other.pins.any() and not stays:
                 self._drop(tile)
                 return True
         return False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,6 +11,7 @@ import tifffile
 
 from napari_wsigpu.compat.shared import truncated
 from napari_wsigpu.errors import SlideError, SlideReadError, file_error
+from napari_wsigpu.geometry import computed_once
 from napari_wsigpu.slide import open_slide
 from napari_wsigpu.storage.url import is_url, public_url
 from napari_wsigpu.tags import RESUNIT, Tag
@@ -65,7 +65,7 @@ class CuFile:
         base = self.slide.layout.levels[0]
         return 4 if base.channels == 1 and base.dtype == np.uint8 else base.channels
 
-    @cached_property
+    @computed_once
     def first_page(self) -> FirstPage:
         """Tags that the slide's metadata don't keep as cuCIM has them."""
         try:

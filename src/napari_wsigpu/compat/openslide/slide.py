@@ -20,6 +20,7 @@ from napari_wsigpu.compat.openslide.properties import openslide_properties
 from napari_wsigpu.compat.shared import Items, blank
 from napari_wsigpu.errors import (
     NotASlideError,
+    RegionError,
     SlideError,
     SlideNotFoundError,
     UnsupportedSlideError,
@@ -40,7 +41,7 @@ Value = TypeVar("Value")
 class OpenSlide(AbstractSlide):
     """An open slide.
 
-    Once an `OpenSlideError` was raised, all but `close` raises it again.
+    Once the file has failed, all but `close` raises the same `OpenSlideError`.
 
     Parameters
     ----------
@@ -62,7 +63,7 @@ class OpenSlide(AbstractSlide):
 
     def __init__(self, filename: Filename) -> None:
         self._filename = filename
-        self._error: OpenSlideError | None = None
+        self._failure: str | None = None
         self._closed = False
         self.slide = _opened(filename)
         # Code for OpenSlide seldom closes its slides.
@@ -189,13 +190,15 @@ class OpenSlide(AbstractSlide):
         """Read, unless the slide was closed or has failed before."""
         if self._closed:
             raise OpenSlideClosedError(f"{self!r} was closed; open the slide again.")
-        if self._error is not None:
-            raise self._error
+        if self._failure is not None:
+            raise OpenSlideError(self._failure)
         try:
             return read()
+        except RegionError as error:  # what was asked for can't be, but the next may
+            raise OpenSlideError(str(error)) from error
         except SlideError as error:
-            self._error = OpenSlideError(str(error))
-            raise self._error from error
+            self._failure = str(error)
+            raise OpenSlideError(self._failure) from error
 
 
 def open_slide(filename: Filename) -> OpenSlide | ImageSlide:

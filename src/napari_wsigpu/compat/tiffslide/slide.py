@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from functools import cached_property
 from io import BytesIO
 from typing import IO, TYPE_CHECKING, Any, Literal, overload
 from warnings import warn
@@ -22,6 +21,7 @@ from napari_wsigpu.compat.tiffslide.files import (
 )
 from napari_wsigpu.compat.tiffslide.properties import AXES, tiffslide_properties
 from napari_wsigpu.errors import LevelError, RegionError, SlideError, SlideNotFoundError
+from napari_wsigpu.geometry import computed_once
 from napari_wsigpu.storage.url import file_name
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class TiffSlide:
         except TiffFileError:
             return None
 
-    @cached_property
+    @computed_once
     def ts_tifffile(self) -> tifffile.TiffFile:
         """The file as tifffile opens it.
 
@@ -146,12 +146,12 @@ class TiffSlide:
         """How many pixels of level 0 one of each level spans."""
         return self.slide.level_downsamples
 
-    @cached_property
+    @computed_once
     def properties(self) -> dict[str, Any]:
         """All metadata by tiffslide's names; None is what the file doesn't say."""
         return tiffslide_properties(self.slide.layout)
 
-    @cached_property
+    @computed_once
     def associated_images(self) -> Mapping[str, Image.Image]:
         """The pictures beside the slide by name, decoded when they are asked for."""
         pictures = self.slide.associated_images
@@ -165,7 +165,7 @@ class TiffSlide:
         profile = self.slide.icc_profile
         return None if profile is None else ImageCms.getOpenProfile(BytesIO(profile))
 
-    @cached_property
+    @computed_once
     def zarr_group(self) -> Any:
         """The levels as read-only arrays of Zarr, by their numbers, with the slide's axes."""
         import zarr
