@@ -2,6 +2,7 @@
 
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -30,8 +31,11 @@ def slide(tmp_path_factory):
         yield opened
 
 
-def picture_of(slide, channel=None, budget=1 << 20):
-    levels = dict(enumerate(slide.layout.levels))
+def picture_of(slide, channel=None, budget=1 << 20, *, labels=False):
+    levels = {
+        number: replace(level, categorical=labels)
+        for number, level in enumerate(slide.layout.levels)
+    }
     overview = slide.levels[-1][...] if channel is None else slide.levels[-1][..., channel]
     tiles = TilesAtHand(
         slide.displayed.number("stored"), levels, overview, slide.layout.background, channel,
@@ -69,7 +73,7 @@ def nearest(slide, view, level):
 
 def shown(slide, picture, view):
     """Compose a view; of another one that stands in for it, return its nearest pixels."""
-    found, pixels = picture.compose(view)
+    found, pixels, _ = picture.compose(view)
     own, other = slide.layout.levels[view.level], slide.layout.levels[found.level]
     places = []
     for first, last, begin, shape, factor in (
@@ -104,7 +108,7 @@ def test_with_nothing_at_hand_the_overview_is_shown(slide):
 def test_a_coarse_view_has_few_pixels_and_covers_the_fine_one(slide):
     picture = picture_of(slide)
     view = View(0, Rect.between(33, 301, 70, 401))
-    found, pixels = picture.compose(view)
+    found, pixels, _ = picture.compose(view)
     assert found.level == 2
     assert pixels.shape == (found.rect.height, found.rect.width, 3)
     image = slide.layout.levels[2]
@@ -121,6 +125,12 @@ def test_far_coarser_pixels_are_smoothed(slide):
     exact = slide.levels[0][...].astype(float)
     blocky = nearest(slide, View(0, Rect.between(0, 301, 0, 403)), 3)
     assert np.abs(pixels - exact).mean() < np.abs(blocky - exact).mean()
+
+
+def test_far_coarser_labels_are_never_mixed(slide):
+    pixels = shown(slide, picture_of(slide, labels=True), View(0, Rect.between(0, 301, 0, 403)))
+    held = {tuple(pixel) for pixel in slide.levels[3][...].reshape(-1, 3).tolist()}
+    assert {tuple(pixel) for pixel in pixels.reshape(-1, 3).tolist()} <= held
 
 
 @pytest.mark.parametrize("at_hand", [0, 2])
@@ -311,7 +321,7 @@ def test_tiles_land_while_the_view_moves_on(slide):
         for step in range(60):
             view = View(0, Rect(step * 2, step * 3, 150, 200))
             for _ in range(3):
-                found, pixels = picture.compose(view)
+                found, pixels, _ = picture.compose(view)
                 exact = own_pixels(slide, view)
                 if found != view:
                     continue

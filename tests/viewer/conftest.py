@@ -1,15 +1,18 @@
 import gc
 import importlib
+import inspect
 import shutil
 import threading
 
 import napari.settings
 import pytest
 import tifffile
+from napari.utils.events.event import EventEmitter
 from napari.utils.notifications import notification_manager
 from npe2 import PluginManifest
 
 from napari_wsigpu.codecs import cpu
+from napari_wsigpu.storage import zarr as storage_zarr
 from napari_wsigpu.viewer.sample import sample_path
 
 
@@ -19,6 +22,24 @@ def plugins_are_found_once():
     found = list(PluginManifest.discover())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PluginManifest, "discover", lambda paths=(): iter(found))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def signatures_are_found_once():
+    """Each layer connects hundreds of methods, and napari would look at each again."""
+    found = {}
+    look = EventEmitter._check_signature
+
+    def check(function):
+        if not inspect.ismethod(function):
+            return look(function)
+        if function.__func__ not in found:
+            found[function.__func__] = look(function)
+        return found[function.__func__]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(EventEmitter, "_check_signature", staticmethod(check))
         yield
 
 
@@ -141,5 +162,21 @@ def gate(monkeypatch):
 
     monkeypatch.setattr(cpu, "decode_tile", held_back)
     monkeypatch.setattr(cpu, "whole_tiles", lambda batch: None)
+    yield gate
+    gate.set()
+
+
+@pytest.fixture
+def chunk_gate(monkeypatch):
+    """Holds back every chunk of Zarr arrays on disk while it is closed."""
+    gate = threading.Event()
+    gate.set()
+    find_chunks = storage_zarr.find_chunks
+
+    def held_back(*arguments):
+        assert gate.wait(30)
+        return find_chunks(*arguments)
+
+    monkeypatch.setattr(storage_zarr, "find_chunks", held_back)
     yield gate
     gate.set()

@@ -46,6 +46,8 @@ class SharedViewer:
             self._values = {part: values_of(getattr(viewer, part)) for part in PARTS}
             self._listeners = listeners(viewer)
             self._size, self._layout = window.size(), window.saveState()
+            gc.collect()
+            gc.freeze()  # napari collects garbage whenever a layer goes
         return self._viewer
 
     def empty(self) -> None:
@@ -87,7 +89,9 @@ class SharedViewer:
         self._viewer = None
         self._patch.undo()
         turn()
+        gc.unfreeze()
         gc.collect()
+        gc.freeze()
         Application.destroy("napari")
         _initialize_plugins.cache_clear()
         init_qactions.cache_clear()

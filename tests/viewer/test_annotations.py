@@ -2,15 +2,19 @@
 
 import json
 import shutil
+import time
 
 import numpy as np
 import pytest
 from napari.components import ViewerModel
-from napari.layers import Layer, Points, Shapes
+from napari.layers import Labels, Layer, Points, Shapes
+from napari.utils.notifications import notification_manager
 
-from napari_wsigpu import Annotation, open_slide, read_geojson, write_geojson
+from napari_wsigpu import Annotation, label_image, open_slide, read_geojson, write_geojson
 from napari_wsigpu.errors import AnnotationError
 from napari_wsigpu.viewer.annotations import (
+    MANY,
+    MOST_SHAPES,
     annotation_layers,
     annotations_of,
     slide_layer_for,
@@ -104,6 +108,69 @@ def test_holes_are_empty_and_parts_are_filled(model):
     assert not masks[1, 700, 700]
 
 
+@pytest.fixture(scope="module")
+def cells():
+    """More objects than napari makes shapes of within seconds: circles of two classes."""
+    turn = np.linspace(0, 2 * np.pi, 12, endpoint=False)
+    circle = 9 * np.stack([np.cos(turn), np.sin(turn)], axis=1)
+    places = np.random.default_rng(0).uniform(20, 4_000, (MOST_SHAPES + 1, 2))
+    classes = [("Tumor", (200, 0, 0)), ("Stroma", (0, 200, 0))]
+    return [
+        Annotation("polygon", (circle + place,), "", *classes[number % 2], "detection")
+        for number, place in enumerate(places)
+    ]
+
+
+def test_very_many_outlines_are_labels_and_come_back_exactly(model, cells):
+    model, layer = model
+    labels, points = added(model, layer, [*cells, ALL[-1]])
+    assert isinstance(labels, Labels)
+    assert isinstance(points, Points)
+    assert tuple(labels.scale) == tuple(layer.scale)
+    assert labels.data[0].shape == layer.data[0].shape[:2]
+    number = int(labels.data[0][tuple(np.round(cells[-1].rings[0].mean(axis=0)).astype(int))[::-1]])
+    row = labels.features.set_index("index").loc[number]
+    assert row["class"] == "Tumor"
+    np.testing.assert_allclose(labels.colormap.map(number), (200 / 255, 0, 0, 1), atol=0.01)
+    found = back(model, labels)
+    assert_alike(found, cells)
+    labels.translate = np.array(labels.translate) + 10 * np.array(layer.scale)[-2:]
+    [first, *_] = back(model, labels)
+    np.testing.assert_allclose(first.rings[0], cells[0].rings[0] + 10, atol=0.01)
+
+
+def test_very_many_outlines_are_added_within_seconds(model, cells):
+    """Of so many shapes napari takes some 0.2 ms each."""
+    model, layer = model
+    begin = time.process_time()
+    added(model, layer, cells)
+    assert time.process_time() - begin < 1.5
+
+
+def test_parts_of_levels_of_objects_are_those_of_label_images(model, cells):
+    model, layer = model
+    [labels] = added(model, layer, cells)
+    numbers = np.array([0, *labels.features["index"]])
+    for level, array in enumerate(labels.data):
+        whole = numbers[label_image(cells, array.shape, 2**level)]
+        rows, columns = slice(101, 333), slice(57, 250, 2)
+        np.testing.assert_array_equal(array[rows, columns], whole[rows, columns])
+        assert array[5, 7] == whole[5, 7]
+
+
+def test_objects_smaller_than_a_pixel_are_seen(model):
+    model, layer = model
+    turn = np.array([(0, 0), (1.5, 0), (1.5, 1.5)])
+    places = np.stack(np.divmod(np.arange(MOST_SHAPES + 1), 40), axis=1) * (8, 100) + 3
+    [labels] = added(model, layer, [Annotation("polygon", (turn + place,)) for place in places])
+    coarsest = np.asarray(labels.data[-1])
+    step = 2 ** (len(labels.data) - 1)
+    seen = np.unique((places + 0.75)[:, ::-1] // step, axis=0).astype(int)
+    inside = np.all(seen < coarsest.shape, axis=1)
+    assert inside.sum() > 5_000
+    assert coarsest[tuple(seen[inside].T)].all()
+
+
 def test_shapes_lie_where_their_layer_lies(model):
     model, layer = model
     half = model.add_shapes([SQUARE[:, ::-1] / 2], scale=2 * np.array(layer.scale),
@@ -191,6 +258,15 @@ def test_the_viewer_opens_and_saves_geojson(viewer, tmp_path):
     kept = [json.loads(path.read_text("utf-8"))["features"] for path in (source, target)]
     for before, after in zip(*kept, strict=True):
         assert after["properties"] == before["properties"]
+
+
+def test_the_viewer_says_that_very_many_outlines_are_labels(viewer, cells, tmp_path):
+    viewer.open(sample_path(), plugin="napari-wsigpu")
+    source = tmp_path / "cells.geojson"
+    write_geojson(source, cells)
+    [labels] = viewer.open(source, plugin="napari-wsigpu")
+    assert isinstance(labels, Labels)
+    assert notification_manager.records[-1].message == MANY
 
 
 def test_geojson_without_a_slide_lies_on_pixels(viewer, tmp_path):

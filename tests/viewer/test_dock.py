@@ -4,17 +4,24 @@ import threading
 
 import numpy as np
 import pytest
+from napari._qt.dialogs.qt_notification import NapariQtNotification
 from napari.components import ViewerModel
 from napari.settings import get_plugin_settings
+from napari.utils.notifications import show_info
 from npe2 import PluginManager
-from qtpy.QtCore import QPoint, Qt
+from qtpy.QtCore import QEvent, QPoint, Qt
 from qtpy.QtTest import QTest
-from qtpy.QtWidgets import QPushButton
+from qtpy.QtWidgets import QApplication, QPushButton, QWidget
 
-from napari_wsigpu.viewer.arrival import welcome_slides
+from napari_wsigpu import wait
+from napari_wsigpu.viewer import arrival
+from napari_wsigpu.viewer.arrival import CHANGING_MS, furnish, welcome_slides
+from napari_wsigpu.viewer.progressive import open_viewers
 from napari_wsigpu.viewer.reader import read_slides
 from napari_wsigpu.viewer.sample import sample_path
 from napari_wsigpu.widgets.inspector import SlideInspector
+
+ROW_OF_TABS = 30  # pixels
 
 
 def inspectors(viewer):
@@ -37,8 +44,11 @@ def viewer(viewer):
 
 
 def settle():
-    """Let the event loop turn until all that was to come one turn later has come."""
-    QTest.qWait(150)
+    """Let the event loop turn until all that was to come has come."""
+    QTest.qWait(50)
+    for viewer in open_viewers():
+        furnish(viewer)
+    QTest.qWait(100)
 
 
 def open_slide_in(viewer):
@@ -73,7 +83,20 @@ def has_offer(window):
     return any(item.text() == "Open it" for item in window.findChildren(QPushButton))
 
 
-@pytest.mark.parametrize("size", [(1280, 800), (1500, 950), (1600, 1000)])
+def menu_of(viewer):
+    """Return the plugin's menu and its item for the inspector, as they are when it is shown."""
+    manifest = PluginManager.instance().get_manifest("napari-wsigpu")
+    [menu] = [
+        action.menu()
+        for action in viewer.window.plugins_menu.actions()
+        if action.text() == manifest.display_name
+    ]
+    menu.aboutToShow.emit()
+    [item] = [action for action in menu.actions() if action.text() == "Slide inspector"]
+    return menu, item
+
+
+@pytest.mark.parametrize("size", [(1280, 800), (1600, 1000)])
 def test_the_slide_is_whole_beside_the_inspector(viewer, size):
     viewer.window.resize(*size)
     settle()
@@ -86,8 +109,20 @@ def test_the_slide_is_whole_beside_the_inspector(viewer, size):
     assert is_whole(viewer, layer)
 
 
+def test_what_goes_with_a_slide_follows_its_first_view(viewer, monkeypatch):
+    monkeypatch.setattr(arrival, "FURNISHING_MS", 60_000)
+    [layer] = viewer.open(sample_path(), plugin="napari-wsigpu")
+    QTest.qWait(50)
+    assert layer.loaded
+    assert not viewer.canvas.overlays.scale_bar.visible
+    assert inspectors(viewer) == []
+    wait(layer)  # who waits gets all
+    assert viewer.canvas.overlays.scale_bar.visible
+    assert len(inspectors(viewer)) == 1
+
+
 @pytest.mark.parametrize("size", [(700, 560), (1089, 630)])
-def test_the_inspector_is_offered_where_room_is_short(viewer, size):
+def test_the_inspector_is_offered_where_room_is_short(viewer, size, qtbot):
     window = viewer.window._qt_window
     viewer.window.resize(*size)
     settle()
@@ -97,9 +132,57 @@ def test_the_inspector_is_offered_where_room_is_short(viewer, size):
     assert is_whole(viewer, layer)
     click("Open it", window)
     assert len(inspectors(viewer)) == 1
-    assert size_of(viewer) == size
+    assert size_of(viewer)[0] == size[0]
+    assert size_of(viewer)[1] <= size[1] + ROW_OF_TABS
+    qtbot.waitUntil(lambda: is_whole(viewer, layer))
+    assert viewer.canvas.size[1] >= 300
+
+
+@pytest.mark.parametrize("name", ["Slide inspector", "Navigator", "Annotations", "Export region"])
+def test_a_dock_of_the_menu_leaves_a_canvas_to_use(viewer, name):
+    viewer.window.resize(700, 560)
+    settle()
+    [layer] = open_slide_in(viewer)
+    QTest.qWait(CHANGING_MS)
+    before = viewer.canvas.size[1]
+    _, widget = viewer.window.add_plugin_dock_widget("napari-wsigpu", name)
+    settle()
+    assert viewer.canvas.size[1] == before > 300
+    assert size_of(viewer)[0] == 700
     assert is_whole(viewer, layer)
-    assert inspectors(viewer)[0].parent().width() <= max(size[0] / 4, 275)
+    window, dock = viewer.window._qt_window, widget.parent()
+    assert [each.objectName() for each in window.tabifiedDockWidgets(dock)] == ["layer controls"]
+    assert not dock.visibleRegion().isEmpty()
+
+
+def test_the_slide_is_whole_beside_a_dock_of_the_menu(viewer):
+    viewer.window.resize(1089, 630)
+    settle()
+    [layer] = open_slide_in(viewer)
+    QTest.qWait(CHANGING_MS)
+    viewer.window.add_plugin_dock_widget("napari-wsigpu", "Navigator")
+    settle()
+    assert viewer.canvas.size[1] >= 400
+    assert is_whole(viewer, layer)
+    viewer.scene.camera.zoom *= 3
+    zoom = viewer.scene.camera.zoom
+    viewer.window.add_plugin_dock_widget("napari-wsigpu", "Export region")
+    settle()
+    assert viewer.scene.camera.zoom == zoom
+
+
+def test_the_inspector_scrolls_its_tabs_alone(viewer):
+    viewer.window.resize(1089, 630)
+    settle()
+    open_slide_in(viewer)
+    _, inspector = viewer.window.add_plugin_dock_widget("napari-wsigpu", "Slide inspector")
+    for tab in range(inspector.tabs.count()):
+        inspector.tabs.setCurrentIndex(tab)
+        settle()
+        assert inspector.details.verticalScrollBar().maximum() == 0
+    viewer.window.resize(1400, 1000)
+    settle()
+    assert inspector.header.thumbnail.isVisible()
 
 
 def test_a_window_wider_than_all_screens_is_made_smaller(viewer):
@@ -121,6 +204,19 @@ def test_the_offer_can_be_declined_for_good(viewer, another):
     open_slide_in(again)
     assert inspectors(again) == []
     assert not has_offer(again.window._qt_window)
+
+
+def test_nobody_is_asked_who_has_opened_the_inspector_from_the_menu(viewer):
+    viewer.window.resize(1000, 630)
+    settle()
+    open_slide_in(viewer)
+    assert has_offer(viewer.window._qt_window)
+    menu, item = menu_of(viewer)
+    menu.popup(QPoint(0, 0))
+    QTest.mouseClick(menu, Qt.LeftButton, pos=menu.actionGeometry(item).center())
+    settle()
+    assert len(inspectors(viewer)) == 1
+    assert not has_offer(viewer.window._qt_window)
 
 
 def test_who_moved_the_view_keeps_it(viewer):
@@ -166,16 +262,7 @@ def test_a_window_that_is_shown_later_is_no_wider_than_before(another, qtbot):
 def test_the_menu_knows_the_inspector_that_opened_by_itself(viewer):
     open_slide_in(viewer)
     [inspector] = inspectors(viewer)
-    [manifest] = [
-        item for item in PluginManager.instance().iter_manifests() if item.name == "napari-wsigpu"
-    ]
-    [menu] = [
-        action.menu()
-        for action in viewer.window.plugins_menu.actions()
-        if action.text() == manifest.display_name
-    ]
-    menu.aboutToShow.emit()
-    [item] = [action for action in menu.actions() if action.text() == "Slide inspector"]
+    _, item = menu_of(viewer)
     assert item.isChecked()
     item.trigger()
     settle()
@@ -268,3 +355,19 @@ def test_reading_in_another_thread_opens_nothing_there(viewer):
     viewer.add_image(levels, **attributes)
     settle()
     assert len(inspectors(viewer)) == 1
+
+
+def test_a_toast_that_came_while_the_window_was_not_active_fades(viewer, qtbot, monkeypatch):
+    monkeypatch.setattr(NapariQtNotification, "DISMISS_AFTER", 50)
+    open_slide_in(viewer)
+    window, other = viewer.window._qt_window, QWidget()
+    qtbot.addWidget(other)
+    other.show()
+    other.activateWindow()
+    qtbot.waitUntil(lambda: other.isActiveWindow() and not window.isActiveWindow())
+    show_info("Something happened.")
+    [toast] = window.findChildren(NapariQtNotification)
+    window.activateWindow()
+    for event in (QEvent.Enter, QEvent.Leave):  # the mouse passes
+        QApplication.sendEvent(toast, QEvent(event))
+    qtbot.waitUntil(lambda: not toast.isVisible())

@@ -8,7 +8,9 @@ from napari.settings import get_settings
 import napari_wsigpu
 from napari_wsigpu import open_slide
 from napari_wsigpu.errors import DisplayTimeoutError
+from napari_wsigpu.viewer.canvas import update_view
 from napari_wsigpu.viewer.layers import slide_layers, slide_of
+from napari_wsigpu.viewer.progressive import display_of
 from napari_wsigpu.viewer.reader import get_reader
 from tests import slides
 from tests.zarrs import halved, write_group, write_image, write_label
@@ -133,6 +135,26 @@ def test_labels_can_be_waited_for(path, viewer, monkeypatch, asynchronous):
     monkeypatch.setattr(Labels, "loaded", False)
     with pytest.raises(DisplayTimeoutError, match="'slide labels' was not drawn exactly"):
         napari_wsigpu.wait(layer, 0.1)
+
+
+def test_labels_are_not_waited_for(tmp_path, viewer, chunk_gate):
+    folder = tmp_path / "slide.ome.zarr"
+    numbers = np.kron(np.indices((64, 64)).sum(axis=0) % 2, np.ones((32, 32))).astype(np.uint8)
+    write_image(folder, halved(200 * numbers, "yx", 3), "yx")
+    write_label(folder, "cells", halved(200 * numbers, "yx", 3))
+    *_, layer = viewer.open(str(folder), plugin="napari-wsigpu")
+    napari_wsigpu.wait(layer)
+    chunk_gate.clear()
+    viewer.scene.camera.zoom = 8
+    update_view(viewer)
+    assert not display_of(layer).exact
+    assert set(np.unique(layer._slice.image.raw)) == {0, 200}
+    chunk_gate.set()
+    napari_wsigpu.wait(layer)
+    assert layer.data_level == 0
+    (top, left), (bottom, right) = layer.corner_pixels
+    exact = 200 * numbers[top : bottom + 1, left : right + 1]
+    np.testing.assert_array_equal(np.asarray(layer._slice.image.raw), exact)
 
 
 def test_labels_without_metadata(path):

@@ -6,7 +6,7 @@ import tifffile
 import zarr
 from qtpy.QtTest import QTest
 
-from napari_wsigpu import open_slide
+from napari_wsigpu import open_slide, wait
 from napari_wsigpu.conversion import convert
 from napari_wsigpu.viewer.layers import slide_layers
 from napari_wsigpu.viewer.sample import sample_path
@@ -76,22 +76,25 @@ def test_whole_slides_have_no_position(tmp_path):
 
 def test_on_screen_it_covers_what_it_was_cut_from(viewer, tmp_path, qtbot):
     convert(sample_path(), tmp_path / "roi.tif", region=REGION)
-    viewer.open(sample_path(), plugin="napari-wsigpu")
-    QTest.qWait(200)
+    [slide] = viewer.open(sample_path(), plugin="napari-wsigpu")
+    wait(slide, 30)
+    QTest.qWait(100)  # the inspector has come, and the slide is fitted beside it
     x, y, width, height = REGION
     viewer.scene.camera.center = (0, (y + height / 2) * MPP, (x + width / 2) * MPP)
     viewer.scene.camera.zoom = 0.6
-    QTest.qWait(800)
+    wait(slide, 30)
     before = viewer.screenshot(flash=False).astype(int)
     view = viewer.scene.camera.center, viewer.scene.camera.zoom
-    viewer.open(tmp_path / "roi.tif", plugin="napari-wsigpu")
-    QTest.qWait(300)
+    [region] = viewer.open(tmp_path / "roi.tif", plugin="napari-wsigpu")
+    wait(region, 30)
+    QTest.qWait(100)
     viewer.scene.camera.center, viewer.scene.camera.zoom = view
-    QTest.qWait(800)
+    wait(slide, 30)
+    wait(region, 30)
     after = viewer.screenshot(flash=False).astype(int)
     inside = np.abs(after - before)[..., :3].mean(axis=2)
     assert inside.mean() < 4
-    viewer.layers[-1].translate = viewer.layers[-1].translate + 10
-    QTest.qWait(500)
+    region.translate = region.translate + 10
+    wait(region, 30)
     moved = np.abs(viewer.screenshot(flash=False).astype(int) - before)[..., :3].mean()
     assert moved > 3 * inside.mean()

@@ -10,11 +10,16 @@ import psutil
 import pytest
 import tifffile
 
-from napari_wsigpu.errors import CorruptSlideError, NotASlideError, SlideError
+from napari_wsigpu.errors import (
+    CorruptSlideError,
+    NotASlideError,
+    SlideError,
+    UnsupportedSlideError,
+)
 from napari_wsigpu.viewer.reader import get_reader, read_slides
 from napari_wsigpu.viewer.sample import sample_path
 from napari_wsigpu.viewer.settings import Settings
-from tests import slides
+from tests import slides, stacks
 from tests.icc import ADOBE
 
 SAMPLE = str(sample_path())
@@ -46,18 +51,48 @@ def test_takes_a_list_of_slides(write_channels):
     close(layers)
 
 
-def test_leaves_a_small_flat_picture_to_others(tmp_path):
+def test_takes_a_small_flat_picture_that_is_named(tmp_path):
     path = tmp_path / "flat.tif"
-    tifffile.imwrite(path, np.zeros((300, 200, 3), np.uint8), photometric="rgb")
-    assert get_reader(str(path)) is None
-    assert get_reader([SAMPLE, str(path)]) is None
+    pixels = slides.picture(300, 200)
+    tifffile.imwrite(path, pixels, photometric="rgb", rowsperstrip=300, compression="zlib")
+    layers = get_reader(str(path))(str(path))
+    np.testing.assert_array_equal(np.asarray(layers[0][0][0]), pixels)
+    close(layers)
 
 
-def test_leaves_a_large_stack_of_planes_to_others(tmp_path):
+def test_leaves_a_small_flat_picture_in_a_folder_out(tmp_path):
+    tifffile.imwrite(tmp_path / "flat.tif", np.zeros((300, 200), np.uint8))
+    (tmp_path / "slide.svs").write_bytes(sample_path().read_bytes())
+    layers = get_reader(str(tmp_path))(str(tmp_path))
+    assert [attributes["name"] for _, attributes, _ in layers] == ["slide"]
+    close(layers)
+
+
+@pytest.mark.parametrize("companion", [None, "set.companion.ome"])
+def test_shows_a_slide_of_several_files_in_a_folder_once(tmp_path, companion):
+    stacks.write_ome_files(tmp_path, stacks.stack(), companion)
+    layers = get_reader(str(tmp_path))(str(tmp_path))
+    assert [attributes["name"] for _, attributes, _ in layers] == [
+        "t0c0 stain 0",
+        "t0c0 stain 1",
+    ]
+    close(layers)
+
+
+def test_says_who_shows_all_of_a_plain_stack(tmp_path):
     path = tmp_path / "stack.tif"
-    stack = np.zeros((7, 64, 4200), np.uint8)
+    tifffile.imwrite(path, np.zeros((7, 64, 4200), np.uint8), photometric="minisblack")
+    with pytest.raises(UnsupportedSlideError, match=r"stack\.tif' is a stack of 7 .*'napari'\."):
+        get_reader(str(path))(str(path))
+
+
+def test_takes_a_plain_stack_whose_axes_are_known(tmp_path):
+    path = tmp_path / "stack.tif"
+    stack = np.arange(7 * 64 * 42, dtype=np.uint16).reshape(7, 64, 42)
     tifffile.imwrite(path, stack, photometric="minisblack", metadata={"axes": "ZYX"})
-    assert get_reader(str(path)) is None
+    [layer] = read = get_reader(str(path))(str(path))
+    np.testing.assert_array_equal(np.asarray(layer[0][0]), stack)
+    close(read)
 
 
 def test_takes_a_small_stack_whose_axes_are_known(tmp_path):
@@ -93,13 +128,13 @@ def test_says_what_is_wrong_with_a_cut_slide(tmp_path):
         reader(str(path))
 
 
-def test_refuses_quickly(tmp_path):
+def test_decides_quickly(tmp_path):
     path = tmp_path / "flat.tif"
     tifffile.imwrite(path, np.zeros((2000, 2000, 3), np.uint8), photometric="rgb")
     get_reader(str(path))
     start = time.perf_counter()
     for _ in range(10):
-        assert get_reader(str(path)) is None
+        assert get_reader(str(path)) is read_slides
     assert (time.perf_counter() - start) / 10 < 0.1
 
 

@@ -229,8 +229,25 @@ def test_labels_follow_the_sliders(labelled, viewer):
     for z, t in ((2, 0), (4, 0), (4, 1)):
         drag(viewer, "z", z)
         drag(viewer, "t", t)
+        napari_wsigpu.wait(labels)
         assert labels.get_value((t * 0.25, z * 1.5, 150, 200), world=True)[1] == 5 * t + z + 1
         assert (np.asarray(labels._slice.image.raw) == 5 * t + z + 1).all()
+
+
+def test_labels_of_a_cold_plane_are_not_waited_for(labelled, viewer, chunk_gate):
+    viewer.open(labelled, plugin=PLUGIN)
+    labels = viewer.layers[-1]
+    napari_wsigpu.wait(labels)
+    chunk_gate.clear()
+    began = time.monotonic()
+    drag(viewer, "z", 4)  # neither beside the one that is shown nor the first
+    settle(0.1)
+    assert time.monotonic() - began < 2
+    assert not display_of(labels).exact
+    assert (np.asarray(labels._slice.image.raw) == 3).all()  # of the plane before
+    chunk_gate.set()
+    napari_wsigpu.wait(labels)
+    assert (np.asarray(labels._slice.image.raw) == 5).all()
 
 
 def test_a_plane_that_cannot_be_opened_is_said(tiff, pixels, viewer, tmp_path):

@@ -1,6 +1,7 @@
 """Pictures that a GPU draws, in a real napari window: the GPU is host memory, OpenGL is Mesa's."""
 
 import gc
+import time
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from qtpy.QtGui import QOffscreenSurface, QOpenGLContext
 from qtpy.QtWidgets import QApplication
 
 import napari_wsigpu
+from napari_wsigpu.display.device_picture import DevicePicture
 from napari_wsigpu.display.device_pixels import DevicePixels
 from napari_wsigpu.errors import DeviceError
 from napari_wsigpu.viewer import frames, progressive, texture
@@ -25,12 +27,14 @@ def make_viewer(request):
         pytest.skip("there is no X display (install Xvfb)")
     make_napari_viewer = request.getfixturevalue("make_napari_viewer")
 
-    def make():
-        viewer = make_napari_viewer(show=True, strict_qt=True)
-        viewer.canvas.background_color_override = "magenta"
-        return viewer
+    return lambda: make_napari_viewer(show=True, strict_qt=True)
 
-    return make
+
+@pytest.fixture
+def viewer(viewer):
+    """A viewer in which nothing is magenta but the canvas."""
+    viewer.canvas.background_color_override = "magenta"
+    return viewer
 
 
 def opened(viewer, device):
@@ -50,8 +54,7 @@ def exact(layer):
     return layer.data[layer.data_level][top : bottom + 1, left : right + 1]
 
 
-def test_a_view_is_the_same_with_interop_and_without(make_viewer, host_gpu):
-    viewer = make_viewer()
+def test_a_view_is_the_same_with_interop_and_without(viewer, host_gpu):
     layer = opened(viewer, "cuda")
     drawn = {}
     for device in ("cuda", "cpu"):
@@ -75,8 +78,7 @@ def test_a_view_is_the_same_with_interop_and_without(make_viewer, host_gpu):
         assert not (drawn["cuda", number] == MAGENTA).all(axis=-1).any()
 
 
-def test_pixels_are_copied_to_the_host_only_for_who_asks(make_viewer, host_gpu, monkeypatch):
-    viewer = make_viewer()
+def test_pixels_are_copied_to_the_host_only_for_who_asks(viewer, host_gpu, monkeypatch):
     layer = opened(viewer, "cuda")
     pixels = layer._slice.image.raw
     assert isinstance(pixels, DevicePixels)
@@ -94,11 +96,10 @@ def test_pixels_are_copied_to_the_host_only_for_who_asks(make_viewer, host_gpu, 
     assert copied
 
 
-def test_a_gpu_is_waited_for_longer(make_viewer, host_gpu, monkeypatch):
+def test_a_gpu_is_waited_for_longer(viewer, host_gpu, monkeypatch):
     """A view that it decodes in that time is exact in its first frame."""
     monkeypatch.setattr(frames, "PATIENCE_SECONDS", 0)
     monkeypatch.setattr(frames, "DEVICE_PATIENCE_SECONDS", 20)
-    viewer = make_viewer()
     layer = opened(viewer, "cuda")
     for y, x in [(1200, 1200), (4000, 5000)]:
         layer.data[0].slide.clear_cache()
@@ -107,7 +108,51 @@ def test_a_gpu_is_waited_for_longer(make_viewer, host_gpu, monkeypatch):
         np.testing.assert_array_equal(np.asarray(layer._slice.image.raw), exact(layer))
 
 
+def test_tiles_that_land_right_after_a_view_was_drawn_are_shown(make_viewer, host_gpu, monkeypatch):
+    viewer = make_viewer()
+    layer = opened(viewer, "cuda")
+    monkeypatch.setattr(frames, "DEVICE_PATIENCE_SECONDS", 0)
+    compose, waited_for = DevicePicture.compose, []
+
+    def compose_and_wait(picture, *given):
+        composed = compose(picture, *given)
+        if picture.missing:
+            end = time.monotonic() + 20
+            while picture.missing and time.monotonic() < end:
+                time.sleep(0.001)
+            waited_for.append(not picture.missing)
+        return composed
+
+    monkeypatch.setattr(DevicePicture, "compose", compose_and_wait)
+    layer.data[0].slide.clear_cache()
+    look_at(viewer, layer, 1200, 1200, 1)
+    canvas_of(viewer)
+    settle()
+    assert waited_for
+    assert all(waited_for)
+    np.testing.assert_array_equal(np.asarray(layer._slice.image.raw), exact(layer))
+
+
+def test_nothing_is_begun_for_later_before_a_frame_is_on_screen(make_viewer, host_gpu, monkeypatch):
+    viewer = make_viewer()
+    layer = opened(viewer, "cuda")
+    fetcher = layer.data[0].slide.runtime.fetcher
+    be_quiet, said, when_drawn = fetcher.be_quiet, [], []
+    monkeypatch.setattr(
+        fetcher, "be_quiet", lambda seconds: said.append(seconds > 0) or be_quiet(seconds)
+    )
+    draw = viewer.window._qt_viewer.canvas._scene_canvas.events.draw
+    draw.connect(lambda event: when_drawn.append(said[-1]), position="last")
+    look_at(viewer, layer, 1200, 1200, 1)
+    settle()
+    assert when_drawn
+    assert all(when_drawn)
+    assert not said[-1]
+
+
 def test_where_sharing_fails_the_host_draws(make_viewer, host_gpu):
+    viewer = make_viewer()
+    viewer.canvas.background_color_override = "magenta"
     asked = []
 
     def refuse(buffer, size):
@@ -115,7 +160,6 @@ def test_where_sharing_fails_the_host_draws(make_viewer, host_gpu):
         raise DeviceError("OpenGL does not draw on 'cuda:0'.")
 
     host_gpu.shares = refuse
-    viewer = make_viewer()
     for _ in range(2):
         layer = opened(viewer, "cuda")
         settle()
@@ -129,8 +173,7 @@ def test_where_sharing_fails_the_host_draws(make_viewer, host_gpu):
     assert len(asked) == 1  # each time costs device memory
 
 
-def test_a_buffer_that_fails_later_is_given_up(make_viewer, host_gpu):
-    viewer = make_viewer()
+def test_a_buffer_that_fails_later_is_given_up(viewer, host_gpu):
     layer = opened(viewer, "cuda")
     before = canvas_of(viewer)
     [shared] = host_gpu.shared_buffers
@@ -150,9 +193,8 @@ def broken(*arguments, **named):
 
 
 @pytest.mark.parametrize("what", ["paste_scaled", "download", "share"])
-def test_whatever_fails_the_layer_is_never_black(make_viewer, host_gpu, monkeypatch, what):
+def test_whatever_fails_the_layer_is_never_black(viewer, host_gpu, monkeypatch, what):
     """What draws on the device, what copies from it where textures can't be filled, or both."""
-    viewer = make_viewer()
     layer = opened(viewer, "cuda")
     expected = canvas_of(viewer)
     if what != "paste_scaled":
@@ -170,10 +212,7 @@ def test_whatever_fails_the_layer_is_never_black(make_viewer, host_gpu, monkeypa
     assert isinstance(layer._slice.image.raw, DevicePixels if what == "share" else np.ndarray)
 
 
-def test_where_tiles_can_not_be_read_to_the_device_the_host_draws(
-    make_viewer, host_gpu, monkeypatch
-):
-    viewer = make_viewer()
+def test_where_tiles_can_not_be_read_to_the_device_the_host_draws(viewer, host_gpu, monkeypatch):
     layer = opened(viewer, "cuda")
     assert interop(layer) == "on"
     monkeypatch.setattr("napari_wsigpu.reading.on_device.TilesOnDevice.read", broken)
@@ -186,8 +225,7 @@ def test_where_tiles_can_not_be_read_to_the_device_the_host_draws(
     np.testing.assert_array_equal(np.asarray(layer._slice.image.raw), exact(layer))
 
 
-def test_the_doctor_asks_what_draws_windows(make_viewer, host_gpu, monkeypatch):
-    make_viewer()
+def test_the_doctor_asks_what_draws_windows(viewer, host_gpu, monkeypatch):
     monkeypatch.setattr("napari_wsigpu.gpu.cuda.CudaDevice", lambda index: host_gpu)
     found = texture.probe()
     assert found["version"]
@@ -199,7 +237,7 @@ def test_the_doctor_asks_what_draws_windows(make_viewer, host_gpu, monkeypatch):
 
 def test_slides_that_come_and_go_leave_no_device_memory(make_viewer, host_gpu):
     viewer = make_viewer()
-    for _ in range(4):
+    for _ in range(2):
         layer = opened(viewer, "cuda")
         canvas_of(viewer)
         viewer.layers.remove(layer)

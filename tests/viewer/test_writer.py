@@ -8,9 +8,11 @@ from npe2 import PluginManager
 from PIL import Image
 from qtpy.QtWidgets import QFileDialog
 
+import napari_wsigpu
 from napari_wsigpu import open_slide
 from napari_wsigpu.conversion import convert
 from napari_wsigpu.errors import SlideError
+from napari_wsigpu.viewer import arrival
 from napari_wsigpu.viewer.sample import sample_path
 
 REGION = (0, 0, 1024, 768)
@@ -95,9 +97,11 @@ def test_the_writer_is_declared(viewer):
     assert {".tif", ".ome.tif", ".zarr", ".png"} <= set(ours.filename_extensions)
 
 
-def test_split_rgb_decodes_no_pyramid(viewer, qtbot):
+def test_split_rgb_decodes_no_pyramid(viewer, qtbot, monkeypatch):
+    monkeypatch.setattr(arrival, "CHANGING_MS", 0)  # else the view is fitted for a second
     [layer] = viewer.open(sample_path(), plugin="napari-wsigpu")
-    qtbot.wait(1500)  # the view is fitted for a second
+    napari_wsigpu.wait(layer, 30)
+    qtbot.wait(300)
     slide = layer.data[0].slide
     zoom, asked = viewer.scene.camera.zoom, slide.stats()["tiles_asked"]
     viewer.layers.selection.active = layer

@@ -3,10 +3,16 @@
 import threading
 from functools import partial
 
+import napari
 import pytest
+from napari.components import ViewerModel
+from napari.plugins import _initialize_plugins
 from napari.settings import get_settings
-from qtpy.QtWidgets import QFileDialog
+from npe2 import PluginManager
+from qtpy.QtCore import Qt
+from qtpy.QtWidgets import QDockWidget, QFileDialog, QMainWindow
 
+from napari_wsigpu.viewer.layers import slide_of
 from napari_wsigpu.widgets.jobs import Jobs
 from tests.conftest import has_display
 from tests.viewer.conftest import (  # noqa: F401
@@ -18,19 +24,71 @@ from tests.viewer.conftest import (  # noqa: F401
     no_notifications,
     own_settings,
     plugins_are_found_once,
-    viewer,
+    signatures_are_found_once,
     write_channels,
 )
+from tests.viewer.conftest import viewer as viewer_with_window  # noqa: F401
 
 
 @pytest.fixture
-def inspector(viewer):  # noqa: F811
-    _, widget = viewer.window.add_plugin_dock_widget("napari-wsigpu", "Slide inspector")
-    return widget
+def viewer(request):
+    """What docks see of a viewer; the whole viewer, at ten times the cost, if a test is marked."""
+    whole = request.node.get_closest_marker("window")
+    return request.getfixturevalue("viewer_with_window" if whole else "model")
 
 
 @pytest.fixture
-def slide_is_open(viewer):  # noqa: F811
+def model(display, own_settings, no_notifications, monkeypatch):  # noqa: F811
+    """A viewer without its window."""
+    from tests.viewer.shared import listeners, turn
+
+    _initialize_plugins()
+    monkeypatch.setattr(napari, "current_viewer", lambda: None)
+    made = ViewerModel()
+
+    def let_go(event):
+        slide = slide_of(event.value)
+        if slide is not None and all(slide_of(other) is not slide for other in made.layers):
+            slide.release()
+
+    made.layers.events.removed.connect(let_go)
+    yield made
+    made.layers.clear()
+    turn()
+    assert not listeners(made)
+
+
+@pytest.fixture
+def add_dock(viewer, request):
+    """Add a dock by its name in the menu to the viewer's window, or to a bare one."""
+    if hasattr(viewer, "window"):
+        yield lambda name: viewer.window.add_plugin_dock_widget("napari-wsigpu", name)[1]
+        return
+    window = QMainWindow()
+    window.resize(1000, 800)
+
+    def add(name):
+        manifest = PluginManager.instance().get_manifest("napari-wsigpu")
+        [found] = [each for each in manifest.contributions.widgets if each.display_name == name]
+        widget = found.get_callable()(viewer)
+        dock = QDockWidget(name, window)
+        dock.setWidget(widget)
+        window.addDockWidget(Qt.RightDockWidgetArea, dock)
+        window.show()
+        return widget
+
+    yield add
+    window.close()
+    window.deleteLater()
+
+
+@pytest.fixture
+def inspector(add_dock):
+    return add_dock("Slide inspector")
+
+
+@pytest.fixture
+def slide_is_open(viewer):
     """Open slides with this plugin and return the first layer of each."""
 
     def open_slides(*paths):

@@ -1,11 +1,11 @@
-"""The dock "Annotations" in a real napari window, used as people do."""
+"""The dock "Annotations", used as people do."""
 
 import csv
 import io
 
 import numpy as np
 import pytest
-from napari.layers import Points, Shapes
+from napari.layers import Labels, Points, Shapes
 from napari.utils.notifications import notification_manager
 from qtpy.QtCore import QPoint, Qt
 from qtpy.QtTest import QTest
@@ -13,7 +13,7 @@ from qtpy.QtWidgets import QApplication, QLineEdit
 
 import napari_wsigpu
 from napari_wsigpu import Annotation, read_geojson, write_geojson
-from napari_wsigpu.viewer.annotations import annotation_layers
+from napari_wsigpu.viewer.annotations import MANY, MOST_SHAPES, annotation_layers
 from napari_wsigpu.viewer.sample import sample_path
 from napari_wsigpu.widgets.annotations import TOOLS, Annotations
 from tests.widgets.conftest import click
@@ -27,9 +27,8 @@ DRAWN = [
 
 
 @pytest.fixture
-def dock(viewer):
-    _, widget = viewer.window.add_plugin_dock_widget("napari-wsigpu", "Annotations")
-    return widget
+def dock(add_dock):
+    return add_dock("Annotations")
 
 
 @pytest.fixture
@@ -79,6 +78,7 @@ def test_says_that_there_is_no_slide(viewer, dock):
     assert dock.model.rowCount() == 0
 
 
+@pytest.mark.window
 def test_what_is_drawn_is_measured(viewer, dock, layer, qtbot):
     napari_wsigpu.wait(layer)
     assert dock.nothing.isVisible()
@@ -101,6 +101,31 @@ def test_what_is_drawn_is_measured(viewer, dock, layer, qtbot):
     assert sum(isinstance(each, Shapes) for each in viewer.layers) == 1
 
 
+def test_shapes_that_tell_what_is_exported_are_no_annotations(
+    viewer, dock, add_dock, layer, answer, tmp_path, settled
+):
+    export = add_dock("Export region")
+    click(export.draw)
+    regions = viewer.layers.selection.active
+    regions.add_rectangles([[[0, 0], [99, 49]]])
+    click(dock.tools["Rectangle"])
+    drawn = viewer.layers.selection.active
+    assert drawn is not regions
+    drawn.add_rectangles([[[500, 500], [600, 700]]])
+    viewer.layers.selection.active = regions
+    click(dock.tools["Line"])
+    assert viewer.layers.selection.active is drawn
+    answer(tmp_path / "slide.geojson")
+    click(dock.export)
+    settled()
+    assert len(read_geojson(tmp_path / "slide.geojson")) == 1
+    viewer.layers.selection.active = regions
+    click(dock.export)
+    settled()
+    assert len(read_geojson(tmp_path / "slide.geojson")) == 2
+
+
+@pytest.mark.window
 def test_points_come_into_a_layer_of_their_own(viewer, dock, layer):
     click(dock.tools["Point"])
     drag(viewer, (0.5, 0.5), (0.5, 0.5))
@@ -125,6 +150,7 @@ def test_what_is_drawn_lies_over_slides_that_were_opened_later(viewer, dock, sha
     assert shapes.visible
 
 
+@pytest.mark.window
 def test_a_dock_that_is_shown_again_comes_before_the_others(viewer, dock, qtbot):
     viewer.window.add_plugin_dock_widget("napari-wsigpu", "Navigator")
     qtbot.waitUntil(lambda: dock.visibleRegion().isEmpty())
@@ -133,6 +159,7 @@ def test_a_dock_that_is_shown_again_comes_before_the_others(viewer, dock, qtbot)
     qtbot.waitUntil(lambda: not dock.visibleRegion().isEmpty())
 
 
+@pytest.mark.window
 def test_columns_are_wide_enough_when_the_dock_opens_later_than_shapes(viewer, shapes, qtbot):
     later = Annotations(viewer)
     place = viewer.window.add_dock_widget(later)
@@ -184,6 +211,7 @@ def test_a_click_on_a_row_shows_the_shape(viewer, dock, shapes, layer):
         np.testing.assert_allclose(viewer.scene.camera.center[:-3:-1], centre, rtol=0.01)
 
 
+@pytest.mark.window
 def test_classes_are_given_to_shapes_and_to_the_next(viewer, dock, shapes, layer, qtbot):
     click_row(dock, 2)
     dock.classes.lineEdit().selectAll()
@@ -249,6 +277,23 @@ def test_to_qupath_and_back(viewer, dock, shapes, answer, tmp_path, settled):
     assert [type(each) for each in viewer.layers][1:] == [Shapes, Points]
 
 
+def test_very_many_outlines_come_as_labels_and_go_as_they_came(
+    viewer, dock, layer, answer, tmp_path, settled
+):
+    source, target = tmp_path / "cells.geojson", tmp_path / "again.geojson"
+    write_geojson(source, [Annotation("polygon", (SQUARE[:3],))] * (MOST_SHAPES + 1))
+    answer(source)
+    click(dock.load)
+    settled()
+    assert dock.status.text() == f"'cells.geojson': {MOST_SHAPES + 1:,} objects. {MANY}"
+    assert isinstance(viewer.layers[-1], Labels)
+    viewer.layers.selection.active = layer
+    answer(target)
+    click(dock.export)
+    settled()
+    assert len(read_geojson(target)) == MOST_SHAPES + 1
+
+
 def test_failures_are_said(dock, layer, answer, tmp_path, settled):
     click(dock.export)
     assert "nothing to export" in dock.status.text()
@@ -261,6 +306,7 @@ def test_failures_are_said(dock, layer, answer, tmp_path, settled):
     assert "has no features" in notification_manager.records[-1].message
 
 
+@pytest.mark.window
 def test_nothing_is_kept_of_a_closed_dock(viewer, dock, shapes, qtbot):
     count = len(shapes.events.data.callbacks)
     viewer.window.remove_dock_widget(dock.parent())
@@ -270,6 +316,7 @@ def test_nothing_is_kept_of_a_closed_dock(viewer, dock, shapes, qtbot):
     shapes.add_rectangles([[[0, 0], [10, 10]]])
 
 
+@pytest.mark.window
 def test_labels_of_a_level_are_painted_and_saved(
     viewer, dock, layer, answer, tmp_path, settled, slide_is_open
 ):

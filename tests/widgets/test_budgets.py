@@ -88,7 +88,7 @@ def test_dragging_chooses_when_the_slider_is_let_go(budget):
     assert budget.seen == [64 * MB]
 
 
-def test_scrolling_past_changes_nothing(budget):
+def test_scrolling_past_changes_nothing(budget, display):
     def turn():
         place = QPointF(10, 5)
         event = QWheelEvent(
@@ -108,6 +108,6 @@ def test_scrolling_past_changes_nothing(budget):
     assert budget.seen == []
     budget.activateWindow()
     budget.slider.setFocus()
-    QApplication.processEvents()
+    display.waitUntil(budget.slider.hasFocus)
     turn()
     assert len(budget.seen) == 1

@@ -1,4 +1,4 @@
-"""The dock "Export region" in a real napari window, used as people do."""
+"""The dock "Export region", used as people do."""
 
 import os
 import subprocess
@@ -59,9 +59,8 @@ napari.run()
 
 
 @pytest.fixture
-def dock(viewer):
-    _, widget = viewer.window.add_plugin_dock_widget("napari-wsigpu", "Export region")
-    return widget
+def dock(add_dock):
+    return add_dock("Export region")
 
 
 @pytest.fixture
@@ -219,13 +218,21 @@ def gap(dock, slide_is_open, tmp_path):
     return opened
 
 
-def test_levels_are_named_by_scale_and_size(dock, gap):
+def test_levels_are_named_by_number_scale_and_size(dock, gap):
+    """And not as 8x: that is what objectives are called."""
     assert names(dock.form.level) == [
-        f"1{TIMES}  ·  0.5 µm/px  ·  2,400 {TIMES} 2,000 px",
-        f"2{TIMES} (computed)  ·  1 µm/px  ·  1,200 {TIMES} 1,000 px",
-        f"4{TIMES} (computed)  ·  2 µm/px  ·  600 {TIMES} 500 px",
-        f"8{TIMES}  ·  4 µm/px  ·  300 {TIMES} 250 px",
+        f"level 0  ·  0.5 µm/px  ·  2,400 {TIMES} 2,000 px",
+        f"computed  ·  1 µm/px  ·  1,200 {TIMES} 1,000 px",
+        f"computed  ·  2 µm/px  ·  600 {TIMES} 500 px",
+        f"level 1  ·  4 µm/px  ·  300 {TIMES} 250 px",
     ]
+
+
+def test_levels_of_pixels_of_unknown_size_are_named_by_downsample(dock, slide_is_open, tmp_path):
+    path = tmp_path / "sizes.tif"
+    slides.write_pyramid(path, slides.picture(500, 600), (2,), photometric="rgb")
+    slide_is_open(path)
+    assert names(dock.form.level)[1] == f"level 1  ·  downsample 2  ·  300 {TIMES} 250 px"
 
 
 def test_a_computed_level_can_be_written(dock, gap, answer, tmp_path, settled):
@@ -258,6 +265,7 @@ def test_channels_all_go_to_tiff_and_none_to_png(
         assert written.mpp == pytest.approx((0.5, 0.25))
 
 
+@pytest.mark.usefixtures("scanner_colours")
 def test_colours_are_offered_where_there_is_a_profile(
     dock, layer, slide_is_open, answer, tmp_path, settled
 ):
@@ -343,6 +351,7 @@ def test_a_cancelled_export_leaves_nothing(dock, layer, answer, held, gate, tmp_
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == {old: b"mine"}
 
 
+@pytest.mark.window
 @pytest.mark.parametrize(
     ("closing", "kind"),
     [("layer", OME_TIFF), ("layer", OME_ZARR), ("viewer", PNG), ("dock", OME_TIFF)],
@@ -500,6 +509,7 @@ def test_a_name_gets_the_ending_of_its_kind_once(dock, layer, answer, tmp_path, 
         assert [path.name for path in folder.iterdir()] == [written]
 
 
+@pytest.mark.window
 def test_can_be_narrow_and_its_text_grows(dock, layer, display):
     boxes = dock.findChildren(QComboBox)
     assert len(boxes) == 6

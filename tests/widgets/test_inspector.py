@@ -1,9 +1,6 @@
-"""The inspector dock in a real napari window, used as people do."""
+"""The inspector dock, used as people do."""
 
 import gc
-import os
-import subprocess
-import sys
 import weakref
 
 import numpy as np
@@ -27,16 +24,6 @@ from napari_wsigpu.widgets.facts import Said
 from tests.widgets.conftest import assert_text_grows, click, workers
 
 MACRO = (432, 1280, 3)
-SCRIPT = """
-import napari
-from qtpy.QtTest import QTest
-from napari_wsigpu.viewer.sample import sample_path
-viewer = napari.Viewer()
-viewer.open(sample_path(), plugin="napari-wsigpu")
-for dock in ("Slide inspector", "Decode monitor"):
-    viewer.window.add_plugin_dock_widget("napari-wsigpu", dock)
-QTest.qWait(500)
-"""
 
 
 def shown(inspector):
@@ -89,6 +76,7 @@ def test_another_slide_takes_the_place_of_a_removed_one(
     assert inspector.slide is first.data[0].slide
 
 
+@pytest.mark.window
 def test_opening_a_slide_decodes_no_label_and_no_macro(
     viewer, inspector, slide_is_open, monkeypatch, settled
 ):
@@ -185,6 +173,7 @@ def test_opens_an_associated_image_beside_the_slide(viewer, inspector, slide_is_
     assert thumbnail.extent.world[0, 1] > macro.extent.world[1, 1]
 
 
+@pytest.mark.window
 @pytest.mark.parametrize("closing", ["layer", "viewer", "dock"])
 def test_what_goes_away_during_a_decode_leaves_nothing(
     viewer, inspector, slide_is_open, monkeypatch, gate, settled, handles_of, closing, display
@@ -219,6 +208,7 @@ def test_what_goes_away_during_a_decode_leaves_nothing(
         assert not inspector.progress.isVisible()
 
 
+@pytest.mark.window
 def test_two_viewers_have_two_inspectors(viewer, inspector, slide_is_open, write_channels, another):
     slide_is_open(sample_path())
     other = another()
@@ -231,6 +221,7 @@ def test_two_viewers_have_two_inspectors(viewer, inspector, slide_is_open, write
     assert inspector.slide is None
 
 
+@pytest.mark.window
 def test_closed_dock_no_longer_follows(viewer, inspector, slide_is_open, display):
     slide_is_open(sample_path())
     watch = inspector.header._watch
@@ -250,6 +241,7 @@ def test_closed_dock_no_longer_follows(viewer, inspector, slide_is_open, display
     viewer.layers.clear()
 
 
+@pytest.mark.window
 def test_removed_slides_are_forgotten(viewer, inspector, slide_is_open, settled):
     # No name holds the layer: whoever walks up the stack meanwhile keeps all locals.
     slide = weakref.ref(slide_is_open(sample_path())[0].data[0].slide)
@@ -304,6 +296,7 @@ def test_the_header_is_as_high_as_its_slide_needs(inspector, slide_is_open):
     assert [label.minimumHeight() for label in labels] == before
 
 
+@pytest.mark.window
 def test_search_has_a_key(viewer, inspector, slide_is_open):
     slide_is_open(sample_path())
     inspector.tabs.setCurrentWidget(inspector.levels)
@@ -315,6 +308,7 @@ def test_search_has_a_key(viewer, inspector, slide_is_open):
     assert inspector.metadata.search.hasFocus()
 
 
+@pytest.mark.window
 def test_mnemonics_are_no_menus_and_each_has_one_use(viewer, inspector):
     parts = (*inspector.findChildren(QAbstractButton), *inspector.findChildren(QLabel))
     own = [QKeySequence.mnemonic(part.text()).toString() for part in parts if "&" in part.text()]
@@ -325,6 +319,7 @@ def test_mnemonics_are_no_menus_and_each_has_one_use(viewer, inspector):
     assert taken.isdisjoint(own)
 
 
+@pytest.mark.window
 def test_everything_grows_with_naparis_font(viewer, inspector, slide_is_open, display):
     slide_is_open(sample_path())
     parts = [
@@ -340,6 +335,7 @@ def test_everything_grows_with_naparis_font(viewer, inspector, slide_is_open, di
     assert_text_grows(parts, display)
 
 
+@pytest.mark.window
 def test_offers_to_become_the_reader_once(viewer, monkeypatch):
     preferred = []
     monkeypatch.setattr(inspector_module, "is_preferred_reader", lambda: bool(preferred))
@@ -401,11 +397,3 @@ def test_changed_colours_are_drawn(viewer, inspector, slide_is_open, settled):
 def test_names_of_layers_are_slides_names(slide_is_open):
     [layer] = slide_is_open(sample_path())
     assert layer_module.slide_name(layer.data[0].slide) == "he_phantom" == layer.name
-
-
-def test_a_script_may_end_while_docks_are_open(display, tmp_path):
-    command = [sys.executable, "-c", SCRIPT]
-    own = os.environ | {"NAPARI_CONFIG": str(tmp_path / "settings.yaml")}
-    run = subprocess.run(command, env=own, capture_output=True, text=True, timeout=120)
-    assert run.returncode == 0, run.stderr
-    assert "Traceback" not in run.stderr

@@ -47,6 +47,13 @@ def test_the_table_needs_no_scrolling(tab, display):
     display.wait(50)
     assert bar.maximum() == 0
     assert tab.table.rowHeight(0) > high
+    tab.resize(240, 500)
+    display.wait(50)
+    assert bar.maximum() == 0
+    assert [tab.table.isColumnHidden(column) for column in range(6)].count(True) == 1
+    tab.resize(500, 500)
+    display.wait(50)
+    assert not any(tab.table.isColumnHidden(column) for column in range(6))
 
 
 def test_grows_with_the_font(tab, display):

@@ -1,4 +1,4 @@
-"""The decode monitor in a real napari window, used as people do."""
+"""The decode monitor, used as people do."""
 
 import gc
 import threading
@@ -23,16 +23,20 @@ from tests.widgets.conftest import assert_text_grows, click
 MB = 10**6
 
 
-def add_monitor(viewer):
-    _, widget = viewer.window.add_plugin_dock_widget("napari-wsigpu", "Decode monitor")
-    widget.timer.setInterval(30)
-    return widget
+@pytest.fixture
+def add_monitor(add_dock):
+    def add():
+        get_plugin_settings("napari-wsigpu").slides.open_inspector = False
+        widget = add_dock("Decode monitor")
+        widget.timer.setInterval(30)
+        return widget
+
+    return add
 
 
 @pytest.fixture
-def monitor(viewer):
-    get_plugin_settings("napari-wsigpu").slides.open_inspector = False
-    yield add_monitor(viewer)
+def monitor(add_monitor):
+    yield add_monitor()
     runtime.default().tiles.budget = DEFAULT_BUDGET
 
 
@@ -157,10 +161,10 @@ class TestFailures:
 
 class TestDevice:
     def test_without_a_driver_there_is_no_gpu_to_choose(
-        self, viewer, slide_is_open, host_machine, host_runtime
+        self, add_monitor, slide_is_open, host_machine, host_runtime
     ):
         host_machine.driver = False
-        made = add_monitor(viewer)
+        made = add_monitor()
         slide_is_open(sample_path())
         button = made.choice.buttons["cuda"]
         assert not button.isEnabled()
@@ -168,6 +172,7 @@ class TestDevice:
         assert made.decoder.text() == "CPU: this machine has no NVIDIA driver."
         assert not made.device.isVisible()
 
+    @pytest.mark.window
     def test_the_open_slide_is_switched(self, gpu, monitor, slide_is_open, display, settled):
         [layer] = slide_is_open(sample_path())
         slide = layer.data[0].slide
@@ -255,9 +260,10 @@ class TestCosts:
         assert asked == []
         monkeypatch.undo()
         dock.show()
-        assert monitor.timer.isActive()
+        display.waitUntil(monitor.timer.isActive)
         assert sum(step.tiles for step in monitor._rates.steps) < 400
 
+    @pytest.mark.window
     def test_behind_a_tab_it_looks_no_more(self, viewer, monitor, slide_is_open, display):
         slide_is_open(sample_path())
         other, _ = viewer.window.add_plugin_dock_widget("napari-wsigpu", "Slide inspector")
@@ -268,6 +274,7 @@ class TestCosts:
         monitor.parent().raise_()
         display.waitUntil(monitor.timer.isActive)
 
+    @pytest.mark.window
     def test_a_closed_one_leaves_nothing(self, viewer, monitor, slide_is_open, display):
         [layer] = slide_is_open(sample_path())
         events = viewer.layers.events.removed, viewer.layers.selection.events.active
@@ -287,6 +294,7 @@ class TestCosts:
         display.wait(100)
         assert set(threading.enumerate()) <= before
 
+    @pytest.mark.window
     def test_a_removed_slide_is_forgotten(self, viewer, monitor, slide_is_open, settled):
         # No name holds the layer: whoever walks up the stack meanwhile keeps all locals.
         whole(slide_is_open(sample_path())[0])
@@ -301,10 +309,11 @@ class TestCosts:
         assert slide() is None
 
 
+@pytest.mark.window
 def test_two_viewers_have_two(viewer, monitor, slide_is_open, write_channels, another):
     slide_is_open(sample_path())
     other = another()
-    second = add_monitor(other)
+    _, second = other.window.add_plugin_dock_widget("napari-wsigpu", "Decode monitor")
     other.open(write_channels(1)[0], plugin="napari-wsigpu")
     assert monitor.title.text() == "he_phantom.svs"
     assert second.title.text() == "channels1.ome.tif"
@@ -349,6 +358,7 @@ def test_keys_reach_everything_from_top_to_bottom(viewer, monitor, slide_is_open
     assert all(part.accessibleName() and part.toolTip() for part in named if part.isVisible())
 
 
+@pytest.mark.window
 def test_fits_a_narrow_dock_and_grows_with_the_font(viewer, monitor, slide_is_open, display):
     slide_is_open(sample_path())
     assert monitor.minimumSizeHint().width() <= 300

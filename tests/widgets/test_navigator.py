@@ -1,4 +1,4 @@
-"""The dock "Navigator" in a real napari window, used as people do."""
+"""The dock "Navigator", used as people do."""
 
 import re
 
@@ -15,9 +15,8 @@ from tests.widgets.conftest import assert_text_grows, click
 
 
 @pytest.fixture
-def dock(viewer):
-    _, widget = viewer.window.add_plugin_dock_widget("napari-wsigpu", "Navigator")
-    return widget
+def dock(add_dock):
+    return add_dock("Navigator")
 
 
 @pytest.fixture
@@ -56,6 +55,7 @@ def test_says_that_there_is_no_slide(viewer, dock):
     assert not dock.details.isVisible()
 
 
+@pytest.mark.window
 def test_the_frame_is_what_the_view_shows(viewer, dock, layer, qtbot):
     assert dock.map.image is not None
     viewer.scene.camera.zoom *= 4
@@ -117,6 +117,7 @@ def test_says_what_is_no_position(viewer, dock, layer, text, said):
     np.testing.assert_array_equal(middle(viewer, layer), before)
 
 
+@pytest.mark.window
 def test_says_what_is_under_the_mouse(viewer, dock, layer, qtbot):
     canvas = viewer.window._qt_viewer.canvas.native
     QTest.mouseMove(canvas, QPoint(canvas.width() // 2, canvas.height() // 2))
@@ -161,6 +162,7 @@ def test_all_of_an_object_is_shown(viewer, layer, size, qtbot):
     assert (room >= size).all()
 
 
+@pytest.mark.window
 def test_text_grows(dock, layer, qtbot):
     assert_text_grows([dock.goal, dock.position, dock.buttons[1]], qtbot)
 

@@ -39,6 +39,7 @@ def texts(window):
             yield from cells(widget.model(), widget.rootIndex())
 
 
+@pytest.mark.window
 def test_docks_and_clipboard(viewer, inspector, slide_is_open, settled, paths):
     for layer in slide_is_open(*paths):
         viewer.layers.selection.active = layer

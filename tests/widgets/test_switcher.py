@@ -1,4 +1,4 @@
-"""The dock "Slides" in a real napari window, used as people do."""
+"""The dock "Slides", used as people do."""
 
 import numpy as np
 import pytest
@@ -11,10 +11,8 @@ from napari_wsigpu.viewer.sample import sample_path
 
 
 @pytest.fixture
-def dock(viewer):
-    viewer.window.resize(1500, 900)
-    _, widget = viewer.window.add_plugin_dock_widget("napari-wsigpu", "Slides")
-    return widget
+def dock(add_dock):
+    return add_dock("Slides")
 
 
 @pytest.fixture
@@ -46,6 +44,7 @@ def test_is_empty_without_slides(viewer, dock):
     assert listed(dock) == []
 
 
+@pytest.mark.window
 def test_shows_one_alone_and_fits_it(viewer, dock, slide_is_open, dark):
     first, second = slide_is_open(sample_path(), dark)
     QTest.qWait(200)
@@ -63,7 +62,9 @@ def test_shows_one_alone_and_fits_it(viewer, dock, slide_is_open, dark):
     assert (first.visible, second.visible) == (True, True)
 
 
+@pytest.mark.window
 def test_side_by_side_each_has_its_part_of_the_canvas(viewer, dock, slide_is_open):
+    viewer.window.resize(1500, 900)
     first, second = slide_is_open(sample_path(), sample_path())
     for layer in (first, second):
         layer.interpolation2d = "linear"  # the nearest pixels differ between halves of odd widths

@@ -90,29 +90,42 @@ def label_image(
         ) from None
     rings: list[NDArray[np.float64]] = []
     numbers: list[int] = []
-    vertices = 0
+    vertices, rect = 0, Rect(0, 0, *shape)
     for number, annotation in enumerate(annotations, 1):
         if annotation.kind in WITH_AREA:
             rings += annotation.rings
             numbers += [number] * len(annotation.rings)
             vertices += sum(map(len, annotation.rings))
             if vertices > MOST_VERTICES:
-                _draw(rings, np.array(numbers), labels, downsample)
+                draw_numbers(rings, np.array(numbers), labels, rect, downsample)
                 rings, numbers, vertices = [], [], 0
-    _draw(rings, np.array(numbers), labels, downsample)
+    draw_numbers(rings, np.array(numbers), labels, rect, downsample)
     return labels
 
 
-def _draw(
+def draw_numbers(
     rings: Sequence[NDArray[np.float64]],
     numbers: NDArray[np.int64],
     labels: NDArray[np.int32],
+    rect: Rect,
     downsample: float,
 ) -> None:
-    """Put the numbers of some objects into the pixels within their rings, the last ones on top."""
+    """Put the numbers of objects into the pixels within their rings, the largest on top.
+
+    Parameters
+    ----------
+    rings, downsample
+        As of `inside`.
+    numbers : ndarray of int
+        Of each ring, that of its object.
+    labels : ndarray of int32
+        The pixels of the rectangle.
+    rect : Rect
+        In pixels of a level.
+    """
     if not rings:
         return
-    ring, row, column = _crossings(rings, Rect(0, 0, *labels.shape), downsample)
+    ring, row, column = _crossings(rings, rect, downsample)
     number = numbers[ring]
     order = np.lexsort((column, row, number))
     # Along a row, each second crossing of an object leaves it again.

@@ -153,12 +153,18 @@ class DevicePicture:
                 self.found = [key for key in keys if (key.row, key.column) not in self._missing]
                 self.lacked = [key for key in keys if (key.row, key.column) in self._missing]
                 self._count = len(keys)
-            until = fetch()
-            while self._missing and (left := until - time.perf_counter()) > 0:
-                self._landed.wait(left)
+            self._wait(fetch())
             if len(self._missing) > WORTH_DRAWING * self._count:
                 return self._stand_in(view)
-            return Composed(view, self._draw(view, self._missing, blank))
+            pixels, gone = self._draw(view, self._missing, blank)
+            if gone:  # what was decoded meanwhile took their place
+                self._missing |= gone
+                self._wait(fetch())
+                pixels, gone = self._draw(view, self._missing, blank)
+            if gone:
+                self._missing |= gone
+                fetch()
+            return Composed(view, pixels, not (self._missing or gone))
 
     def land(self, landed: Mapping[TileKey, Any]) -> bool:
         """Take tiles that a device has now; return whether the view is better by them."""
@@ -184,10 +190,26 @@ class DevicePicture:
             self._landed.notify_all()
             return bool(taken)
 
+    def _wait(self, until: float) -> None:
+        """Wait for what is missing, but no longer than until a time."""
+        while self._missing and (left := until - time.perf_counter()) > 0:
+            self._landed.wait(left)
+
     # Drawing
 
-    def _draw(self, view: View, missing: Collection[Tile], blank: Collection[Tile]) -> Any:
-        """Draw a view: own tiles, and where they are missing the best others."""
+    def _draw(
+        self, view: View, missing: Collection[Tile], blank: Collection[Tile]
+    ) -> tuple[Any, set[Tile]]:
+        """Draw a view: own tiles, and where they are missing the best others.
+
+        Returns
+        -------
+        pixels : DevicePixels
+            The view.
+        gone : set of (int, int)
+            Own tiles that were here, but are not any more.
+        """
+        number = self.tiles.numbers[view.level]
         drawn: list[Drawn] = []
         overview: Drawn | None = None
         for level, block in self._approximations(view, missing):
@@ -201,23 +223,25 @@ class DevicePicture:
         own = np.array([tile for tile in cells.cells() if tile not in left_out], np.int64)
         if len(own):
             parts = _own_parts(self.levels[view.level], view.rect, own)
-            drawn.append(Drawn(self.tiles.numbers[view.level], own, parts))
+            drawn.append(Drawn(number, own, parts))
         on_device, overview_pixels = self.tiles.on_device, self.tiles.overview
         if overview is not None and self._overview is None:
             self._overview = on_device.send(overview_pixels)
         flat = overview_pixels.ndim == 2
-        failed = bool(blank) or bool(self.tiles.failed)
-        pixels = on_device.draw(
+        pixels, gone = on_device.draw(
             drawn,
             (view.rect.height, view.rect.width),
             (self.tiles.channel or 0) if flat else None,
             self._table,
             overview,
             self._overview,
-            self.tiles.blank if failed else None,
+            self.tiles.blank,
+            holes=bool(blank) or bool(self.tiles.failed),
         )
         channels = 1 if flat else overview_pixels.shape[2]
-        return DevicePixels(pixels, channels, on_device.fetch, on_device.device.address(pixels))
+        address = on_device.device.address(pixels)
+        own_gone = {(row, column) for level, row, column in gone if level == number}
+        return DevicePixels(pixels, channels, on_device.fetch, address), own_gone
 
     def _approximations(self, view: View, missing: Collection[Tile]) -> Iterator[tuple[int, Rect]]:
         """Yield levels and the blocks of missing tiles that they stand in for, the worst first."""
@@ -310,7 +334,7 @@ class DevicePicture:
             cells = touched(image, coarse.rect)
             absent, blank = self.tiles.absent(level, cells)
             if coarse == views[-1] or len(absent) <= WORTH_DRAWING * cells.height * cells.width:
-                return Composed(coarse, self._draw(coarse, absent, blank))
+                return Composed(coarse, self._draw(coarse, absent, blank)[0])
         raise AssertionError("the overview stands in for all levels")
 
 

@@ -150,7 +150,7 @@ class Drawing:
         down = Axis(part.top * by_rows - under.top, by_rows)
         across = Axis(part.left * by_columns - under.left, by_columns)
         pixels = self.pixels[self.view.rect.slices(part)]
-        if shows_blocks(down, across, pixels, self._step):
+        if not own.categorical and shows_blocks(down, across, pixels, self._step):
             source = np.empty((height, width, *pixels.shape[2:]), pixels.dtype)
             self._gather(level, under, np.arange(height), np.arange(width), hand, source)
             draw_smoothly(source, down, across, pixels, self._step)

@@ -37,10 +37,13 @@ class Composed(NamedTuple):
         What is shown: the view itself, or as much of a coarser level that stands in for it.
     pixels : ndarray, shape (height, width) or (height, width, channels)
         Its pixels. They get better as tiles land, in the same array while the view is the same.
+    exact : bool
+        Whether these are all pixels of the view itself: tiles may have landed since.
     """
 
     view: View
     pixels: NDArray[Any]
+    exact: bool = False
 
 
 class Picture:
@@ -108,9 +111,9 @@ class Picture:
             now, before = self._begin(view), now
         if not now.landed.acquire(blocking=begins):
             # Tiles are being drawn in another thread, which tells when they are.
-            return (
-                self._stand_in(view) if now.drawing.undrawn else Composed(view, now.drawing.pixels)
-            )
+            if now.drawing.undrawn:
+                return self._stand_in(view)
+            return Composed(view, now.drawing.pixels, not now.drawing.missing)
         try:
             self._now = now
             until = fetch()
@@ -128,7 +131,7 @@ class Picture:
                 self._draw_edges(now, before)
         finally:
             now.landed.release()
-        return Composed(view, now.drawing.pixels)
+        return Composed(view, now.drawing.pixels, not now.drawing.missing)
 
     def land(self, landed: Mapping[TileKey, NDArray[Any]]) -> bool:
         """Take decoded tiles; return whether the view shows better pixels by them, or will."""

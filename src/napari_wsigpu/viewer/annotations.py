@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,10 +11,12 @@ from napari.layers import Points
 from napari.utils.colormaps.standardize_color import transform_color
 
 from napari_wsigpu.annotations.annotation import Annotation
+from napari_wsigpu.annotations.masks import WITH_AREA
 from napari_wsigpu.annotations.rings import ellipse, joined, split
 from napari_wsigpu.annotations.tracing import outlines
 from napari_wsigpu.errors import AnnotationError
 from napari_wsigpu.viewer.layers import slide_of
+from napari_wsigpu.viewer.object_labels import object_labels
 from napari_wsigpu.viewer.region import on_slide
 
 if TYPE_CHECKING:
@@ -33,6 +36,13 @@ if TYPE_CHECKING:
 
 CLASS, NAME, TYPE, LOCKED, ID = COLUMNS = ("class", "name", "object_type", "locked", "id")
 SLIDE = "slide"
+OBJECTS = "objects"  # that a layer of labels draws
+MOST_SHAPES = 20_000  # of which napari makes a layer of shapes within seconds
+MANY = (
+    f"Shown as labels, since of more than {MOST_SHAPES:,} outlines napari's shapes are slow; "
+    "what is exported are the outlines."
+)
+FOR_EXPORT = "for export"  # of shapes that tell what is exported, and are no annotations
 REST = "annotations"  # what a table has no place for, by id
 RED: Color = (255, 0, 0)  # of what has no class, as in QuPath
 ELLIPSE_VERTICES = 128
@@ -41,6 +51,7 @@ CENTRE = 0.5  # napari counts from the centre of the first pixel, QuPath from it
 THINNEST, OF_OBJECT, OF_SLIDE = 1.0, 1 / 50, 1 / 1000
 POINT, SMALLEST_POINT = 20, 8  # pixels of level 0, and of the screen
 MOST_PIXELS = 1 << 28
+SAME = 1e-3  # pixels
 PLACEMENT = ("scale", "translate", "rotate", "shear", "affine", "units", "axis_labels")
 AFFINE = ("rotate", "shear", "affine")
 
@@ -69,6 +80,8 @@ def annotation_layers(
 ) -> list[MutableLayerData]:
     """Return a layer of shapes, and one of points, as far as there are any.
 
+    More than `MOST_SHAPES` polygons and ellipses become a layer of labels.
+
     Parameters
     ----------
     annotations : sequence of Annotation
@@ -80,7 +93,7 @@ def annotation_layers(
 
     Returns
     -------
-    list of (data, attributes, "shapes" or "points")
+    list of (data, attributes, "labels", "shapes" or "points")
         The table of features has the columns `COLUMNS`, and one for each measurement.
     """
     common: dict[str, Any] = {"name": name}
@@ -92,8 +105,14 @@ def annotation_layers(
     metadata[REST] = _rest(annotations)
     common["metadata"] = metadata
     shapes = [annotation for annotation in annotations if annotation.kind != "points"]
+    objects = [annotation for annotation in shapes if annotation.kind in WITH_AREA]
+    if len(objects) > MOST_SHAPES:
+        shapes = [annotation for annotation in shapes if annotation.kind not in WITH_AREA]
+    else:
+        objects = []
     points = [annotation for annotation in annotations if annotation.kind == "points"]
     return [
+        *([_labels(objects, common, slide)] if objects else []),
         *([_shapes(shapes, common, slide)] if shapes else []),
         *([_points(points, common)] if points else []),
     ]
@@ -121,6 +140,19 @@ def _shapes(
         "features": _table(of),
     }
     return [outline for outline, _ in shapes], attributes, "shapes"
+
+
+def _labels(
+    annotations: Sequence[Annotation], common: Mapping[str, Any], slide: Slide | None
+) -> MutableLayerData:
+    size = None if slide is None else slide.dimensions
+    levels, attributes, numbers = object_labels(annotations, size, RED)
+    attributes |= {
+        **common,
+        "features": {"index": numbers, **_table(annotations)},
+        "metadata": {**common["metadata"], OBJECTS: tuple(annotations)},
+    }
+    return levels, attributes, "labels"
 
 
 def _points(annotations: Sequence[Annotation], common: Mapping[str, Any]) -> MutableLayerData:
@@ -318,6 +350,9 @@ def _of_points(
 def _of_labels(
     content: Any, attributes: Mapping[str, Any], pixels_of: ToPixels
 ) -> list[Annotation]:
+    objects = (attributes.get("metadata") or {}).get(OBJECTS)
+    if objects:
+        return _moved(objects, pixels_of)
     if attributes.get("multiscale"):
         content = content[0]
     if content.ndim == 2 and content.shape[0] * content.shape[1] > MOST_PIXELS:
@@ -345,6 +380,21 @@ def _of_labels(
             )
         )
     return annotations
+
+
+def _moved(annotations: Sequence[Annotation], pixels_of: ToPixels) -> list[Annotation]:
+    """Return objects where their layer lies now."""
+    rings = [ring for annotation in annotations for ring in annotation.rings]
+    ends = np.cumsum([len(ring) for ring in rings])[:-1]
+    vertices = np.concatenate(rings)
+    moved = pixels_of(vertices[:, ::-1] - CENTRE)[:, ::-1] + CENTRE
+    if np.allclose(moved, vertices, rtol=0, atol=SAME):
+        return list(annotations)
+    found = iter(np.split(moved, ends))
+    return [
+        replace(annotation, rings=tuple(next(found) for _ in annotation.rings))
+        for annotation in annotations
+    ]
 
 
 def _rows(

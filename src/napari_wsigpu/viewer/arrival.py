@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet, ref
+
+from napari.utils.notifications import notification_manager
 
 from napari_wsigpu.viewer.dock import offer_inspector
 from napari_wsigpu.viewer.layers import slide_of
 from napari_wsigpu.viewer.planes import show_plane
-from napari_wsigpu.viewer.window import fit_to, keep_on_screen, main_window, once_visible, soon
+from napari_wsigpu.viewer.window import (
+    fit_to,
+    keep_on_screen,
+    let_toasts_end,
+    main_window,
+    once_visible,
+    soon,
+)
 
 if TYPE_CHECKING:
     from napari import Viewer
@@ -17,6 +27,8 @@ if TYPE_CHECKING:
     from napari_wsigpu.slide import Slide
 
 CHANGING_MS = 1000  # while docks and windows find their sizes
+# A scale bar and a dock take longer than a slide's first view: they follow it.
+FURNISHING_MS = 100
 
 _arrivals: WeakKeyDictionary[Viewer, _Arrivals] = WeakKeyDictionary()
 
@@ -29,6 +41,22 @@ def welcome_slides(viewer: Viewer) -> None:
     """
     if viewer not in _arrivals:
         _arrivals[viewer] = _Arrivals(viewer)
+        notification_manager.notification_ready.connect(let_toasts_end, position="last")
+
+
+def fit_beside_dock(viewer: Viewer) -> None:
+    """Show the slides that came last whole again, beside a dock that the user opens.
+
+    Who has moved the view since they came keeps it.
+    """
+    arrivals = _arrivals.get(viewer)
+    if arrivals is not None:
+        arrivals.fit_anew()
+
+
+def furnish(viewer: Viewer) -> bool:
+    """Add now what was to follow the first view of a viewer's slides; whether there was any."""
+    return viewer in _arrivals and _arrivals[viewer].furnish()
 
 
 class _Arrivals:
@@ -40,9 +68,11 @@ class _Arrivals:
         self._slides: WeakSet[Slide] = WeakSet()
         self._view: Any = None
         self._settling = False
+        self._is_bare = False
         self._inspector_had_its_turn = False
         self._has_scale_bar = False
         self._canvas_changes = False
+        self._changes = 0
         viewer.layers.events.inserted.connect(self._on_inserted)
         viewer.events.reset_view.connect(self._on_fitted)
 
@@ -76,20 +106,43 @@ class _Arrivals:
         if viewer is None or window is None:
             return
         keep_on_screen(window)
+        self._is_bare = True
+        soon(window, self.furnish, FURNISHING_MS)
+        self.fit_anew()
+
+    def furnish(self) -> bool:
+        """Add scale bar and inspector, unless that was done or the slides have yet to settle."""
+        viewer = self._viewer()
+        window = None if viewer is None else main_window(viewer)
+        if viewer is None or window is None or not self._is_bare:
+            return False
+        self._is_bare = False
         if not self._has_scale_bar and any(slide.mpp for slide in self._slides):
             self._has_scale_bar = True  # once: who hides it means it
             viewer.canvas.overlays.scale_bar.visible = True
         if not self._inspector_had_its_turn and self._layers(viewer):
             self._inspector_had_its_turn = offer_inspector(viewer, window, self._fit_soon)
+        self.fit_anew()
+        return True
+
+    def fit_anew(self) -> None:
+        """Fit the slides, and again whenever the canvas changes within the next moments."""
+        viewer = self._viewer()
+        window = None if viewer is None else main_window(viewer)
+        if viewer is None or window is None:
+            return
         if not self._canvas_changes:
             self._canvas_changes = True
             viewer.canvas.events.size.connect(self._fit_soon)
-            soon(window, self._leave_canvas, CHANGING_MS)
+        self._changes += 1
+        soon(window, partial(self._leave_canvas, self._changes), CHANGING_MS)
         self._fit_soon()
 
-    def _leave_canvas(self) -> None:
+    def _leave_canvas(self, changes: int) -> None:
         """Fit no more when the canvas changes: from now on, that is the user's doing."""
         viewer = self._viewer()
+        if changes != self._changes:
+            return  # more has changed meanwhile
         self._canvas_changes = False
         if viewer is not None:
             viewer.canvas.events.size.disconnect(self._fit_soon)

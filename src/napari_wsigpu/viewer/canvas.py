@@ -87,11 +87,19 @@ def slice_before_drawing(viewer: Viewer, displays: Displays, frames: Frames) -> 
         if before is None or before != _laid_out(canvas):
             on_draw(event)
         frames.end(event)
+        if swapped is None:
+            after_swapping()
+
+    def after_swapping() -> None:
+        """End the quiet: before, decoding would hold up the graphics card and who waits for it."""
         shown = weak()
         if shown is not None:
             for each in _fetchers(displays(shown)):
                 each.be_quiet(0.0)
 
+    swapped = getattr(canvas._scene_canvas.native, "frameSwapped", None)
+    if swapped is not None:
+        swapped.connect(after_swapping)
     draw.disconnect(on_draw)
     draw.connect(before_drawing, position="first")
     draw.connect(after_drawing, position="last")

@@ -9,13 +9,13 @@ from napari.utils.notifications import Notification, notification_manager
 from npe2 import PluginManager
 
 from napari_wsigpu.viewer.settings import PLUGIN, never_open_inspector, settings
-from napari_wsigpu.viewer.window import canvas_width_on_screen
+from napari_wsigpu.viewer.window import canvas_width_on_screen, close_toasts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from napari import Viewer
-    from qtpy.QtWidgets import QMainWindow
+    from qtpy.QtWidgets import QMainWindow, QWidget
 
 INSPECTOR = "Slide inspector"
 LEAST_CANVAS = 500  # pixels of width that the slide keeps
@@ -66,6 +66,11 @@ def offer_inspector(viewer: Viewer, window: QMainWindow, opened: Callable[[], No
         Notification(OFFER, "info", actions=[("Open it", show), ("Don't ask again", decline)])
     )
     return True
+
+
+def withdraw_offer(window: QWidget) -> None:
+    """Ask no more in a window whether to open the inspector: it was opened from the menu."""
+    close_toasts(window, OFFER)
 
 
 def _is_open(viewer: Viewer) -> bool:

@@ -10,7 +10,7 @@ from qtpy.QtWidgets import QApplication, QMessageBox
 from napari_wsigpu.formats.registry import PATH_FORMATS, SLIDE_ENDINGS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from pathlib import Path
 
 MANY = 10
@@ -23,26 +23,31 @@ def is_slide_folder(path: Path) -> bool:
     return path.is_dir() and any(item.module.probe(path, b"") for item in PATH_FORMATS)
 
 
-def slides_in(folder: Path, is_slide: Callable[[str], bool]) -> list[str]:
-    """Return the slides that lie in a folder, by name; not those in folders below.
+def slides_in(folder: Path, files_of: Callable[[str], Collection[str]]) -> list[str]:
+    """Return the slides that lie in a folder, by name, each once; not those in folders below.
 
     Parameters
     ----------
     folder : Path
         The folder.
-    is_slide : callable
-        Whether a file is a slide; asked where its ending does not tell.
+    files_of : callable
+        Returns the paths of a slide's files, none of what is no slide; asked by one of them whose
+        ending does not tell.
     """
-    found = []
-    for path in sorted(folder.iterdir()):
-        if path.name.startswith("."):
+    found: list[str] = []
+    known: set[str] = set()
+    for path in sorted(folder.absolute().iterdir()):
+        if path.name.startswith(".") or str(path) in known:
             continue
+        ending = path.suffix.lower()
         if path.is_dir():
             slide = is_slide_folder(path)
+        elif ending in SHARED_ENDINGS:
+            files = files_of(str(path))
+            known.update(files)
+            slide = bool(files)
         else:
-            ending = path.suffix.lower()
-            shared = ending in SHARED_ENDINGS
-            slide = is_slide(str(path)) if shared else ending in SLIDE_ENDINGS
+            slide = ending in SLIDE_ENDINGS
         if slide:
             found.append(str(path))
     return found

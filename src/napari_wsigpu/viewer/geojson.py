@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import napari
+from napari.utils.notifications import show_info
 
 from napari_wsigpu.annotations.geojson import read_geojson, write_geojson
 from napari_wsigpu.viewer.annotations import (
+    MANY,
     annotation_layers,
     annotations_of,
     slide_layer_for,
@@ -33,7 +35,7 @@ def get_geojson_reader(
 
 
 def read_annotations(path: str | Sequence[str]) -> list[LayerData]:
-    """Read objects as layers of shapes and points, over the slide that is shown.
+    """Read objects as layers of shapes, points and labels, over the slide that is shown.
 
     Parameters
     ----------
@@ -50,7 +52,10 @@ def read_annotations(path: str | Sequence[str]) -> list[LayerData]:
     for name in [path] if isinstance(path, str) else path:
         title = Path(name).name.partition(".")[0]
         slide_layer = slide_layer_for(viewer, {"name": title})
-        layers += annotation_layers(read_geojson(name), title, slide_layer)
+        found = annotation_layers(read_geojson(name), title, slide_layer)
+        if any(kind == "labels" for *_, kind in found):
+            show_info(MANY)
+        layers += found
     return layers or [(None,)]  # type: ignore[list-item]  # napari's sign that there is nothing
 
 

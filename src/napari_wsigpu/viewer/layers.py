@@ -104,16 +104,30 @@ def slide_name(slide: Slide) -> str:
 
 def slide_of(layer: Layer | None) -> Slide | None:
     """Return the slide that a layer shows, or None; label images are no slides of their own."""
-    data: Any = getattr(layer, "data", None)
-    return slide_of_data(data[0] if getattr(layer, "multiscale", False) else data)
+    return slide_of_data(_finest(layer))
 
 
 def slide_of_data(data: Any) -> Slide | None:
     """Return the slide that a layer's finest level is of, or None."""
+    image = image_of_data(data)
+    return None if image is None or data.layout.categorical else image
+
+
+def image_of(layer: Layer | None) -> Slide | None:
+    """Return the slide or label image that a layer shows, or None."""
+    return image_of_data(_finest(layer))
+
+
+def image_of_data(data: Any) -> Slide | None:
+    """Return the slide or label image that a layer's finest level is of, or None."""
     data = getattr(data, "__wrapped__", data)  # napari hands proxies to widgets of plugins
-    if not isinstance(data, LevelArray | StackLevel) or data.layout.categorical:
-        return None
-    return data.slide if isinstance(data.slide, Slide) else None
+    shown = isinstance(data, LevelArray | StackLevel) and isinstance(data.slide, Slide)
+    return data.slide if shown else None
+
+
+def _finest(layer: Layer | None) -> Any:
+    data: Any = getattr(layer, "data", None)
+    return data[0] if getattr(layer, "multiscale", False) else data
 
 
 def _levels(slide: Slide, channel: int | None = None) -> list[LevelArray] | list[StackLevel]:

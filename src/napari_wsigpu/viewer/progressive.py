@@ -39,7 +39,7 @@ from napari_wsigpu.reading.level import VIEWER_CHUNK
 from napari_wsigpu.reading.stack import StackLevel
 from napari_wsigpu.viewer.canvas import slice_before_drawing, without_collection
 from napari_wsigpu.viewer.frames import Frames
-from napari_wsigpu.viewer.layers import slide_of, slide_of_data
+from napari_wsigpu.viewer.layers import image_of, image_of_data, slide_of
 from napari_wsigpu.viewer.planes import (
     ShownPlanes,
     forever,
@@ -128,8 +128,8 @@ def stop_display(layer: Layer) -> None:
 
 
 def _start_display(viewer: Viewer, layer: Layer) -> None:
-    slide = slide_of(layer)
-    if layer in _displays or slide is None:
+    slide = image_of(layer)
+    if layer in _displays or slide is None or not layer.multiscale:
         return
     if not fits(layer):
         logger.warning("This version of napari draws slides only once all tiles are decoded")
@@ -377,9 +377,9 @@ class ProgressiveDisplay:
             self._asked = False
         try:
             if self._is_behind:
-                shown, pixels = picture.compose(view)
+                shown, pixels, exact = picture.compose(view)
             else:
-                shown, pixels = picture.compose(view, lambda: self._fetch(picture))
+                shown, pixels, exact = picture.compose(view, lambda: self._fetch(picture))
         except Exception as error:
             if not isinstance(picture, DevicePicture):
                 raise
@@ -390,7 +390,7 @@ class ProgressiveDisplay:
             if not isinstance(self._picture, Picture):
                 raise
             return self._compose(self._picture, level, corners)
-        self._exact = not picture.missing and not self._is_behind
+        self._exact = exact and not self._is_behind
         if not self._asked:
             self._asked = True
             self._runtime.fetcher.shown(picture.found, picture.lacked)
@@ -461,7 +461,7 @@ class ProgressiveDisplay:
 
     def _follow(self, layer: Image, position: Position) -> None:
         """Begin a new picture where the layer shows other levels, planes or colours than before."""
-        slide = slide_of(layer)
+        slide = image_of(layer)
         self._is_behind, self._volume, self._position = False, None, position
         if slide is None:
             self._picture = None
@@ -478,7 +478,7 @@ class ProgressiveDisplay:
             self._is_behind = plane is None
             if plane is None:
                 return
-            levels, slide = plane.levels, slide_of_data(plane.levels[0])
+            levels, slide = plane.levels, image_of_data(plane.levels[0])
             assert slide is not None
         self._is_blank = False
         source = self._source_of(slide, levels)
@@ -506,7 +506,7 @@ class ProgressiveDisplay:
 
     def _planes_of(self, layer: Image) -> ShownPlanes:
         """Return what opens the planes of a layer's stack, in the colours that are shown."""
-        slide, levels = slide_of(layer), list(layer.data)
+        slide, levels = image_of(layer), list(layer.data)
         assert slide is not None
         planes = self._planes
         if (
@@ -526,7 +526,7 @@ class ProgressiveDisplay:
         first = levels[0]
         if found is None:
             self._on_host = "the CPU decodes"
-        elif not draws(first.layout, first.channel):
+        elif first.layout.categorical or not draws(first.layout, first.channel):
             self._on_host = "such pixels are drawn on the host"
         elif self._texture.follow(found.tiles.device):
             self._on_host = ""

@@ -10,7 +10,12 @@ import napari
 from cachetools import TTLCache
 from napari.utils.notifications import show_info, show_warning
 
-from napari_wsigpu.errors import NotASlideError, SlideError, SlideReadError
+from napari_wsigpu.errors import (
+    NotASlideError,
+    SlideError,
+    SlideReadError,
+    UnsupportedSlideError,
+)
 from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.formats.registry import SLIDE_ENDINGS
 from napari_wsigpu.slide import Slide
@@ -46,8 +51,8 @@ def get_reader(
     Returns
     -------
     callable or None
-        Also for a damaged slide, so that reading it says what is wrong. None for what others
-        read better: small flat pictures and plain stacks of planes.
+        Also for what can't be opened, but is a slide or any TIFF, so that reading it says why:
+        napari asks only the plugin that its user chose.
     """
     paths = _as_list(path)
     if len(paths) == 1 and _is_plain_folder(paths[0]):
@@ -76,7 +81,9 @@ def read_slides(path: str | Sequence[str]) -> list[LayerData]:
     layers: list[LayerData] = []
     try:
         for name in _as_list(path):
-            slides.append(Slide(_described(name)))
+            layout = _described(name)
+            _check_is_no_plain_stack(layout)
+            slides.append(Slide(layout))
             _report_failed_tiles(slides[-1])
             if settings().apply_icc:
                 _show_srgb(slides[-1])
@@ -117,7 +124,7 @@ def read_folder(path: str | Sequence[str]) -> list[LayerData | tuple[None]]:
     """
     folder = Path(_as_list(path)[0])
     try:
-        slides = slides_in(folder, _is_ours)
+        slides = slides_in(folder, _files_of)
         held = "" if slides else what_is_in(folder)
     except OSError as error:
         raise SlideReadError(f"'{folder}' can't be read ({error.strerror or error}).") from error
@@ -161,6 +168,7 @@ def _is_plain_folder(path: str) -> bool:
 
 
 def _is_ours(path: str) -> bool:
+    """Whether a path that somebody names is to be opened here: any picture."""
     try:
         place = None if is_url(path) else Path(path)
         if place is not None and _is_plain_folder(path):
@@ -170,10 +178,25 @@ def _is_ours(path: str) -> bool:
             with _lock:
                 _just_described[path] = layout
     except NotASlideError:
-        return Path(file_name(path)).suffix.lower() in SLIDE_ENDINGS
+        return _has_slides_ending(path)
     except SlideError:
         return True
-    return _is_slide(layout)
+    return True
+
+
+def _files_of(path: str) -> list[str]:
+    """Return the files of the slide that one of many is a part of; none if it is no slide."""
+    try:
+        layout = describe(path)
+    except NotASlideError:
+        return [path] if _has_slides_ending(path) else []
+    except SlideError:
+        return [path]
+    return [file.path for file in layout.files] if _is_slide(layout) else []
+
+
+def _has_slides_ending(path: str) -> bool:
+    return Path(file_name(path)).suffix.lower() in SLIDE_ENDINGS
 
 
 def _described(path: str) -> SlideLayout:
@@ -186,9 +209,23 @@ def _described(path: str) -> SlideLayout:
 def _is_slide(layout: SlideLayout) -> bool:
     base = layout.levels[0]
     large = max(base.width, base.height) > LARGE_SIDE and layout.hidden_planes == 0
-    own = "wsigpu" in layout.metadata
     stack = "ome" in layout.metadata and bool(layout.planes.names)
-    return own or stack or layout.vendor != "generic-tiff" or len(layout.levels) > 1 or large
+    return stack or large or not _is_plain(layout)
+
+
+def _is_plain(layout: SlideLayout) -> bool:
+    """Whether nothing but its size could tell that a file is a slide."""
+    own = "wsigpu" in layout.metadata
+    return layout.vendor == "generic-tiff" and len(layout.levels) == 1 and not own
+
+
+def _check_is_no_plain_stack(layout: SlideLayout) -> None:
+    """Refuse a stack of which only one plane could be shown; napari's reader shows all."""
+    if layout.further_planes and _is_plain(layout):
+        raise UnsupportedSlideError(
+            f"'{layout.path}' is a stack of {layout.hidden_planes + 1} planes, and does not say "
+            "along which axis they lie; open it with napari's own reader, 'napari'."
+        )
 
 
 def _report_failed_tiles(slide: Slide) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from napari_wsigpu.display.drawing import View
 from napari_wsigpu.geometry import Rect
-from napari_wsigpu.viewer.layers import slide_of
+from napari_wsigpu.viewer.layers import image_of
 
 if TYPE_CHECKING:
     from napari.layers import Image, Layer
@@ -73,7 +73,7 @@ class Composed:
 def blank(request: Any, layer: Image, planes: int) -> Any:
     """Make a request show the background of a plane that can't be read."""
     level = len(request.level_shapes) - 1
-    stack, slide = layer.data[level], slide_of(layer)
+    stack, slide = layer.data[level], image_of(layer)
     assert slide is not None
     background = slide.displayed.background(slide.display_color)
     if stack.channel is not None:

@@ -10,6 +10,7 @@ from napari.layers import Labels
 from qtpy.QtWidgets import QApplication
 
 from napari_wsigpu.errors import DisplayTimeoutError, LayerError
+from napari_wsigpu.viewer.arrival import furnish
 from napari_wsigpu.viewer.canvas import update_view
 from napari_wsigpu.viewer.layers import slide_of
 from napari_wsigpu.viewer.progressive import display_of, open_viewers
@@ -50,6 +51,8 @@ def _is_settled(layer: Layer, viewers: list[Viewer]) -> bool:
     """Whether what a layer shows of the view as it is now is exact, or nothing is shown."""
     if not layer.visible or not viewers:
         return True
+    if any(furnish(viewer) for viewer in viewers):
+        return False  # a dock makes the canvas smaller
     for viewer in viewers:
         update_view(viewer)
     display = display_of(layer)

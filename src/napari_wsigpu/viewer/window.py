@@ -7,7 +7,7 @@ from inspect import signature
 from typing import TYPE_CHECKING
 
 from qtpy.QtCore import QEvent, QObject, QTimer
-from qtpy.QtWidgets import QMainWindow
+from qtpy.QtWidgets import QDockWidget, QMainWindow, QWidget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from napari import Viewer
     from napari.layers import Layer
 
+LAYER_CONTROLS = "layer controls"  # as napari names it
 SHOWING_MS = 200  # until a window that is shown has the size that it will have
 
 
@@ -30,7 +31,18 @@ def main_window(viewer: Viewer) -> QMainWindow | None:
 def canvas_width_on_screen(viewer: Viewer, window: QMainWindow) -> int:
     """Return how wide the canvas would be if the window were no wider than its screen."""
     beyond: int = window.width() - window.screen().availableGeometry().width()
-    return int(viewer.canvas.size[1]) - max(beyond, 0)
+    return canvas_width(viewer) - max(beyond, 0)
+
+
+def canvas_width(viewer: Viewer) -> int:
+    """Return how wide the canvas is."""
+    return int(viewer.canvas.size[1])
+
+
+def dock_of_layer_controls(window: QMainWindow) -> QDockWidget | None:
+    """Return napari's own dock above the list of layers; None where it is hidden or floats."""
+    dock = window.findChild(QDockWidget, LAYER_CONTROLS)
+    return None if dock is None or dock.isHidden() or dock.isFloating() else dock
 
 
 def keep_on_screen(window: QMainWindow) -> None:
@@ -41,9 +53,33 @@ def keep_on_screen(window: QMainWindow) -> None:
         window.resize(size)
 
 
-def soon(window: QMainWindow, react: Callable[[], None], pause_ms: int = 0) -> None:
-    """Have a function called one turn of the event loop later, unless the window is gone."""
-    timer = QTimer(window)
+def close_toasts(window: QWidget, message: str) -> None:
+    """Close what napari still shows of a notification."""
+    from napari._qt.dialogs.qt_notification import NapariQtNotification
+
+    for toast in window.findChildren(NapariQtNotification):
+        if toast.message.text() == message:
+            toast.close()
+
+
+def let_toasts_end(event: object = None) -> None:
+    """Let notifications fade that came while no window was active.
+
+    napari leaves their timers as new ones are. Once a window is active, they fire without a pause,
+    which takes a core, and end nothing.
+    """
+    from napari._qt.dialogs.qt_notification import NapariQtNotification
+
+    for toast in NapariQtNotification._instances:
+        if toast.timer.interval() == 0 < toast.DISMISS_AFTER:
+            toast.timer.setSingleShot(True)
+            toast.timer.setInterval(toast.DISMISS_AFTER)
+            toast.timer.timeout.connect(toast.close_with_fade)
+
+
+def soon(owner: QObject, react: Callable[[], object], pause_ms: int = 0) -> None:
+    """Have a function called one turn of the event loop later, unless its owner is gone."""
+    timer = QTimer(owner)
     timer.setSingleShot(True)
     timer.timeout.connect(react)
     timer.timeout.connect(timer.deleteLater)

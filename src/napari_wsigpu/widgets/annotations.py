@@ -29,6 +29,9 @@ from napari_wsigpu.conversion.labels import save_labels
 from napari_wsigpu.errors import SlideError
 from napari_wsigpu.viewer.annotations import (
     CENTRE,
+    FOR_EXPORT,
+    MANY,
+    OBJECTS,
     SLIDE,
     annotation_layers,
     annotations_of,
@@ -114,11 +117,11 @@ class Annotations(SlideDock):
         self.classify = _button(
             "Set", "Give the selected shapes this class, or those that are drawn next"
         )
-        self.copy = _button("Copy", "Copy the selected rows, or all, for a spreadsheet")
-        self.save = _button("Save…", "Save all rows as CSV")
-        self.load = _button("Import…", "Open objects that QuPath exported (GeoJSON)")
+        self.copy = _button("Copy table", "Copy the selected rows, or all, for a spreadsheet")
+        self.save = _button("Save table…", "Save all rows as CSV")
+        self.load = _button("Import GeoJSON…", "Open objects that QuPath exported (GeoJSON)")
         self.export = _button(
-            "Export…", "Save shapes, points and labels on this slide for QuPath (GeoJSON)"
+            "Export GeoJSON…", "Save shapes, points and labels on this slide for QuPath (GeoJSON)"
         )
         self.labels = LabelsPanel()
         self.status = _label("Status")
@@ -318,7 +321,7 @@ class Annotations(SlideDock):
                     **{**common, "name": "Points"}, size=SPOT * on_screen, face_color="red"
                 )
         else:
-            drawn = self._shapes
+            drawn = self._own_shapes()
             if drawn is None:
                 drawn = self.viewer.add_shapes(
                     **common,
@@ -328,6 +331,16 @@ class Annotations(SlideDock):
                 )
         self.draw_in(drawn, TOOLS[tool])
         self._say(f"{TIPS[tool]}.")
+
+    def _own_shapes(self) -> Shapes | None:
+        """Return the layer that is shown, or the last one, if it is for annotations."""
+        shapes = [each for each in self.viewer.layers if isinstance(each, Shapes)]
+        own = [
+            each
+            for each in [*shapes, self._shapes]
+            if each is not None and not _is_for_export(each)
+        ]
+        return own[-1] if own else None
 
     def _classify(self) -> None:
         if self._shapes is not None:
@@ -376,10 +389,12 @@ class Annotations(SlideDock):
     def _add(self, path: Path, annotations: list[Annotation]) -> None:
         layer = self._layer()
         name = path.name.partition(".")[0]
-        for data, attributes, kind in annotation_layers(annotations, name, layer):
+        layers = annotation_layers(annotations, name, layer)
+        for data, attributes, kind in layers:
             getattr(self.viewer, f"add_{kind}")(data, **attributes)
         plural = "" if len(annotations) == 1 else "s"
-        self._say(f"'{path.name}': {len(annotations):,} object{plural}.")
+        many = f" {MANY}" if any(kind == "labels" for *_, kind in layers) else ""
+        self._say(f"'{path.name}': {len(annotations):,} object{plural}.{many}")
 
     def _export(self) -> None:
         slide, layer = self.slide, self._layer()
@@ -388,8 +403,8 @@ class Annotations(SlideDock):
         chosen = [
             each
             for each in self.viewer.layers
-            if isinstance(each, Shapes | Points)
-            or (isinstance(each, Labels) and each in self.viewer.layers.selection)
+            if isinstance(each, Shapes | Points | Labels)
+            and (each in self.viewer.layers.selection or _is_annotation(each))
         ]
         if not any(len(each.data) for each in chosen):
             self._say("There is nothing to export: draw shapes, or select a layer of labels.")
@@ -456,6 +471,16 @@ class Annotations(SlideDock):
     def _say(self, text: str) -> None:
         self.status.setText(text)
         self.status.setVisible(bool(text))
+
+
+def _is_for_export(layer: Layer) -> bool:
+    return bool(layer.metadata.get(FOR_EXPORT))
+
+
+def _is_annotation(layer: Layer) -> bool:
+    """Whether a layer is exported though it is not selected."""
+    own = isinstance(layer, Shapes | Points) or OBJECTS in layer.metadata
+    return own and not _is_for_export(layer)
 
 
 def _leave(signals: list[Any]) -> None:

@@ -22,7 +22,7 @@ from qtpy.QtWidgets import (
 from napari_wsigpu.conversion import convert
 from napari_wsigpu.errors import ConversionCancelledError, SlideError
 from napari_wsigpu.units import byte_size
-from napari_wsigpu.viewer.annotations import flat_placement
+from napari_wsigpu.viewer.annotations import FOR_EXPORT, flat_placement
 from napari_wsigpu.viewer.layers import slide_name, slide_of
 from napari_wsigpu.viewer.pieces import Piece, pieces
 from napari_wsigpu.viewer.planes import shown_plane
@@ -242,6 +242,7 @@ class RegionExport(SlideDock):
                 **flat_placement(layer),
                 face_color="transparent",
                 edge_color="lime",
+                metadata={FOR_EXPORT: True},
                 edge_width=EDGE / (self.viewer.scene.camera.zoom * layer.scale[-1]),
             )
         self.draw_in(shapes, "add_rectangle")

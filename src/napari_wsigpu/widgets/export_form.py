@@ -119,14 +119,15 @@ class ExportForm(QWidget):  # type: ignore[misc]
 
 
 def level_names(slide: Slide) -> list[tuple[int, str]]:
-    """Return number and name of each level: size, downsample, pixel size, whether computed."""
+    """Return number and name of each level: which it is, its pixel size or downsample, its size."""
     base = slide.layout.levels[0]
     found = []
     for number, level, *_ in slide.pyramid:
         downsample = level.downsample(base)
-        kind = " (computed)" if level.computed else ""
-        parts = [f"{downsample:.4g}{TIMES}{kind}"]
-        if slide.mpp is not None:
+        parts = ["computed" if level.computed else f"level {number}"]
+        if slide.mpp is None:
+            parts.append(f"downsample {downsample:.4g}")
+        else:
             parts.append(pixel_size(slide.mpp, downsample))
         parts.append(f"{level.width:,} {TIMES} {level.height:,} px")
         found.append((number, "  ·  ".join(parts)))

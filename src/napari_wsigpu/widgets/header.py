@@ -37,6 +37,7 @@ class Header(QWidget):  # type: ignore[misc]
         self._problems: list[str] = []
         self._found: list[str] | None = None
         self._unread = False
+        self._low = False
         self.title = QElidingLabel()
         self.title.setElideMode(Qt.ElideMiddle)
         font = self.title.font()
@@ -99,8 +100,18 @@ class Header(QWidget):  # type: ignore[misc]
     def resizeEvent(self, event: Any) -> None:  # noqa: N802
         """Keep room for all lines, which layouts don't; put them below a thumbnail if narrow."""
         super().resizeEvent(event)
+        self._arrange()
+
+    def be_low(self, *, low: bool) -> None:
+        """Do without a thumbnail above the lines, or with it again."""
+        if low != self._low:
+            self._low = low
+            self._arrange()
+
+    def _arrange(self) -> None:
         narrow = self.width() < NARROW * self.fontMetrics().lineSpacing()
         self._middle.setDirection(QBoxLayout.TopToBottom if narrow else QBoxLayout.LeftToRight)
+        self.thumbnail.setHidden(narrow and self._low)
         self._make_room()
 
     def minimumSizeHint(self) -> QSize:  # noqa: N802

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from qtpy.QtCore import Qt
+from qtpy.QtCore import QSize, Qt
 from qtpy.QtGui import QKeySequence
 from qtpy.QtWidgets import (
     QLabel,
@@ -18,6 +18,7 @@ from qtpy.QtWidgets import (
 )
 
 from napari_wsigpu.viewer.beside import add_beside
+from napari_wsigpu.viewer.dock import withdraw_offer
 from napari_wsigpu.viewer.layers import slide_of
 from napari_wsigpu.viewer.settings import (
     is_preferred_reader,
@@ -42,8 +43,21 @@ if TYPE_CHECKING:
     from napari_wsigpu.slide import Slide
 
 MARGIN = 6  # pixels
+LOW = 40  # lines of text
 QUIET = "QPushButton { background: transparent; text-decoration: underline; padding: 0 }"
 NO_SLIDE = "Open a slide, or select its layer, to see what it is."
+
+
+class Tabs(QTabWidget):  # type: ignore[misc]
+    """Takes the height that is left: its pages are scrolled, and not the column that it is in."""
+
+    def sizeHint(self) -> QSize:  # noqa: N802
+        """Ask for no more than the pages need, whatever they would like."""
+        return self.minimumSizeHint()
+
+    def hasHeightForWidth(self) -> bool:  # noqa: N802
+        """Ask for no more height where texts are broken."""
+        return False
 
 
 class SlideInspector(SlideDock):
@@ -65,7 +79,7 @@ class SlideInspector(SlideDock):
         self.levels = LevelsTab()
         self.images = ImagesTab(self._jobs)
         self.colour = ColourTab(self._jobs)
-        self.tabs = QTabWidget()
+        self.tabs = Tabs()
         self.tabs.addTab(self.metadata, "Metadata")
         self.tabs.addTab(self.levels, "Levels")
         self.tabs.addTab(self.images, "Images")
@@ -109,6 +123,16 @@ class SlideInspector(SlideDock):
             self.listen(show_private, self._on_show_private)
         self.at_end.append(self._jobs.close)
         self.follow()
+
+    def showEvent(self, event: Any) -> None:  # noqa: N802
+        """Who opens the inspector is not asked any more whether to open it."""
+        super().showEvent(event)
+        withdraw_offer(self.window())
+
+    def resizeEvent(self, event: Any) -> None:  # noqa: N802
+        """Leave the height to the tabs where there is little, so that nothing else is scrolled."""
+        super().resizeEvent(event)
+        self.header.be_low(low=self.height() < LOW * self.fontMetrics().lineSpacing())
 
     def let_go(self, slide: Slide) -> None:
         """Work on a slide that has left the viewer no more, and hide its private parts again."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.slide import Slide
 
 HEADERS = ("#", "Size", "Down", "Tile", "Bytes", "Compression")
+TILE = HEADERS.index("Tile")
 LEAST = 4  # characters
 TIPS = LevelFacts(
     "Number of the level; 0 is the finest. Levels that are computed for viewers have none",
@@ -85,8 +86,13 @@ class LevelsTable(QTableWidget):  # type: ignore[misc]
         words = [self._width(column, lambda text: text.split(" ")) for column in columns]
         room = self.viewport().width()
         widths = whole if sum(whole[:-1]) + words[-1] <= room else words
+        least = LEAST * self.fontMetrics().averageCharWidth()
+        # What all levels mostly share goes first.
+        self.setColumnHidden(TILE, sum(widths[:-1]) + least > room)
+        if self.isColumnHidden(TILE):
+            widths[TILE] = 0
         # The last one has what is left, and elides its text.
-        widths[-1] = max(room - sum(widths[:-1]), LEAST * self.fontMetrics().averageCharWidth())
+        widths[-1] = max(room - sum(widths[:-1]), least)
         for column in columns:
             self.setColumnWidth(column, widths[column])
 

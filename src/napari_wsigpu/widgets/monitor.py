@@ -71,6 +71,8 @@ class DecodeMonitor(SlideDock):
         The viewer whose active layer is followed.
     """
 
+    comes_beside = True
+
     def __init__(self, napari_viewer: Viewer) -> None:
         super().__init__(napari_viewer, NO_SLIDE)
         self._jobs = Jobs()
@@ -159,7 +161,6 @@ class DecodeMonitor(SlideDock):
         if isinstance(dock, QDockWidget) and dock is not self._dock:
             self._dock = dock
             dock.visibilityChanged.connect(self._run)
-            self.share_a_place(dock)
         self._run()
 
     def hideEvent(self, event: Any) -> None:  # noqa: N802

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 from qtpy.QtCore import QEvent, QObject, QSize, QTimer
 from qtpy.QtWidgets import QDockWidget, QLabel, QMainWindow, QWidget
 
+from napari_wsigpu.viewer.arrival import fit_beside_dock
 from napari_wsigpu.viewer.dock import SHARE
 from napari_wsigpu.viewer.layers import slide_of
+from napari_wsigpu.viewer.window import canvas_width, dock_of_layer_controls, soon
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.slide import Slide
 
+USABLE_CANVAS = 400  # pixels of width
 PREFERRED_WIDTH = 32  # lines of text
 
 
@@ -87,6 +90,17 @@ class SlideDock(QWidget):  # type: ignore[misc]
                 window.tabifyDockWidget(place, dock)
                 dock.raise_()
 
+    def leave_the_canvas(self, dock: QDockWidget) -> None:
+        """Have the slide fitted beside the dock, or be a tab elsewhere if the canvas is narrow."""
+        window = self.window()
+        if not isinstance(window, QMainWindow) or dock.isHidden() or dock.isFloating():
+            return
+        theirs = dock_of_layer_controls(window)
+        fit_beside_dock(self.viewer)
+        if theirs is not None and canvas_width(self.viewer) < USABLE_CANVAS:
+            window.tabifyDockWidget(theirs, dock)
+            dock.raise_()
+
     def draw_in(self, layer: Layer, mode: str) -> None:
         """Let the user draw in a layer, over all slides: what is drawn below one is not seen."""
         layers = self.viewer.layers
@@ -128,9 +142,11 @@ class SlideDock(QWidget):  # type: ignore[misc]
         dock = self.parent()
         if not isinstance(dock, QDockWidget):
             return
-        if self.comes_beside and not self._placed:
+        if not self._placed:
             self._placed = True
-            self.share_a_place(dock)
+            if self.comes_beside:
+                self.share_a_place(dock)
+            soon(self, partial(self.leave_the_canvas, dock))
         elif not event.spontaneous():
             QTimer.singleShot(0, dock.raise_)  # its tab comes back only after this event
 
