@@ -11,6 +11,7 @@ from benchmarks.synthetic import make_slide
 
 if TYPE_CHECKING:
     from benchmarks.synthetic import Codec
+    from napari_wsigpu import Slide
 
 SLIDES = Path(__file__).parent / "slides"
 
@@ -45,3 +46,10 @@ def write_json(path: Path | None, figures: dict[str, Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         record = {"environment": environment(), **figures}
         path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+def coarser_mpp(slide: Slide, factor: float) -> float:
+    """Return so many times the micrometres of a pixel of level 0; end where it has none."""
+    if slide.mpp is None:
+        raise SystemExit(f"'{slide.path}' does not say its micrometres a pixel")
+    return max(slide.mpp) * factor

@@ -19,7 +19,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.common import write_json
+from benchmarks.common import coarser_mpp, write_json
 from napari_wsigpu.bench import print_table
 
 if TYPE_CHECKING:
@@ -42,9 +42,7 @@ def read_share(
     from napari_wsigpu.torch import PatchStream
 
     with open_slide(given.slides[0]) as slide:
-        if slide.mpp is None:
-            raise SystemExit(f"'{given.slides[0]}' does not say its micrometres a pixel")
-        mpp = max(slide.mpp) * given.factor
+        mpp = coarser_mpp(slide, given.factor)
     grid = Patches.grid(given.slides, given.size, mpp=mpp)
     stream = PatchStream(grid, given.batch, device=given.device, rank=rank, world_size=ranks)
     total = torch.zeros((), dtype=torch.int64, device=given.device)
@@ -57,13 +55,9 @@ def read_share(
             begin = time.perf_counter()
         else:
             count += len(indices)
-    results.put((begin, _ended(total), count, int(total)))
+    summed = int(total)  # waits for the device
+    results.put((begin, time.perf_counter(), count, summed))
     stream.close()
-
-
-def _ended(total: Any) -> float:
-    int(total)  # waits for the device
-    return time.perf_counter()
 
 
 def timed(ranks: int, given: argparse.Namespace) -> tuple[float, int]:

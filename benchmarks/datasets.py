@@ -1,16 +1,16 @@
-"""Time data sets of PyTorch: ours beside those of other libraries, by the same loop.
+"""Time batches of patches for training, at twice the micrometres a pixel, into PyTorch's tensors.
 
-Usage: ``python -m benchmarks.datasets [SLIDE] [--processes 2] [--devices cpu cuda] [--json OUT]``
+Usage: ``python -m benchmarks.datasets [SLIDE] [--devices cpu cuda] [--json OUT]``
 
-Patches of ``--size`` pixels at ``--factor`` times the micrometres of level 0: a grid in order, the
-same shuffled, and random places, in batches. Ours are a `PatchStream` by itself (threads) and, on
-the CPU, `PatchStream` and `PatchDataset` in a ``DataLoader`` of so many processes; others read one
-patch at a time in a ``DataLoader`` of as many processes, as their users write it, and cuCIM by its
-own threads too. The loop takes each batch, on ``cuda`` as a tensor there, and adds one pixel of
-each patch. Loaders are started, and their first batch is taken, before the clock runs. In each
-round another one is first; other libraries read ``--peer-patches``. Beside patches a second stand
-the milliseconds of processor time that one takes, of all processes, which other work on the machine
-changes less. A slide is made where none is given.
+A grid of patches, in order and shuffled, and random places: by our `PatchStream` in this process,
+and on the CPU by `PatchStream` and `PatchDataset` in a ``DataLoader`` of so many processes; by
+others as `benchmarks.dataset_readers` says, with as many processes, and by cuCIM's own threads too.
+The loop takes each batch, on ``cuda`` as a tensor there, and adds one pixel of each patch. There
+others' pixels are averaged by the processes, or by the GPU, which is given all pixels of level 0.
+Processes are started, and each first batch is taken, before the clock runs. In each round another
+one is first; other libraries read ``--peer-patches``, or what they read in ``--limit`` seconds.
+Beside patches a second stand the milliseconds of processor time that one takes, of all processes,
+which other work on the machine changes less. A slide is made where none is given.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import multiprocessing
 import os
 import statistics
 import time
-from itertools import islice
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,103 +28,128 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from benchmarks.common import SLIDES, ensure_slide, write_json
-from benchmarks.dataset_readers import cucim_batches, peers
+from benchmarks.common import SLIDES, coarser_mpp, ensure_slide, write_json
+from benchmarks.dataset_readers import Workers, cucim_batches, peers
 from napari_wsigpu import open_slide
 from napari_wsigpu.bench import print_table
 from napari_wsigpu.datasets import Patches
 from napari_wsigpu.torch import PatchDataset, PatchStream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
+    from numpy.typing import NDArray
     from torch import Tensor
+
+    from benchmarks.dataset_readers import Peer
 
     # Makes the loader of a turn.
     Maker = Callable[[], Iterator[Any]]
 
 PLACES = ("in order", "shuffled", "at random places")
 CHECKED = 32
+# Paths of the machine say nothing of the figures.
+UNTOLD = {"slide", "folder", "json"}
 
 
 def main() -> None:
     """Run it."""
     given = _arguments()
-    multiprocessing.set_forkserver_preload(["benchmarks.dataset_readers"])
     path = given.slide or ensure_slide(given.folder, given.side, "jpeg")
+    kinds = {} if given.alone else peers()
+    readers = {name: kind(str(path), given.size, given.factor) for name, kind in kinds.items()}
+    # Forked before anything touches CUDA, which a forked process can't use.
+    workers = {
+        name: Workers(reader, given.batch, given.processes) for name, reader in readers.items()
+    }
+    try:
+        measure(path, given, readers, workers)
+    finally:
+        for each in workers.values():
+            each.close()
+
+
+def measure(
+    path: Path, given: argparse.Namespace, readers: dict[str, Peer], workers: dict[str, Workers]
+) -> None:
+    """Time all loaders at all places; write the figures."""
     with open_slide(path) as slide:
-        if slide.mpp is None:
-            raise SystemExit(f"'{path}' does not say its micrometres a pixel")
-        mpp = max(slide.mpp) * given.factor
-    span = given.size * given.factor
-    with open_slide(path) as slide:
-        last = np.array(slide.dimensions) - span
+        mpp = coarser_mpp(slide, given.factor)
+        last = np.array(slide.dimensions) - given.size * given.factor
     grid = Patches.grid([path], given.size, mpp=mpp)
     grid = grid[(grid.locations <= last).all(axis=1)][: given.patches]
     anywhere = np.random.default_rng(1).integers(last + 1, size=(len(grid), 2)).tolist()
     random = Patches.at({path: anywhere}, given.size, mpp=mpp)
-    figures: dict[str, Any] = {"options": {k: str(v) for k, v in vars(given).items()}, "rows": []}
-    for device in given.devices:
+    options = {name: str(value) for name, value in vars(given).items() if name not in UNTOLD}
+    figures: dict[str, Any] = {"options": options, "rows": []}
+    devices = given.devices or (["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"])
+    for device in devices:
         for places in given.places:
             patches = random if places == PLACES[2] else grid
-            found = makers(patches, given, device, shuffle=places == PLACES[1])
+            shuffle = places == PLACES[1]
+            chosen = np.arange(len(patches))
+            if shuffle:
+                chosen = np.random.default_rng(0).permutation(chosen)
+            found = our_makers(patches, chosen, given, device, shuffle=shuffle)
+            theirs = patches.locations[chosen[: given.peer_patches]].tolist()
+            found |= their_makers(theirs, given, device, readers, workers)
             figures["rows"] += compare(f"{device}, {places}", found, given, device)
-    figures["differences"] = differences(grid, given)
+    figures["differences"] = differences(grid, readers)
     write_json(given.json, figures)
 
 
-def makers(
-    patches: Patches, given: argparse.Namespace, device: str, *, shuffle: bool
-) -> dict[str, tuple[Maker, int]]:
-    """Return what makes each loader, and how many batches it is asked for."""
-    batch, processes = given.batch, given.processes
-    indices = np.random.default_rng(0).permutation(len(patches)) if shuffle else None
-    chosen = np.arange(len(patches)) if indices is None else indices
-    places = [(x, y) for x, y in patches.locations[chosen].tolist()]
-    whole = len(patches) // batch
-    part = min(whole, max(2, given.peer_patches // batch))
-    cpu = device == "cpu"
-    context = "fork" if cpu else "forkserver"
-    loading = {
-        "num_workers": processes,
-        "pin_memory": not cpu,
-        "multiprocessing_context": context,
-    }
+def our_makers(
+    patches: Patches,
+    chosen: NDArray[np.int64],
+    given: argparse.Namespace,
+    device: str,
+    *,
+    shuffle: bool,
+) -> dict[str, Maker]:
+    """Return what makes each of our loaders."""
 
     def stream(on: str) -> PatchStream:
-        return PatchStream(patches, batch, shuffle=shuffle, device=on)
+        return PatchStream(patches, given.batch, shuffle=shuffle, device=on)
 
-    def by_index() -> Iterator[Any]:
-        data = PatchDataset(patches[chosen])
-        return iter(DataLoader(data, batch, collate_fn=data.collate, **loading))
+    if device != "cpu":
+        return {"ours, threads": lambda: iter(stream(device))}
+    loading = {"num_workers": given.processes, "multiprocessing_context": "fork"}
+    data = PatchDataset(patches[chosen])
+    return {
+        "ours, threads": lambda: iter(stream("cpu")),
+        "ours, stream in processes": lambda: iter(
+            DataLoader(stream("cpu"), batch_size=None, **loading)
+        ),
+        "ours, by index in processes": lambda: iter(
+            DataLoader(data, given.batch, collate_fn=data.collate, **loading)
+        ),
+    }
 
-    found: dict[str, tuple[Maker, int]] = {"ours, threads": (lambda: iter(stream(device)), whole)}
-    if cpu:
-        found["ours, stream in processes"] = (
-            lambda: iter(DataLoader(stream("cpu"), batch_size=None, **loading)),
-            whole,
-        )
-        found["ours, by index in processes"] = by_index, whole
-    if given.alone:
-        return found
-    for name, kind in peers().items():
-        peer = kind(str(patches.paths[0]), places, given.size, given.factor)
-        found[f"{name}, processes"] = (
-            lambda peer=peer: iter(DataLoader(peer, batch, **loading)),  # type: ignore[misc]
-            part,
-        )
-        if name == "cuCIM":
-            found["cuCIM, threads"] = (
-                lambda peer=peer: cucim_batches(  # type: ignore[misc]
-                    peer, range(part * batch), batch, processes, device
-                ),
-                part,
+
+def their_makers(
+    places: Sequence[tuple[int, int]],
+    given: argparse.Namespace,
+    device: str,
+    readers: dict[str, Peer],
+    workers: dict[str, Workers],
+) -> dict[str, Maker]:
+    """Return what makes each of others' loaders."""
+    found: dict[str, Maker] = {}
+    for name, by in workers.items():
+        found[f"{name}, processes"] = partial(by.batches, places, device, there=False)
+        if device != "cpu":
+            found[f"{name}, processes, averaged there"] = partial(
+                by.batches, places, device, there=True
             )
+    if "cuCIM" in readers:
+        found["cuCIM, threads"] = partial(
+            cucim_batches, readers["cuCIM"], places, given.batch, given.processes, device
+        )
     return found
 
 
 def compare(
-    title: str, found: dict[str, tuple[Maker, int]], given: argparse.Namespace, device: str
+    title: str, found: dict[str, Maker], given: argparse.Namespace, device: str
 ) -> list[dict[str, Any]]:
     """Time loaders in turn; return patches a second of each."""
     rows: dict[str, dict[str, Any]] = {
@@ -136,9 +161,8 @@ def compare(
         for name in (*names[turn:], *names[:turn]):
             if number >= given.peer_rounds and "ours" not in name:
                 continue
-            make, batches = found[name]
             try:
-                rate, cost = timed(make, batches, device)
+                rate, cost = timed(found[name], given.limit, device)
             except Exception as error:  # who can't do it does not end the others' turns
                 print(f"MISSING {title}, {name}: {error!r}", flush=True)
             else:
@@ -165,17 +189,22 @@ def compare(
     return measured
 
 
-def timed(make: Maker, batches: int, device: str) -> tuple[float, float]:
-    """Return patches a second that a loader hands out after its first batch, and CPU ms of each."""
+def timed(make: Maker, limit: float, device: str) -> tuple[float, float]:
+    """Return patches a second that a loader hands out after its first batch, and CPU ms of each.
+
+    The clock stops at its last batch, or at the first one after the limit.
+    """
     loader = make()
     total = torch.zeros((), dtype=torch.int64, device=device)
     total += use(next(loader), device)[0]
     begin, worked = time.perf_counter(), cpu_seconds()
     count = 0
-    for batch in islice(loader, batches - 1):
+    for batch in loader:
         pixel, number = use(batch, device)
         total += pixel
         count += number
+        if time.perf_counter() - begin > limit:
+            break
     if device != "cpu":
         torch.cuda.synchronize()
     seconds, worked = time.perf_counter() - begin, cpu_seconds() - worked
@@ -204,16 +233,15 @@ def use(batch: Any, device: str) -> tuple[Tensor, int]:
     return pixels[:, :, 0, 0].sum(dtype=torch.int64), len(pixels)
 
 
-def differences(patches: Patches, given: argparse.Namespace) -> dict[str, int]:
+def differences(patches: Patches, readers: dict[str, Peer]) -> dict[str, int]:
     """Compare the first patches of others with ours; return the largest differences."""
     few = patches[:CHECKED]
-    places = [(x, y) for x, y in few.locations.tolist()]
-    ours, _ = next(iter(PatchStream(few, len(few))))
+    stream = PatchStream(few, len(few))
+    ours = next(iter(stream))[0].permute(0, 2, 3, 1).numpy().astype(int)
     found = {}
-    for name, kind in {} if given.alone else peers().items():
-        peer = kind(str(few.paths[0]), places, given.size, given.factor)
-        theirs = torch.stack([peer[index][0] for index in range(len(few))])
-        found[name] = int((ours.int() - theirs.int()).abs().max())
+    for name, peer in readers.items():
+        theirs = np.stack([peer.patch(place) for place in few.locations.tolist()])
+        found[name] = int(np.abs(ours - theirs).max())
     print_table(
         "largest difference from ours", ["reader", ""], [[k, str(v)] for k, v in found.items()]
     )
@@ -232,9 +260,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peer-rounds", type=int, default=99, help="at most")
     parser.add_argument("--peer-patches", type=int, default=2048)
+    parser.add_argument("--limit", type=float, default=60, help="seconds of each turn, at most")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
-    devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
-    parser.add_argument("--devices", nargs="+", choices=("cpu", "cuda"), default=devices)
+    parser.add_argument("--devices", nargs="+", choices=("cpu", "cuda"), help="by default all")
     parser.add_argument("--alone", action="store_true", help="leave the peers out")
     parser.add_argument("--folder", type=Path, default=SLIDES, help="where slides are made")
     parser.add_argument("--json", type=Path, help="write the figures to this file")

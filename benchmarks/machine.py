@@ -41,6 +41,7 @@ PACKAGES = (
     "PyQt6-Qt6",
     "tifffile",
     "tiffslide",
+    "torch",
     "vispy",
     "zarr",
 )

@@ -45,7 +45,7 @@ CHARTS = {
     ),
     "patches": Chart(
         "Random patches of 256² on an H200 with 16 cores: a second, more is better",
-        "JPEG slide of 65 536 x 65 536, caches empty, median of 3; our CPU in a run of its own",
+        "JPEG slide of 65 536 x 65 536, caches empty, median of 3",
         "",
         "patches-h200",
         "random/size=256/readers/reader={}/median",
@@ -53,7 +53,7 @@ CHARTS = {
             "napari-wsigpu, to the device": "ours, to device, batch 256",
             "napari-wsigpu, to the host": "ours, GPU to host, batch 256",
             "cuCIM, 16 CPU workers": "cuCIM",
-            "napari-wsigpu, CPU": "patches-h200-cpu: ours, CPU, batch 64",
+            "napari-wsigpu, CPU": "ours, CPU, batch 256",
             "OpenSlide": "OpenSlide",
         },
     ),

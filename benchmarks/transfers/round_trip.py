@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.transfers import reading
+from benchmarks.transfers.device_chunks import DeviceChunkWriter, KvikioChunkWriter
 from benchmarks.transfers.kvikio_process import KvikioModes
 from benchmarks.transfers.read import region_case
 from benchmarks.transfers.readers import OURS, Reader, peers
 from benchmarks.transfers.reference import Region
 from benchmarks.transfers.timing import Absent, way
 from benchmarks.transfers.zarr_arrays import create, require_zarr, stored
-from napari_wsigpu.gpu.zarr_write import DeviceChunkWriter, KvikioChunkWriter
 from napari_wsigpu.storage.zarr_write import ChunkWriter
 
 if TYPE_CHECKING:

@@ -14,6 +14,12 @@ import tifffile
 
 from benchmarks.machine import check_memory
 from benchmarks.synthetic import make_picture
+from benchmarks.transfers.device_chunks import (
+    LARGEST_BLOCK,
+    DeviceChunkWriter,
+    KvikioChunkWriter,
+    Lz4Encoder,
+)
 from benchmarks.transfers.kvikio_process import KvikioModes
 from benchmarks.transfers.readers import OURS
 from benchmarks.transfers.reference import largest_difference
@@ -21,8 +27,6 @@ from benchmarks.transfers.timing import Absent, Case, way
 from benchmarks.transfers.zarr_arrays import create, require_zarr, stored
 from napari_wsigpu import runtime
 from napari_wsigpu.errors import DeviceError, MissingPackageError
-from napari_wsigpu.gpu.nvcomp import LARGEST_BLOCK, Lz4Encoder
-from napari_wsigpu.gpu.zarr_write import DeviceChunkWriter, KvikioChunkWriter
 from napari_wsigpu.storage.zarr_write import ChunkWriter
 
 if TYPE_CHECKING:
