@@ -15,13 +15,16 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from napari_wsigpu import runtime
+from napari_wsigpu.codecs.color import ColorProfile
 from napari_wsigpu.runtime import Runtime
 from napari_wsigpu.storage.disk_cache import FOLDER
 from tests.host_device import HostDevice, HostMachine
+from tests.icc import PROFILES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from napari_wsigpu.codecs.color import ColorTable
     from tests.viewer.shared import SharedViewer
 
 SHARED_SLIDES = Path(
@@ -132,6 +135,12 @@ def own_disk_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
+def scanner_colours() -> ColorTable:
+    """What a scanner's colours are in sRGB: kept, as it takes a second to make."""
+    return ColorProfile(PROFILES["table"], "slide").table()
+
+
+@pytest.fixture(scope="session")
 def settings_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Where napari's settings and those of its plugins are."""
     from napari import settings
@@ -141,7 +150,8 @@ def settings_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setattr(settings, "_CFG_PATH", str(folder / "settings.yaml"))
         patch.setattr(settings, "_PLUGIN_SETTINGS", {})
         patch.setattr(settings, "_SETTINGS", None)
-        settings.get_settings(folder / "settings.yaml")
+        found = settings.get_settings(folder / "settings.yaml")
+        found._save_on_change = False  # each dock that comes or goes would write them all
         yield folder
 
 

@@ -129,8 +129,9 @@ def _ome(folder: Path, text: str) -> Path:
       <ObjectiveSettings ID="Objective:0"/><Pixels ID="Pixels:0" DimensionOrder="XYCZT"
       Type="uint16" SizeX="130" SizeY="100" SizeC="2" SizeZ="1" SizeT="1" PhysicalSizeX="0.5"
       PhysicalSizeY="0.5"><Channel ID="Channel:0:0" Name="DAPI" SamplesPerPixel="1"/>
-      <Channel ID="Channel:0:1" Name="Cy5" SamplesPerPixel="1"/><TiffData IFD="0" PlaneCount="2"/>
-      </Pixels></Image><StructuredAnnotations><MapAnnotation ID="Annotation:0" Namespace="{text}">
+      <Channel ID="Channel:0:1" Name="{text}" SamplesPerPixel="1"/>
+      <TiffData IFD="0" PlaneCount="2"/></Pixels></Image>
+      <StructuredAnnotations><MapAnnotation ID="Annotation:0" Namespace="{text}">
       <Value><M K="{text}">{text}</M></Value></MapAnnotation><XMLAnnotation ID="Annotation:1">
       <Value><{text} {text}="{text}"/></Value></XMLAnnotation></StructuredAnnotations>
       <ROI ID="ROI:0" Name="{text}"/></OME>"""

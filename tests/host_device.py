@@ -7,6 +7,7 @@ import re
 import threading
 from contextlib import nullcontext
 from functools import cache
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -185,21 +186,24 @@ class HostDevice:
 
     def _paste(self, pastes, tile, pixels, channel, step, colors=None):
         flat = pixels.reshape(-1, *(() if channel is not None else (tile.channels,)))
-        pixel = tile.channels * np.dtype(tile.dtype).itemsize
         for paste in pastes:
             high, wide = (
                 (int(paste[name]) - 1) * by + 1
                 for name, by in zip(("height", "width"), step, strict=True)
             )
-            for y in range(0, high, step[0]):
-                address = int(paste["source"]) + y * tile.width * pixel
-                row = at(address, (wide, tile.channels), tile.dtype)[:: step[1]]
-                if colors is not None:
-                    row = in_colors(row, colors)
-                if channel is not None:
-                    row = row[:, channel]
-                place = int(paste["target"]) + y // step[0] * int(paste["pitch"])
-                flat[place : place + len(row)] = row
+            if high < 1 or wide < 1:
+                continue
+            shape = (high - 1) * tile.width + wide, tile.channels
+            source = at(int(paste["source"]), shape, tile.dtype)
+            rows, columns = np.arange(0, high, step[0]), np.arange(0, wide, step[1])
+            found = source[rows[:, None] * tile.width + columns]
+            if colors is not None:
+                found = in_colors(found, colors)
+            if channel is not None:
+                found = found[..., channel]
+            pitch = int(paste["pitch"])
+            places = np.arange(len(rows))[:, None] * pitch + np.arange(len(columns))
+            flat[int(paste["target"]) + places] = found
 
     def paste_scaled(self, parts, tile, pixels, stream, *, channel=None, colors=None):
         flat = pixels.reshape(-1, *pixels.shape[2:])
@@ -426,7 +430,7 @@ class _Memory:
 def at(address, shape, dtype):
     """Return host memory at an address as an array."""
     kind = np.dtype(dtype)
-    size = int(np.prod(shape)) * kind.itemsize
+    size = prod(shape) * kind.itemsize
     memory = (ctypes.c_uint8 * size).from_address(address)
     return np.frombuffer(memory, kind).reshape(shape)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import imagecodecs
@@ -177,13 +178,23 @@ def _images(slide: Mirax, level: int, pixels: NDArray[np.uint8] | None) -> list[
             if slide.photos is not None and not photos & set(slide.photos):
                 continue
             shift = 5 * level + y * across + x
-            image = np.roll(slides.picture(height, width), (shift, 3 * shift), (0, 1))
-            if pixels is not None:
+            if pixels is None:
+                content = _shifted(encode, height, width, shift)
+            else:
                 part = pixels[:: 1 << level, :: 1 << level]
                 top, left = y // concat * height, x // concat * width
-                image = part[top : top + height, left : left + width]
-            found.append((y * across + x, encode(np.ascontiguousarray(image))))
+                content = encode(
+                    np.ascontiguousarray(part[top : top + height, left : left + width])
+                )
+            found.append((y * across + x, content))
     return found
+
+
+@lru_cache(1000)  # most slides are of the same images
+def _shifted(
+    encode: Callable[[NDArray[np.uint8]], bytes], height: int, width: int, shift: int
+) -> bytes:
+    return encode(np.roll(slides.picture(height, width), (shift, 3 * shift), (0, 1)))
 
 
 def _ini(slide: Mirax, others: Sequence[tuple[str, str, str, bytes]]) -> str:

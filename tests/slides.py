@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import imagecodecs
@@ -21,6 +22,11 @@ APERIO = "Aperio Image Library v11.2.1\r\n{} ({}x{}) JPEG/RGB Q=70"
 
 def picture(height: int, width: int, channels: int = 3, dtype: str = "uint8") -> NDArray[Any]:
     """Smooth shapes with noise over the type's whole range; each channel differs."""
+    return _picture(height, width, channels, dtype).copy()
+
+
+@lru_cache(32)
+def _picture(height: int, width: int, channels: int, dtype: str) -> NDArray[Any]:
     kind = np.dtype(dtype)
     rng = np.random.default_rng([height, width, channels])
     y, x, c = np.ogrid[:height, :width, :channels]
@@ -87,16 +93,19 @@ def split_tables(data: bytes) -> tuple[bytes, bytes]:
 
 def average(pixels: NDArray[Any], step: int) -> NDArray[Any]:
     """Mean of blocks of pixels in double precision, halves rounded up."""
-
-    def sums(values: NDArray[Any]) -> NDArray[np.float64]:
-        rows, columns = (-(-length // step) for length in pixels.shape[:2])
-        whole = np.zeros((rows * step, columns * step, *pixels.shape[2:]))
-        whole[: pixels.shape[0], : pixels.shape[1]] = values
-        found: NDArray[np.float64] = whole.reshape(rows, step, columns, step, *pixels.shape[2:])
-        return np.asarray(found.sum((1, 3)))
-
-    means = sums(pixels) / sums(np.ones_like(pixels))
-    return (np.floor(means + 0.5) if pixels.dtype.kind in "iu" else means).astype(pixels.dtype)
+    height, width, *samples = pixels.shape
+    rows, columns = -(-height // step), -(-width // step)
+    whole = np.zeros((rows * step, columns * step, *samples))
+    whole[:height, :width] = pixels
+    sums = whole.reshape(rows, step, columns, step, *samples).sum((1, 3))
+    counts = np.outer(
+        np.minimum(step, height - step * np.arange(rows)),
+        np.minimum(step, width - step * np.arange(columns)),
+    )
+    means = sums / counts.reshape(rows, columns, *(1 for _ in samples))
+    found = np.floor(means + 0.5) if pixels.dtype.kind in "iu" else means
+    averaged: NDArray[Any] = found.astype(pixels.dtype)
+    return averaged
 
 
 def aperio_text(width: int, height: int, *fields: str) -> str:

@@ -4,6 +4,7 @@ import numpy as np
 import tifffile
 import zarr
 
+OME = "http://www.openmicroscopy.org/Schemas/OME/2016-06"
 SIZES = {"t": 2, "z": 5}
 CHANNELS, HEIGHT, WIDTH = 2, 96, 160
 
@@ -67,3 +68,42 @@ def write_stack(path, levels, side=32):
 
 def of_plane(pixels, z, t):
     return np.moveaxis(pixels[t, z], 0, -1)
+
+
+def write_ome_files(folder, pixels, companion=None):
+    """Save each channel and time of (t, z, c, y, x) as an OME-TIFF, with a pyramid of two levels.
+
+    The XML of each says what lies in all, or that of the file `companion`, which they name; returns
+    their paths.
+    """
+    times, depths, channels, height, width = pixels.shape
+    files = [(t, c) for t in range(times) for c in range(channels)]
+    names = {(t, c): f"t{t}c{c}.ome.tif" for t, c in files}
+    uuids = {at: f"urn:uuid:00000000-0000-0000-0000-{n:012}" for n, at in enumerate(files)}
+    data = "".join(
+        f'<TiffData FirstZ="{z}" FirstC="{c}" FirstT="{t}" IFD="{z}" PlaneCount="1">'
+        f'<UUID FileName="{names[t, c]}">{uuids[t, c]}</UUID></TiffData>'
+        for t, c in files
+        for z in range(depths)
+    )
+    named = "".join(f'<Channel ID="Channel:0:{c}" Name="stain {c}"/>' for c in range(channels))
+    whole = (
+        f'<Image ID="Image:0"><Pixels ID="Pixels:0" DimensionOrder="XYZCT" Type="uint16" '
+        f'SizeX="{width}" SizeY="{height}" SizeZ="{depths}" SizeC="{channels}" SizeT="{times}" '
+        f'PhysicalSizeX="0.5" PhysicalSizeY="0.5">{named}{data}</Pixels></Image>'
+    )
+    of_companion = "urn:uuid:00000000-0000-0000-0000-999999999999"
+    own = whole
+    if companion is not None:
+        xml = f'<?xml version="1.0" encoding="UTF-8"?>\n<OME xmlns="{OME}" UUID="{of_companion}">'
+        (folder / companion).write_text(f"{xml}{whole}</OME>", "utf-8")
+        own = f'<BinaryOnly MetadataFile="{companion}" UUID="{of_companion}"/>'
+    for t, c in files:
+        xml = f'<OME xmlns="{OME}" UUID="{uuids[t, c]}">{own}</OME>'
+        options = {"metadata": None, "photometric": "minisblack", "contiguous": False}
+        with tifffile.TiffWriter(folder / names[t, c]) as file:
+            for z in range(depths):
+                page = pixels[t, z, c]
+                file.write(page, subifds=1, description=xml if z == 0 else None, **options)
+                file.write(page[::2, ::2], subfiletype=1, **options)
+    return [folder / names[at] for at in files]

@@ -12,7 +12,6 @@ import pytest
 import tifffile
 
 from napari_wsigpu import open_slide, runtime
-from napari_wsigpu.codecs.color import ColorProfile
 from napari_wsigpu.errors import (
     RegionError,
     SlideClosedError,
@@ -62,10 +61,7 @@ def with_profile(path, profile=PROFILE, device="cpu"):
     return Slide(replace(describe(path), icc=place, background=BACKGROUND), device)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def table():
-    """Kept, so that it is made once for all tests."""
-    return ColorProfile(PROFILE, "slide").table()
+pytestmark = pytest.mark.usefixtures("scanner_colours")
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import imagecodecs
 import pytest
 import tifffile
 
-from napari_wsigpu import doctor, open_slide
+from napari_wsigpu import doctor, open_slide, probes
 from napari_wsigpu.cli import main
 from napari_wsigpu.doctor import HARDWARE, HYBRID, JPEG2000, Device, Driver, Finding, Report
 from napari_wsigpu.formats.describe import describe
@@ -404,7 +404,7 @@ BROKEN = {
 @pytest.mark.parametrize(("code", "reason"), BROKEN.values(), ids=BROKEN)
 def test_broken_libraries(machine, monkeypatch, code, reason):
     if "sleep" in code:
-        monkeypatch.setattr(doctor, "PROBE_SECONDS", 1)
+        monkeypatch.setattr(probes, "PROBE_SECONDS", 1)
     machine(Cuda(), has={"cupy-cuda12x": "14.2.0"}, cupy=code)
     assert doctor.find_cupy(GPU) == Finding(
         "CuPy",
@@ -417,7 +417,7 @@ def test_broken_libraries(machine, monkeypatch, code, reason):
 def test_a_process_that_does_not_start(machine, monkeypatch):
     machine(Cuda())
     monkeypatch.setattr(sys, "executable", "/no/python")
-    assert doctor.run_probe("probe_cupy") == {"reason": os.strerror(2)}
+    assert probes.run_probe("probe_cupy") == {"reason": os.strerror(2)}
 
 
 def test_a_library_that_breaks_on_exit_still_counts(machine):

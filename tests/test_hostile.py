@@ -15,7 +15,7 @@ from napari_wsigpu.errors import TargetExistsError, UnsupportedSlideError
 from napari_wsigpu.limits import Limits, limits
 from tests import slides, tiffbytes
 from tests.test_bad_input import run_probe
-from tests.tiffbytes import LONG, SHORT, SLONG
+from tests.tiffbytes import FLOAT, LONG, SHORT, SLONG, UNDEFINED
 
 OME = (
     '<OME xmlns="http://www.openmicroscopy.org/Schemas/OME/2016-06"><Image ID="Image:0">'
@@ -25,6 +25,7 @@ OME = (
 SHAPE = '{"shape": [1000, 1000, 1000, 64, 96, 3], "axes": "TZCYXS"}'
 PLANE = '<TiffData IFD="0" PlaneCount="1"/>'
 UUID = '<TiffData IFD="0"><UUID FileName="{0}.ome.tif">urn:uuid:{0}</UUID></TiffData>'
+LOSSLESS_FRAME = b"\xff\xc0", b"\xff\xc3"
 ENTITIES = '<?xml version="1.0"?><!DOCTYPE x [<!ENTITY a "aa">]><scn>&a;</scn>'
 
 
@@ -41,6 +42,19 @@ def aperio(sides, tile):
         where = {324: (LONG, [8] * count), 325: (LONG, [9 * (not pages)] * count)}
         pages.append(page(description="Aperio Image Library |MPP = 0.5", more=size | where))
     return pages
+
+
+def page_of_jpegs(change):
+    """Return a page of changed JPEGs, whose tables it has in its tag."""
+    pixels = slides.picture(64, 96)
+    tables, _ = slides.split_tables(slides.jpeg_ycbcr(pixels, "444"))
+    return tiffbytes.page(
+        pixels,
+        lambda tile: change(slides.jpeg_ycbcr(tile, "444")),
+        compression=7,
+        photometric=6,
+        more={347: (UNDEFINED, tables)},
+    )
 
 
 def decoy():
@@ -80,6 +94,10 @@ FILES = {
     ),
     "averages of averages": (lambda: aperio(range(40_000, 30_000, -1_000), 4096), "'averaged_"),
     "tiles of no height": (lambda: [page(more={323: (SLONG, -16)})], "without pixels"),
+    "tiles of a height that is no whole number": (
+        lambda: [page(more={323: (FLOAT, 16.0)})],
+        "no whole numbers",
+    ),
     "a page of no width": (
         lambda: [page(description="Aperio Image Library"), page(more={256: (LONG, 0)})],
         "without pixels",
@@ -103,6 +121,10 @@ FILES = {
             * 4_097
         ),
         "'pages'",
+    ),
+    "a JPEG that says to be lossless and has no tables": (
+        lambda: [page_of_jpegs(lambda data: slides.split_tables(data)[1].replace(*LOSSLESS_FRAME))],
+        "Unsupported color conversion",
     ),
     "a JPEG of hundreds of scans": (
         lambda: [

@@ -24,7 +24,7 @@ FLOORS = [
     {"runtime", "associated", "open_planes", "described", "slide_source"},
     {"opened"},
     {"readable"},
-    {"slide", "zarr_to_gpu", "engine"},
+    {"slide", "zarr_to_gpu", "engine", "probes"},
     {"conversion", "doctor"},
     {"compat", "datasets"},
     {"torch", "integrations"},
@@ -38,7 +38,7 @@ UPWARD = {("doctor", PACKAGE), (PACKAGE, "viewer")}
 
 CUDA = ("cuda", "cupy", "cupyx", "kvikio", "nvidia")
 # Each is tried as it is, in a process of its own.
-CUDA_EXCEPTIONS = {"napari_wsigpu.doctor": {"cupy", "kvikio", "nvidia.nvimgcodec"}}
+CUDA_EXCEPTIONS = {"napari_wsigpu.probes": {"cupy", "kvikio", "nvidia.nvimgcodec"}}
 
 READING_PATH = ("codecs", "gpu", "reading")
 MOST_LINES = 400

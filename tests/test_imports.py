@@ -66,6 +66,39 @@ def test_the_engine_needs_no_viewer_and_no_gpu(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+# What no slide in SVS needs: rooms, modules, and libraries of codecs.
+LATER = {
+    *(
+        f"napari_wsigpu.{name}"
+        for name in (
+            "annotations", "cli", "compat", "conversion", "datasets", "doctor", "engine",
+            "gpu.nvcomp", "gpu.zarr", "integrations", "storage.zarr", "storage.zarr_chunks",
+            "viewer", "widgets", "zarr_to_gpu",
+        )
+    ),
+    *(f"imagecodecs._{name}" for name in ("blosc", "bz2", "imcd", "lz4", "lzma", "zstd")),
+}  # fmt: skip
+OPEN = """
+import sys
+import napari_wsigpu
+with napari_wsigpu.open_slide(sys.argv[1], device="cpu") as slide:
+    assert slide.read_region((0, 0), (20, 10)).any()
+print(*sys.modules)
+for name in napari_wsigpu.__all__:
+    assert getattr(napari_wsigpu, name) is not None
+assert napari_wsigpu.engine.cache
+"""
+
+
+def test_what_few_need_is_imported_when_it_is_asked_for(tmp_path):
+    path = tmp_path / "slide.svs"
+    slides.write_aperio(path, slides.picture(100, 150))
+    command = [sys.executable, "-c", OPEN, path]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert LATER & set(done.stdout.split()) == set()
+
+
 ALLOWED = {"storage": {"storage"}, "codecs": {"storage", "codecs"}}
 
 

@@ -121,6 +121,7 @@ class TestPixels:
         with open_slide(path) as slide:
             assert [level.number for level in slide.pyramid] == [0, 1, 2, 3]
 
+    @pytest.mark.usefixtures("scanner_colours")
     def test_in_srgb(self, tmp_path):
         profile = PROFILES["table"]
         path = write(tmp_path / "slide.tif", (4,), photometric="rgb", iccprofile=profile)

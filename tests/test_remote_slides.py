@@ -6,6 +6,7 @@ import pickle
 import shutil
 import time
 from base64 import b64encode
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from napari_wsigpu import open_slide
 from napari_wsigpu.cli import main
 from napari_wsigpu.errors import (
     CorruptSlideError,
+    DeviceError,
     NotASlideError,
     SlideChangedError,
     SlideClosedError,
@@ -105,6 +107,15 @@ def test_real_slides_are_the_same_as_on_disk(name):
             np.testing.assert_array_equal(slide.associated_images[key].read(), image.read())
 
 
+def test_an_overview_is_not_taken_for_an_olympus_slide():
+    path = shared_slide("found/vsi-ets-test-jpg2k.vsi")
+    with (
+        RangeServer(path.parent) as server,
+        pytest.raises(UnsupportedSlideError, match="an Olympus slide, whose tiles lie in other"),
+    ):
+        open_slide(server.url(path.name))
+
+
 class TestFirstView:
     """Of a slide of a gigabyte, over a server that answers after 50 ms."""
 
@@ -152,6 +163,27 @@ class TestFirstView:
             self.view(server.url("large.svs"))
             assert 3 < len(server.requests) <= 15
         assert not list(disk_cache.disk_cache().folder.glob("*/*"))
+
+
+class TestOneConnection:
+    """A slide is read by the connection that it was described by."""
+
+    def test_no_byte_is_asked_for_twice(self, server, monkeypatch):
+        monkeypatch.setattr(disk_cache.disk_cache(), "budget", 0)
+        with open_slide(server.url("a%20slide.svs"), device="cpu") as slide:
+            assert "wsigpu-remote" in decoding_threads()
+            slide.read_region((0, 0), (900, 700))
+        asked = sorted((request.begin, request.end) for request in server.requests)
+        assert all(end <= begin for (_, end), (begin, _) in pairwise(asked))
+
+    def test_a_slide_that_can_not_be_opened_leaves_none(self, server):
+        with pytest.raises(DeviceError):
+            open_slide(server.url("a%20slide.svs"), device="abacus")
+        assert decoding_threads() == []
+
+    def test_a_description_leaves_none(self, server):
+        describing.describe(server.url("a%20slide.svs"))
+        assert decoding_threads() == []
 
 
 @pytest.mark.parametrize("sides", [(300, 900), (900, 300)])
@@ -287,7 +319,7 @@ def test_a_pickled_slide_opens_in_another_process(server):
     ("content", "kind", "words"),
     [
         (b"no slide", NotASlideError, "does not begin as these do"),
-        (bytes(128) + b"DICM" + bytes(99), UnsupportedSlideError, "is DICOM, which can only"),
+        (bytes(128) + b"DICM" + bytes(99), NotASlideError, "is a DICOM file of another kind"),
         (b"ZISRAWFILE" + bytes(99), NotASlideError, "does not begin as these do"),
         (b"II*\0\xff\xff\xff\x7f", CorruptSlideError, "is cut off: its list of images lies beyond"),
         (b"", NotASlideError, "is empty"),

@@ -36,6 +36,8 @@ def write_kinds(folder):
     zarrs.write_label(folder / "v4.zarr", "cells", [PIXELS[0].astype("uint32")], version="0.4")
     zarrs.write_image(folder / "v5.zarr", levels, chunks=(1, 64, 64))
     zarrs.write_image(folder / "shards.zarr", levels[:2], chunks=(1, 32, 32), shards=(1, 128, 128))
+    first = {"shape": (1, 128, 128), "index_location": "start"}
+    zarrs.write_image(folder / "index first.zarr", levels[:2], chunks=(1, 32, 32), shards=first)
     stacks.save(folder, "zarr", stacks.stack())
     (folder / "a.zarr").rename(folder / "stack.zarr")
     shutil.copytree(folder / "v5.zarr", folder / "without an ending")
@@ -55,7 +57,8 @@ def server(images):
 
 
 @pytest.mark.parametrize(
-    "name", ["v4.zarr", "v5.zarr", "shards.zarr", "stack.zarr", "without an ending"]
+    "name",
+    ["v4.zarr", "v5.zarr", "shards.zarr", "index first.zarr", "stack.zarr", "without an ending"],
 )
 def test_pixels_and_facts_are_those_on_disk(server, images, name):
     with (
@@ -116,11 +119,14 @@ def test_a_server_that_fails_gives_no_background(server):
         np.testing.assert_array_equal(slide.levels[0][...], np.moveaxis(PIXELS, 0, -1))
 
 
-def test_a_chunk_that_says_less_than_it_holds(server, images, tmp_path):
+@pytest.mark.parametrize("location", ["start", "end"])
+def test_a_chunk_that_says_less_than_it_holds(server, images, tmp_path, location):
     """A decompression bomb is refused before zarr decodes it."""
-    shutil.copytree(images / "shards.zarr", tmp_path / "shards.zarr")
-    larger = np.ones((1, 4096, 4096), "uint16")
-    zarrs.write_array(tmp_path / "bomb", larger, chunks=(1, 2048, 2048), shards=(1, 4096, 4096))
+    name = {"start": "index first.zarr", "end": "shards.zarr"}[location]
+    shutil.copytree(images / name, tmp_path / "shards.zarr")
+    larger, shards = np.ones((1, 4096, 4096), "uint16"), {"shape": (1, 4096, 4096)}
+    shards["index_location"] = location
+    zarrs.write_array(tmp_path / "bomb", larger, chunks=(1, 2048, 2048), shards=shards)
     shutil.copy(tmp_path / "bomb/c/0/0/0", tmp_path / "shards.zarr/0/c/0/0/0")
     server.folder = tmp_path
     with (

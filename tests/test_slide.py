@@ -4,8 +4,11 @@ import json
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from pathlib import Path
@@ -541,26 +544,78 @@ def test_a_forked_process_reads_while_threads_of_its_parent_do(tmp_path):
     path = tmp_path / "a.tif"
     made = tiffbytes.page(pixels, tiffbytes.deflate, compression=8, tile=(64, 64))
     tiffbytes.write(path, [made])
+    ended, children = threading.Event(), []
     with open_slide(path, "cpu") as slide, ThreadPoolExecutor(3) as threads:
-        ended = threading.Event()
 
         def read():
             while not ended.is_set():
                 slide.read_region((10, 10), (300, 300))
 
         reads = [threads.submit(read) for _ in range(3)]
-        children = []
-        for _ in range(8):
-            child = os.fork()
-            if not child:
-                signal.signal(signal.SIGALRM, signal.SIG_DFL)  # pytest's would let it go on
-                signal.alarm(10)
-                whole = slide.levels[0][...]
-                slide.close()
-                os._exit(not np.array_equal(whole, pixels))
-            children.append(child)
-        found = [os.waitpid(child, 0)[1] for child in children]
-        ended.set()
+        try:
+            for _ in range(8):
+                child = os.fork()
+                if not child:
+                    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # pytest's would let it go on
+                    signal.alarm(20)
+                    whole = slide.levels[0][...]
+                    slide.close()
+                    os._exit(not np.array_equal(whole, pixels))
+                children.append(child)
+            found = [os.waitpid(child, 0)[1] for child in children]
+        finally:
+            ended.set()
         for each in reads:
             each.result()
     assert found == [0] * len(children)
+
+
+FORK = """
+import importlib.abc, os, signal, sys, threading
+import numpy as np
+from napari_wsigpu import open_slide
+
+begun, forked = threading.Event(), threading.Event()
+
+class Slow(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "imagecodecs._deflate" and not begun.is_set():
+            begun.set()
+            forked.wait(0.3)  # unless a fork waits for this
+
+sys.meta_path.insert(0, Slow())
+with open_slide(sys.argv[1], "cpu") as slide:
+    reader = threading.Thread(target=lambda: slide.levels[0][...])
+    reader.start()
+    assert begun.wait(20)
+    child = os.fork()
+    if not child:
+        signal.alarm(10)
+        slide.levels[0][...]
+        os._exit(0)
+    forked.set()
+    assert os.waitpid(child, 0)[1] == 0
+    reader.join()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked on this system")
+def test_a_process_forked_while_a_codec_is_loaded_reads(tmp_path):
+    made = tiffbytes.page(slides.picture(200, 200), tiffbytes.deflate, compression=8)
+    path = tiffbytes.write(tmp_path / "a.tif", [made])
+    done = subprocess.run([sys.executable, "-c", FORK, path], capture_output=True, timeout=60)
+    assert not done.returncode, done.stderr.decode()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_nothing_keeps_the_tables_of_a_slide_that_was_closed(device, tmp_path, host_gpu):
+    pixels = slides.picture(200, 300)
+    path = tmp_path / "a.tif"
+    tiffbytes.write(path, [tiffbytes.page(pixels, tiffbytes.deflate, compression=8, tile=(64, 64))])
+    with open_slide(path, device=device) as slide:
+        table = weakref.ref(slide.layout.levels[0].grid.offsets)
+        assert np.array_equal(slide.levels[0][...], pixels)
+        slide.read_region((0, 0), (64, 64))
+    del slide
+    gc.collect()
+    assert table() is None

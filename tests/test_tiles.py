@@ -234,6 +234,24 @@ def test_a_region_is_the_same_in_pieces(path, host_gpu, monkeypatch, device, roo
     assert np.array_equal(shown, whole)
 
 
+def test_batches_are_read_in_memory_that_is_kept(slide, monkeypatch):
+    places = [(x, 40) for x in range(0, 400, 37)]
+    options = {"size": (30, 20), "mpp": slide.mpp[0] * 1.5, "batch_size": len(places)}
+    (together,) = slide.read_regions(places, **options)
+    read, most = RegionReader.read, 3 * 48 * 33 * 3
+    counts = []
+
+    def note(self, number, regions, wish):
+        counts.append(len(regions))
+        return read(self, number, regions, wish)
+
+    monkeypatch.setattr(RegionReader, "read", note)
+    monkeypatch.setattr(scaling, "KEPT_FINER_BYTES", most)
+    (in_turn,) = slide.read_regions(places, **options)
+    assert counts == [3, 3, 3, 2]
+    assert np.array_equal(in_turn, together)
+
+
 def test_pieces_fit_into_memory_and_on_the_level(slide, monkeypatch):
     read, most = RegionReader.read, 40_000
     seen = []

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from napari_wsigpu import open_slide
-from napari_wsigpu.codecs.color import ColorProfile
 from napari_wsigpu.errors import SlideChangedError, SlideClosedError
 from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.slide import Slide
@@ -104,13 +103,10 @@ def test_a_changed_file_is_noticed(path, change, held):
             list(map(np.asarray, slide.levels))
 
 
-@pytest.fixture(scope="module")
-def profile():
+@pytest.fixture
+def profile(scanner_colours):
     """An ICC profile whose table of colours is made once for all tests."""
-    data = icc.PROFILES["table"]
-    table = ColorProfile(data, "slide").table()
-    yield data
-    del table
+    return icc.PROFILES["table"]
 
 
 @pytest.mark.parametrize("color", ["stored", "srgb"])

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-BYTE, ASCII, SHORT, LONG, RATIONAL, UNDEFINED, SLONG, LONG8 = 1, 2, 3, 4, 5, 7, 9, 16
-FORMATS = {SHORT: "H", LONG: "I", SLONG: "i", LONG8: "Q"}
+BYTE, ASCII, SHORT, LONG, RATIONAL, UNDEFINED, SLONG, FLOAT, LONG8 = 1, 2, 3, 4, 5, 7, 9, 11, 16
+FORMATS = {SHORT: "H", LONG: "I", SLONG: "i", FLOAT: "f", LONG8: "Q"}
 SAMPLE_FORMAT = {"u": 1, "i": 2, "f": 3}
 
 

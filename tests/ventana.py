@@ -102,8 +102,12 @@ def write(
     ),
     missing: Sequence[int] = (),
     tile: tuple[int, int] = TILE,
+    layers: Sequence[Sequence[NDArray[Any]]] = (),
 ) -> Path:
-    """Write stored levels, the label image and a thumbnail."""
+    """Write stored levels, the label image and a thumbnail.
+
+    `layers` are further focal planes, each of as many levels.
+    """
     first = scan_xml() if scan is None else scan
     pages = [
         tiffbytes.page(
@@ -125,17 +129,21 @@ def write(
     for index, (pixels, text) in enumerate(zip(levels, descriptions, strict=False)):
         more = _packet(encoded) if index == 0 and encoded is not None else {}
         more[306] = (tiffbytes.ASCII, "2011:08:04 10:11:12")
-        pages.append(
-            tiffbytes.page(
-                pixels,
-                tiffbytes.deflate,
-                compression=8,
-                tile=tile,
-                description=text,
-                missing=missing if index == 0 else (),
-                more=more,
-            )
+        if layers:
+            more[32997] = (tiffbytes.LONG, 1 + len(layers))
+        stored = tiffbytes.page(
+            pixels,
+            tiffbytes.deflate,
+            compression=8,
+            tile=tile,
+            description=text,
+            missing=missing if index == 0 else (),
+            more=more,
         )
+        for layer in layers:
+            parts = tiffbytes.tiles(layer[index], tile)
+            stored.segments = [*stored.segments, *map(tiffbytes.deflate, parts)]
+        pages.append(stored)
     return tiffbytes.write(path, pages)
 
 
