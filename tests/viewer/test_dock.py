@@ -370,4 +370,4 @@ def test_a_toast_that_came_while_the_window_was_not_active_fades(viewer, qtbot, 
     window.activateWindow()
     for event in (QEvent.Enter, QEvent.Leave):  # the mouse passes
         QApplication.sendEvent(toast, QEvent(event))
-    qtbot.waitUntil(lambda: not toast.isVisible())
+    qtbot.waitUntil(lambda: not window.findChildren(NapariQtNotification))
