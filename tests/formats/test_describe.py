@@ -3,6 +3,7 @@ import os
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from napari_wsigpu.errors import (
     SlideReadError,
 )
 from napari_wsigpu.formats.describe import describe
-from tests import philips, slides
+from tests import gallery, philips, slides
 
 
 def test_the_content_decides_and_not_the_name(tmp_path):
@@ -25,6 +26,18 @@ def test_the_content_decides_and_not_the_name(tmp_path):
     slides.write_pyramid(tmp_path / "b.svs", slides.picture(60, 60), ())
     assert describe(tmp_path / "a.jpg").vendor == "aperio"
     assert describe(tmp_path / "b.svs").vendor == "generic-tiff"
+
+
+NAMES = "s.ndpi", "s.svs", "s.vsi", "s.scn", "s.czi", "s.mrxs", "s.dcm", "s.ome.tif", "s.ndpis", "s"
+
+
+@pytest.mark.parametrize("kind", ["aperio", "hamamatsu", "leica", "philips", "ome-tiff", "czi"])
+def test_a_slide_is_the_same_under_any_name(tmp_path, kind):
+    [path] = gallery.write_all(tmp_path, "text", [kind]).values()
+    expected = repr(replace(describe(path), path="", files=()))
+    for name in NAMES:
+        path = path.rename(path.with_name(name))
+        assert repr(replace(describe(path), path="", files=())) == expected
 
 
 def test_a_copy_without_its_list_of_images_is_cut_off(tmp_path):

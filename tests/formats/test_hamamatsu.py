@@ -9,6 +9,7 @@ from PIL import Image
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.errors import CorruptSlideError, TileError, UnsupportedSlideError
+from napari_wsigpu.formats.describe import describe
 from tests import ndpi, oracles, slides
 from tests.conftest import shared_slide
 
@@ -115,6 +116,8 @@ class TestAgainstOpenSlide:
         write(path, first=(1 << 32) + 4096)
         layout = same_as_openslide(path)
         assert int(layout.levels[0].grid.offsets.min()) > 1 << 32
+        renamed = describe(path.rename(tmp_path / "slide.tif"))
+        assert repr(renamed.levels) == repr(layout.levels)
 
     def test_the_central_focal_plane(self, tmp_path):
         path = tmp_path / "slide.ndpi"

@@ -98,6 +98,17 @@ def test_a_file_alone_shows_its_own_planes_and_says_so(tmp_path, remote):
             assert problem.startswith("The stack has 3 planes, but its files here hold 1;")
 
 
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_file_of_ndtiff_without_its_index_says_so(tmp_path, remote):
+    first, _ = micromanager.write_ndtiff(tmp_path, CHANNELS)
+    if not remote:
+        (tmp_path / "NDTiff.index").unlink()
+    with RangeServer(tmp_path) as server, open_slide(server.url("a.tif") if remote else first) as s:
+        np.testing.assert_array_equal(s.levels[0][..., 0], CHANNELS[0])
+        [problem] = s.layout.problems
+        assert problem.startswith("It is one file of an NDTiff stack, whose index")
+
+
 def test_planes_of_ome_in_several_files(tmp_path):
     pixels = stacks.stack()
     for path in stacks.write_ome_files(tmp_path, pixels):

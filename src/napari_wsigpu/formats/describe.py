@@ -25,7 +25,7 @@ from napari_wsigpu.errors import (
     UnsupportedSlideError,
     file_error,
 )
-from napari_wsigpu.formats import claims, companion, dicom, dicom_served, ome_zarr, vsi
+from napari_wsigpu.formats import claims, companion, dicom, dicom_served, hamamatsu, ome_zarr, vsi
 from napari_wsigpu.formats.fields import finite, iso_date
 from napari_wsigpu.formats.registry import PATH_FORMATS, TIFF_FORMATS
 from napari_wsigpu.formats.siblings import SIBLING
@@ -199,7 +199,7 @@ def _is_file(path: Path) -> bool:
 def _describe(name: str, plane: Plane) -> SlideLayout:
     if "\0" in name:
         raise SlideNotFoundError(f"There is no file {name!r}; check the path.")
-    path, head = Path(name), b""
+    path, head, is_ndpi = Path(name), b"", False
     try:
         status = path.stat()
         is_folder = stat.S_ISDIR(status.st_mode)
@@ -208,6 +208,7 @@ def _describe(name: str, plane: Plane) -> SlideLayout:
         if not is_folder:
             with path.open("rb", buffering=0) as file:
                 head = file.read(HEAD)
+                is_ndpi = hamamatsu.begins(file, status.st_size)
         for item in PATH_FORMATS:
             if item.module.probe(path, head):
                 parse: Callable[..., SlideLayout] = item.module.parse
@@ -223,7 +224,7 @@ def _describe(name: str, plane: Plane) -> SlideLayout:
     except OSError as error:
         raise file_error(name, error) from error
     _check_head(name, head)
-    return _describe_tiff(SlideFile.of(name, status), name, plane)
+    return _describe_tiff(SlideFile.of(name, status), name, plane, is_ndpi=is_ndpi)
 
 
 def _describe_url(url: str, plane: Plane) -> Found:
@@ -282,9 +283,10 @@ def _describe_source(source: ByteSource, described: SlideFile, plane: Plane) -> 
             f"'{name}' is an Olympus slide, whose tiles lie in other files, which are not read "
             "from servers; download it with its folder."
         )
+    is_ndpi = hamamatsu.begins(file, described.size)
     file.seek(0)
     try:
-        return _describe_tiff(described, file, plane)
+        return _describe_tiff(described, file, plane, is_ndpi=is_ndpi)
     finally:
         if ahead.failure is not None:  # the parser may have gone on without what it lacked
             raise ahead.failure from None
@@ -320,11 +322,18 @@ def _check_head(name: str, head: bytes, *, served: bool = False) -> None:
 
 
 def _describe_tiff(
-    source: SlideFile, stream: str | IO[bytes], plane: Plane, omexml: str | None = None
+    source: SlideFile,
+    stream: str | IO[bytes],
+    plane: Plane,
+    omexml: str | None = None,
+    *,
+    is_ndpi: bool = False,
 ) -> SlideLayout:
     name = source.path
     try:
-        with tifffile.TiffFile(stream, name=file_name(name), omexml=omexml) as file:
+        # By default, tifffile goes by the name.
+        given = {"name": file_name(name), "omexml": omexml, "is_ndpi": is_ndpi}
+        with tifffile.TiffFile(stream, **given) as file:
             is_whole = claims.check(file, name)
             if not len(file.pages):
                 raise CorruptSlideError(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import struct
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tifffile.tifffile import jpeg_shape
 
 from napari_wsigpu.errors import CorruptSlideError
-from napari_wsigpu.formats import tiff
+from napari_wsigpu.formats import claims, tiff
 from napari_wsigpu.formats.fields import MOST_FIELDS, even_step
 from napari_wsigpu.layout import (
     LevelLayout,
@@ -25,12 +26,15 @@ from napari_wsigpu.tags import COMPRESSION, DATATYPE, Tag
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import IO
 
     from numpy.typing import NDArray
     from tifffile import TiffFile, TiffPage
 
 FORMAT, SOURCE_LENS, X_OFFSET, Y_OFFSET, FOCAL_PLANE = 65420, 65421, 65422, 65423, 65424
 REFERENCE, FLUORESCENCE, PROPERTIES = 65427, 65434, 65449
+LITTLE_ENDIAN = b"II*\0"
+HEADER, ENTRY = struct.Struct("<4sQ"), struct.Struct("<H10x")
 MACRO = -1.0
 NANOMETRES = 1e-3  # of a focal plane's position, in micrometres
 # Named otherwise by OpenSlide, in the TIFF part, or of no use to people.
@@ -43,6 +47,23 @@ KNOWN_ELSEWHERE = frozenset(
 TILE_PIXELS = 512 * 256
 SCALES = (2, 4, 8)
 JPEG_HEAD = 1 << 16
+
+
+def begins(file: IO[bytes], size: int) -> bool:
+    """Whether a file of `size` bytes has offsets of 64 bits as Hamamatsu's, by its first directory.
+
+    Its header is that of a TIFF with offsets of 32 bits, but four more bytes belong to it.
+    """
+    file.seek(0)
+    head = file.read(HEADER.size).ljust(HEADER.size, b"\0")
+    magic, offset = HEADER.unpack(head)
+    if magic != LITTLE_ENDIAN or offset >= size:
+        return False
+    file.seek(offset)
+    count = min(int.from_bytes(file.read(2), "little"), claims.MOST_TAGS)
+    entries = file.read(ENTRY.size * count)
+    whole = len(entries) // ENTRY.size * ENTRY.size
+    return FORMAT in chain.from_iterable(ENTRY.iter_unpack(entries[:whole]))
 
 
 def probe(file: TiffFile) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
 # What stands for the name of one in sentences.
 SIBLING = "another file"
 BEYOND = 1 << 61
+NDTIFF_AT, NDTIFF = 8, struct.pack("<I", 483729)
+NO_INDEX = (
+    "It is one file of an NDTiff stack, whose index (NDTiff.index) is not beside it or can't be "
+    "read, as on servers: channels and planes may be missing; have all of its files in one folder "
+    "of this machine."
+)
 SIZES = ("Channels", "Slices", "Frames", "Positions")
 
 
@@ -110,10 +117,16 @@ class PageFiles:
         return len(names)
 
 
+def _is_of_ndtiff(file: TiffFile) -> bool:
+    """Whether a file is one of an NDTiff set, as its header says."""
+    file.filehandle.seek(NDTIFF_AT)
+    return bool(file.filehandle.read(len(NDTIFF)) == NDTIFF)
+
+
 def missing_planes(file: TiffFile, series: TiffPageSeries) -> str | None:
     """Say that a stack of Micro-Manager has more planes than its files here, if that is so."""
     if series.kind != "mmstack":
-        return None
+        return NO_INDEX if series.kind != "ndtiff" and _is_of_ndtiff(file) else None
     summary = (file.micromanager_metadata or {}).get("Summary", {})
     counts = [summary.get(name) for name in SIZES]
     stated = math.prod(count for count in counts if isinstance(count, int) and count > 0)
