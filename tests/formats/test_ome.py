@@ -71,6 +71,7 @@ def test_rgb(tmp_path, dtype):
         ('PhysicalSizeX="1" PhysicalSizeXUnit="\u00b5m" PhysicalSizeY="1"', (1, 1)),
         ('PhysicalSizeX="1" PhysicalSizeXUnit="Å" PhysicalSizeY="1"', (1e-4, 1)),
         ('PhysicalSizeX="1" PhysicalSizeXUnit="in" PhysicalSizeY="1"', (25400, 1)),
+        ('PhysicalSizeX="1" PhysicalSizeXUnit="ft" PhysicalSizeY="1"', (304800, 1)),
         ('PhysicalSizeX="1" PhysicalSizeXUnit="pixel" PhysicalSizeY="1"', None),
         ('PhysicalSizeX="0" PhysicalSizeY="1"', None),
         ('PhysicalSizeX="-1" PhysicalSizeY="1"', None),

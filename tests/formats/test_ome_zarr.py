@@ -355,7 +355,7 @@ class TestSpace:
     def test_no_units(self, tmp_path, units):
         layout = self.layout(tmp_path, lambda _: None, units=units)
         assert layout.mpp is None
-        assert "no unit" in layout.problems[0]
+        assert "no known unit" in layout.problems[0]
 
     def test_scales_of_all_levels_count_too(self, tmp_path):
         def change(image):
@@ -423,7 +423,7 @@ class TestSpace:
     def test_axes_of_version_3_are_names(self, tmp_path):
         layout = self.layout(tmp_path, lambda image: image.update(axes=["y", "x"]))
         assert layout.problems == (
-            "The size of a pixel has no unit of length, so that none is given.",
+            "The size of a pixel has no known unit of length, so that none is given.",
         )
 
 

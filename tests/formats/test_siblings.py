@@ -9,6 +9,7 @@ import tifffile
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.errors import (
+    CorruptSlideError,
     SlideChangedError,
     SlideError,
     SlideNotFoundError,
@@ -107,6 +108,47 @@ def test_a_file_of_ndtiff_without_its_index_says_so(tmp_path, remote):
         np.testing.assert_array_equal(s.levels[0][..., 0], CHANNELS[0])
         [problem] = s.layout.problems
         assert problem.startswith("It is one file of an NDTiff stack, whose index")
+
+
+def test_a_copy_of_an_ome_file_that_is_cut_off_is_named_itself(tmp_path):
+    whole, *_, cut = stacks.write_ome_files(tmp_path, stacks.stack())
+    os.truncate(cut, cut.stat().st_size // 2)
+    with open_slide(whole) as slide:  # the planes of its own
+        first, _ = slide.layout.problems
+        assert first.startswith("The OME-XML says that planes lie in 3 other file(s)")
+    with pytest.raises(CorruptSlideError, match=f"{cut.name}' is cut off: its list of images"):
+        open_slide(cut)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_ome_with_planes_that_no_file_has_says_so(tmp_path, several):
+    path = tmp_path / "a.ome.tif"
+    paths = [path]
+    if several:
+        paths = stacks.write_ome_files(tmp_path, stacks.stack())
+    else:
+        stacks.write_ome(path, stacks.stack())
+    for each in paths:
+        each.write_bytes(each.read_bytes().replace(b'SizeT="2"', b'SizeT="7"'))
+    with open_slide(paths[0]) as slide:
+        [problem] = slide.layout.problems
+        assert problem.startswith("The stack has 70 planes, but its files here hold 20;")
+        with pytest.raises(SlideError, match="missing"):
+            slide.read_region((0, 0), 0, (8, 8), t=6)
+
+
+def test_ome_that_does_not_say_where_planes_lie(tmp_path):
+    path = tmp_path / "a.ome.tif"
+    stacks.write_ome(path, stacks.stack())
+    data = path.read_bytes()
+    place = b'<TiffData IFD="0" PlaneCount="20"/>'
+    assert place in data
+    path.write_bytes(data.replace(place, bytes(len(place)).replace(b"\0", b" ")))
+    with open_slide(path) as slide:
+        assert slide.layout.problems == (
+            "The OME-XML tells of 20 planes, but not where in the file they lie: 1 of them can be "
+            "shown.",
+        )
 
 
 def test_planes_of_ome_in_several_files(tmp_path):

@@ -55,7 +55,7 @@ def directories(file: TiffFile) -> Iterator[Directory]:
     Raises
     ------
     CorruptSlideError
-        If their list is a loop that nobody would leave.
+        If their list is a loop that nobody would leave, or is cut off within an entry.
     """
     tiff, handle = file.tiff, file.filehandle
     entry = struct.Struct(f"{tiff.byteorder}HH{'Q8s' if tiff.tagsize == 20 else 'I4s'}")
@@ -81,7 +81,9 @@ def directories(file: TiffFile) -> Iterator[Directory]:
         size = count * tiff.tagsize
         data = handle.read(size + tiff.offsetsize)
         if len(data) < size:
-            return
+            raise CorruptSlideError(
+                f"'{file.filename}' is cut off within its list of images; get a fresh copy of it."
+            )
         sides, subimages, numbers = {}, 0, 0
         for code, kind, length, value in entry.iter_unpack(data[:size]):
             if code in SIDES and kind in SIZES:
@@ -109,7 +111,8 @@ def check(file: TiffFile, path: str) -> bool:
     UnsupportedSlideError
         If there are more images than the limits say.
     CorruptSlideError
-        If tags claim more numbers than the file can hold, or the images' list is a loop.
+        If tags claim more numbers than the file can hold, or the images' list is a loop or ends
+        within an entry.
     """
     numbers = following = 0
     for number, directory in enumerate(directories(file), 1):

@@ -329,7 +329,7 @@ def _describe_tiff(
     *,
     is_ndpi: bool = False,
 ) -> SlideLayout:
-    name = source.path
+    name, is_whole = source.path, True
     try:
         # By default, tifffile goes by the name.
         given = {"name": file_name(name), "omexml": omexml, "is_ndpi": is_ndpi}
@@ -358,10 +358,12 @@ def _describe_tiff(
     except Exception as error:
         # The parser's own checks end here: on damaged structures it raises whatever the
         # damaged value happened to break (struct.error, IndexError, AssertionError, ...).
-        raise CorruptSlideError(
-            f"The TIFF structure of '{name}' is damaged ({_brief(error)}); "
-            "get a fresh copy of the file."
-        ) from error
+        broken = (
+            f"The TIFF structure of '{name}' is damaged ({_brief(error)})"
+            if is_whole
+            else f"'{name}' is cut off: its list of images leads beyond its end"
+        )
+        raise CorruptSlideError(f"{broken}; get a fresh copy of the file.") from error
 
 
 def _brief(error: Exception) -> str:

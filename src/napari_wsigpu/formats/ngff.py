@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 MICROMETRES = {
     "angstrom": 1e-4, "picometer": 1e-6, "nanometer": 1e-3, "micrometer": 1.0, "micron": 1.0,
-    "millimeter": 1e3, "centimeter": 1e4, "decimeter": 1e5, "meter": 1e6, "inch": 25400.0,
+    "millimeter": 1e3, "centimeter": 1e4, "decimeter": 1e5, "meter": 1e6, "kilometer": 1e9,
+    "femtometer": 1e-9, "inch": 25400.0, "foot": 304800.0, "yard": 914400.0,
     "pm": 1e-6, "nm": 1e-3, "um": 1.0, "µm": 1.0, "\N{GREEK SMALL LETTER MU}m": 1.0, "mm": 1e3,
     "cm": 1e4, "m": 1e6,
 }  # fmt: skip

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 
 MICROMETRES = {
     "m": 1e6, "dm": 1e5, "cm": 1e4, "mm": 1e3, "µm": 1.0, "\N{GREEK SMALL LETTER MU}m": 1.0,
-    "um": 1.0, "nm": 1e-3, "pm": 1e-6, "Å": 1e-4, "in": 25400.0,
+    "um": 1.0, "nm": 1e-3, "pm": 1e-6, "fm": 1e-9, "Å": 1e-4, "km": 1e9, "thou": 25.4,
+    "in": 25400.0, "ft": 304800.0, "yd": 914400.0, "pt": 25400.0 / 72,
 }  # fmt: skip
+NO_LENGTHS = {"pixel", "reference frame"}
 SECONDS = {"d": 86400.0, "h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
 CONTRADICTION = "The OME-XML contradicts itself, so that it is left aside."
 TAKEN = "What this file holds is shown as channels in its order, which may be planes."
@@ -81,6 +83,8 @@ def parse(file: TiffFile, source: SlideFile, at: Mapping[str, int] = tiff.MIDDLE
     described = None if index is None else describe(root, index)
     if described is None:
         return layout
+    if distrust is None and main.kind != "ome":
+        layout = replace(layout, problems=(*layout.problems, *_unplaced(described, layout)))
     count = layout.levels[0].channels
     stated = described.metadata["Pixels"]
     flat = stated.get("SizeZ") == stated.get("SizeT") == "1"
@@ -125,6 +129,9 @@ def describe(root: Element, index: int = 0) -> OmeDescription | None:
         and (given := pixels.get(f"PhysicalSize{axis}", "")[:40])
         and pixels.get(f"PhysicalSize{axis}Unit", "µm") in MICROMETRES
     ]
+    units = {pixels.get(f"PhysicalSize{axis}Unit", "µm") for axis in "XY"}
+    if not units <= MICROMETRES.keys() | NO_LENGTHS:
+        problems.append("The size of a pixel has no known unit of length, so that none is given.")
     channels = list(markup.children(pixels, "Channel"))
     instrument = _instrument(root, image)
     return OmeDescription(
@@ -185,7 +192,8 @@ def _beside(others: Mapping[str, str], file: TiffFile) -> dict[str | None, list[
             if not path.is_file():  # to open a pipe would wait
                 return None
             with TiffFile(path) as other:
-                claims.check(other, str(path))
+                if not claims.check(other, str(path)):
+                    return None
                 found[uuid] = [directory.pixels for directory in claims.directories(other)]
         except (OSError, TiffFileError, SlideError):
             return None
@@ -296,6 +304,18 @@ def _only_one_of(main: TiffPageSeries, root: Element) -> int | None:
         and (pixels.get("SizeX"), pixels.get("SizeY")) == size
     ]
     return found[0] if len(found) == 1 else None
+
+
+def _unplaced(described: OmeDescription, layout: SlideLayout) -> list[str]:
+    """Say that the XML tells of more planes than are shown, but not where these lie."""
+    stated = math.prod(int(described.metadata["Pixels"][f"Size{axis}"]) for axis in "CZT")
+    shown = layout.planes.size_z * layout.planes.size_t * layout.levels[0].channels
+    if stated <= shown:
+        return []
+    return [
+        f"The OME-XML tells of {stated} planes, but not where in the file they lie: {shown} of "
+        "them can be shown."
+    ]
 
 
 def _other_images(

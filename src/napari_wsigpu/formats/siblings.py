@@ -124,16 +124,19 @@ def _is_of_ndtiff(file: TiffFile) -> bool:
 
 
 def missing_planes(file: TiffFile, series: TiffPageSeries) -> str | None:
-    """Say that a stack of Micro-Manager has more planes than its files here, if that is so."""
-    if series.kind != "mmstack":
+    """Say that a stack has more planes than its files here, if that is so."""
+    if series.kind == "ome":
+        stated = len(series.pages)
+    elif series.kind == "mmstack":
+        summary = (file.micromanager_metadata or {}).get("Summary", {})
+        counts = [summary.get(name) for name in SIZES]
+        stated = math.prod(count for count in counts if isinstance(count, int) and count > 0)
+    else:
         return NO_INDEX if series.kind != "ndtiff" and _is_of_ndtiff(file) else None
-    summary = (file.micromanager_metadata or {}).get("Summary", {})
-    counts = [summary.get(name) for name in SIZES]
-    stated = math.prod(count for count in counts if isinstance(count, int) and count > 0)
     found = sum(page is not None for page in series.pages)
     if stated <= found:
         return None
     return (
         f"The stack has {stated} planes, but its files here hold {found}; copy all of its files "
-        "to one folder."
+        "to one folder, if there are more."
     )

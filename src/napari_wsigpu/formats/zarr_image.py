@@ -162,7 +162,7 @@ def read_image(
             problems.append(f"The scale of the level {array_node.folder.name!r} is not possible.")
         found.append((replace(level, categorical=labelled is not None), place, array_node, array))
     if _is_scaled(found[0][1], axes) and None in map(axes.unit, "xy"):
-        problems.append("The size of a pixel has no unit of length, so that none is given.")
+        problems.append("The size of a pixel has no known unit of length, so that none is given.")
     hidden = math.prod(
         length for letter, length in zip(axes.letters, shape, strict=True) if letter not in SHOWN
     )
