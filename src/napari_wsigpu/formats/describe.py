@@ -331,9 +331,10 @@ def _describe_tiff(
 ) -> SlideLayout:
     name, is_whole = source.path, True
     try:
-        # By default, tifffile goes by the name.
-        given = {"name": file_name(name), "omexml": omexml, "is_ndpi": is_ndpi}
-        with tifffile.TiffFile(stream, **given) as file:
+        # Without `is_ndpi`, tifffile goes by the name.
+        with tifffile.TiffFile(
+            stream, name=file_name(name), omexml=omexml, is_ndpi=is_ndpi
+        ) as file:
             is_whole = claims.check(file, name)
             if not len(file.pages):
                 raise CorruptSlideError(
