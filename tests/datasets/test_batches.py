@@ -193,6 +193,32 @@ def test_an_iterator_that_is_left_begins_anew(patches):
     batches.close()
 
 
+def test_of_two_iterators_the_newer_one_counts(patches):
+    batches = PatchBatches(patches, Order(4))
+    older = iter(batches)
+    next(older)
+    newer = iter(batches)
+    next(newer)
+    list(older)
+    assert (batches.epoch, batches.state_dict()["batches"]) == (0, 1)
+    list(newer)
+    assert (batches.epoch, batches.state_dict()["batches"]) == (1, 0)
+    batches.close()
+
+
+def test_an_epoch_that_is_set_meanwhile_comes_next(patches):
+    batches = PatchBatches(patches, Order(4, shuffle=True))
+    for _ in batches:
+        batches.epoch = 5
+    expected = PatchBatches(patches, batches.order)
+    expected.epoch = 5
+    assert batches.state_dict() == expected.state_dict()
+    assert indices_of(batches) == indices_of(expected)
+    expected.close()
+    assert batches.epoch == 6
+    batches.close()
+
+
 @pytest.mark.parametrize(
     ("other", "name"),
     [

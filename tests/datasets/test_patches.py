@@ -84,6 +84,19 @@ def test_what_can_not_be(two_slides, tmp_path):
         Patches.grid([tmp_path / "none.svs"], 32)
 
 
+@pytest.mark.parametrize("size", [0, -3, 2.5, None, "48", (48,), (48, 0), (1, 2, 3), (8.0, 8)])
+def test_sizes_that_can_not_be(two_slides, size):
+    with pytest.raises(RegionError):
+        Patches.at({two_slides[0]: [(0, 0)]}, size)
+    with pytest.raises(RegionError):
+        Patches.grid(two_slides, size)
+
+
+@pytest.mark.parametrize("size", [[48, 32], np.array([48, 32]), (np.int64(48), 32)])
+def test_sizes_that_can_be(two_slides, size):
+    assert Patches.at({two_slides[0]: [(0, 0)]}, size).size == (48, 32)
+
+
 def test_planes(two_stacks):
     paths, pixels = two_stacks
     one = Patches.grid(paths, 48)

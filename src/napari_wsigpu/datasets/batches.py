@@ -234,9 +234,6 @@ class PatchBatches:
     ----------
     patches, order
         As given.
-    epoch : int
-        Number of the epoch that the next iterator begins, or goes on with; counted on at the
-        end of each.
 
     Examples
     --------
@@ -257,13 +254,30 @@ class PatchBatches:
     ) -> None:
         self.patches = patches
         self.order = order
-        self.epoch = 0
+        self._epoch = 0
         self._taken = 0
         self._first = 0
+        # What the newest iterator is known by: an older one counts no more.
+        self._newest = object()
         self._checksum = -1, 0  # an epoch's number, and the sum that tells its order
         self._empty = empty
         most = 2 * order.slides_at_once if open_slides is None else open_slides
         self.reader = PatchReader(patches, device, color=color, open_slides=most, threads=threads)
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch that the next iterator begins, or goes on with.
+
+        Counted on at the end of each. If another one is set, the next iterator begins it, whatever
+        one that is under way does.
+        """
+        return self._epoch
+
+    @epoch.setter
+    def epoch(self, number: int) -> None:
+        if number != self._epoch:
+            self._epoch, self._taken, self._first = number, 0, 0
+            self._newest = object()
 
     def __len__(self) -> int:
         """Return how many batches an epoch has."""
@@ -272,6 +286,7 @@ class PatchBatches:
     def __iter__(self) -> Generator[Batch, None, None]:
         """Go through the epoch, from where `load_state_dict` said on if it was called."""
         self._taken, self._first = self._first, 0
+        this = self._newest = object()
         indices = self.order.indices(self.patches, self.epoch)
         numbers = self.order.batches(self.patches)[self._taken :]
         batches = [self.order.batch(self.patches, indices, number) for number in numbers]
@@ -287,11 +302,12 @@ class PatchBatches:
         try:
             for batch in ahead:
                 # Who takes it has it, even if nothing more is asked for.
-                self._taken += 1
+                self._taken += self._newest is this
                 yield batch
         finally:
             ahead.close()
-        self.epoch, self._taken = self.epoch + 1, 0
+        if self._newest is this:
+            self.epoch += 1
 
     def state_dict(self) -> dict[str, int]:
         """Return how far the epoch is, of plain numbers: batches that were handed out are done."""
@@ -317,16 +333,17 @@ class PatchBatches:
         RegionError
             If the state is that of other patches, or of another order or shard.
         """
-        before = self.epoch, self._taken
-        self.epoch, self._taken = state.get("epoch", 0), state.get("batches", 0)
+        before = self._epoch, self._taken
+        self._epoch, self._taken = state.get("epoch", 0), state.get("batches", 0)
         for name, value in self.state_dict().items():
             if state.get(name) != value:
-                self.epoch, self._taken = before
+                self._epoch, self._taken = before
                 raise RegionError(
                     f"The state is that of another data set or order: its {name} is "
                     f"{state.get(name)!r}, not {value!r}; use the patches and order that it had."
                 )
         self._first = self._taken
+        self._newest = object()
 
     def close(self) -> None:
         """Close all slides; the next iterator opens them again."""

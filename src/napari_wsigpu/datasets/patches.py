@@ -245,8 +245,14 @@ def _planes_of(slide: Slide, z: Which, t: Which) -> list[tuple[int, int]]:
 
 
 def _pair(size: Any) -> tuple[int, int]:
-    width, height = (size, size) if hasattr(size, "__index__") else size
-    return int(width), int(height)
+    sides = list(size) if isinstance(size, Iterable) else [size, size]
+    if len(sides) != 2 or not all(
+        isinstance(side, int | np.integer) and side > 0 for side in sides
+    ):
+        raise RegionError(
+            f"The size of patches is {size!r}; give their side in pixels, or (width, height)."
+        )
+    return int(sides[0]), int(sides[1])
 
 
 def _spans(
