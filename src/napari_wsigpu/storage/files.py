@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from napari_wsigpu.storage.file import FileSource
-from napari_wsigpu.storage.source import JoinedBytes
+from napari_wsigpu.storage.source import JoinedBytes, SourcesInTurn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.storage.source import Fill, NewBuffer, Spacing
 
 
-class FilesSource:
+class FilesSource(SourcesInTurn[FileSource]):
     """Local files as one source; a range ends with the file in which it begins.
 
     Parameters
@@ -29,18 +28,7 @@ class FilesSource:
     """
 
     def __init__(self, files: Sequence[SlideFile]) -> None:
-        self._sources = [FileSource(file) for file in files]
-        self._starts = np.array([0, *accumulate(file.size for file in files)][:-1], np.int64)
-
-    def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
-        """Return the bytes of each (offset, length), in order; fewer where its file ends before."""
-        views = [memoryview(b"")] * len(ranges)
-        offsets = np.array([offset for offset, _ in ranges], np.int64)
-        for source, start, members in self._by_file(offsets):
-            chosen = [(ranges[i][0] - start, ranges[i][1]) for i in members.tolist()]
-            for index, view in zip(members.tolist(), source.read(chosen), strict=True):
-                views[index] = view
-        return views
+        super().__init__([FileSource(file) for file in files], [file.size for file in files])
 
     def read_joined(
         self,
@@ -50,7 +38,7 @@ class FilesSource:
         spacing: Spacing | None = None,
     ) -> JoinedBytes:
         """Read many ranges into one buffer; see `ByteSource.read_joined`."""
-        parts = self._by_file(offsets)
+        parts = self._owners(offsets)
         if len(parts) == 1:
             source, start, _ = parts[0]
             return source.read_joined(offsets - start, lengths, new_buffer, spacing)
@@ -76,24 +64,4 @@ class FilesSource:
         return [
             self._sources[owner].fills([(offset - start, length)])[0]
             for owner, start, (offset, length) in zip(owners.tolist(), starts, ranges, strict=True)
-        ]
-
-    def release(self) -> None:
-        """Close the files, after reads in flight, until the next read opens them again."""
-        for source in self._sources:
-            source.release()
-
-    def close(self) -> None:
-        """Close the files for good, after reads in flight."""
-        for source in self._sources:
-            source.close()
-
-    def _by_file(
-        self, offsets: NDArray[np.int64]
-    ) -> list[tuple[FileSource, int, NDArray[np.int64]]]:
-        """Return each file that is asked for, where it begins, and the indices of its ranges."""
-        owners = np.searchsorted(self._starts, offsets, "right") - 1
-        return [
-            (self._sources[owner], int(self._starts[owner]), np.flatnonzero(owners == owner))
-            for owner in np.unique(owners).tolist()
         ]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import accumulate
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -168,6 +169,7 @@ class ByteSource(Protocol):
 
 
 Fill = Callable[[memoryview], int]
+Source = TypeVar("Source", bound=ByteSource)
 
 
 @runtime_checkable
@@ -208,6 +210,53 @@ class ViewSource:
         """Read many ranges into one buffer; see `ByteSource.read_joined`."""
         ranges = list(zip(offsets.tolist(), lengths.tolist(), strict=True))
         return join_views(self.read(ranges), new_buffer)
+
+
+class SourcesInTurn(Generic[Source]):
+    """Several sources as one, as if they lay one after another.
+
+    A range ends with the source in which it begins.
+
+    Parameters
+    ----------
+    sources : sequence of ByteSource
+        In the order in which they follow one another; closed with this.
+    sizes : sequence of int
+        Bytes of each.
+    """
+
+    def __init__(self, sources: Sequence[Source], sizes: Sequence[int]) -> None:
+        self._sources = sources
+        self._starts = np.array([0, *accumulate(sizes)][:-1], np.int64)
+
+    def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """Return the bytes of each (offset, length), in order; see `ByteSource.read`."""
+        views = [memoryview(b"")] * len(ranges)
+        for source, start, members in self._owners(
+            np.array([offset for offset, _ in ranges], np.int64)
+        ):
+            chosen = [(ranges[i][0] - start, ranges[i][1]) for i in members.tolist()]
+            for index, view in zip(members.tolist(), source.read(chosen), strict=True):
+                views[index] = view
+        return views
+
+    def release(self) -> None:
+        """Let go of handles and connections until the next read."""
+        for source in self._sources:
+            source.release()
+
+    def close(self) -> None:
+        """Let go of them for good."""
+        for source in self._sources:
+            source.close()
+
+    def _owners(self, offsets: NDArray[np.int64]) -> list[tuple[Source, int, NDArray[np.int64]]]:
+        """Return each source that is asked for, where it begins, and the indices of its ranges."""
+        owners = np.searchsorted(self._starts, offsets, "right") - 1
+        return [
+            (self._sources[owner], int(self._starts[owner]), np.flatnonzero(owners == owner))
+            for owner in np.unique(owners).tolist()
+        ]
 
 
 def join_views(views: Sequence[memoryview], new_buffer: NewBuffer) -> JoinedBytes:
