@@ -4,6 +4,7 @@ import io
 import os
 import subprocess
 import sys
+import zlib
 
 import imagecodecs
 import numpy as np
@@ -147,6 +148,54 @@ FILES = {
         "(4000, 4000, 3) pixels",
     ),
 }
+
+
+READ_DOWN = """
+import sys
+from napari_wsigpu import open_slide
+from napari_wsigpu.limits import limits
+from tests.probe import peak
+
+limits.decoding_bytes = 16 << 20
+with open_slide(sys.argv[1], "cpu", threads=8) as slide:
+    before = peak()
+    slide.read_region((0, 0), (8, slide.dimensions[1]), 0)
+    print(peak() - before)
+"""
+
+
+def column(side, tile, count, samples, compression, more, photometric=2):
+    """Return a page of a column of square tiles, all of which are the same bytes."""
+    sides = {256: side, 257: count * side, 322: side, 323: side}
+    tags = {code: (LONG, value) for code, value in sides.items()} | more
+    picture = np.zeros((16, 16, samples), np.uint8)
+    options = {"compression": compression, "photometric": photometric, "more": tags}
+    made = tiffbytes.page(picture, bytes, **options)
+    made.segments = [tile] * count
+    return made
+
+
+def four_bits(side=8192):
+    tile = zlib.compress(bytes(side * side // 2))
+    return column(side, tile, 1, 1, 8, {258: (SHORT, 4)}, photometric=1)
+
+
+def jpeg2000(side=2048, count=8):
+    tile = imagecodecs.jpeg2k_encode(np.zeros((side, side, 3), np.uint8), codecformat="J2K")
+    return column(side, tile, count, 3, 34712, {})
+
+
+@pytest.mark.parametrize("make", [four_bits, jpeg2000])
+def test_large_tiles_take_little_beside_their_pixels(tmp_path, make):
+    path = tiffbytes.write(tmp_path / "a.tif", [make()])
+    done = subprocess.run(
+        [sys.executable, "-c", READ_DOWN, path],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert int(done.stdout) < 256 << 20
 
 
 @pytest.fixture(scope="module")

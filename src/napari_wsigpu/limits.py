@@ -37,6 +37,9 @@ class Limits:
     tile_bytes : int
         Decoded bytes of a tile, strip or Zarr chunk, after each of its filters, and of an
         associated image.
+    decoding_bytes : int
+        Decoded bytes of tiles that threads decode at the same time for a region; of larger tiles,
+        one. Codecs take up to five times as much.
     scanned_samples : int
         Samples of a progressive JPEG times its scans, each of which goes through all of them.
     averaged_bytes : int
@@ -64,6 +67,7 @@ class Limits:
     """
 
     tile_bytes: int = 256 << 20
+    decoding_bytes: int = 128 << 20
     scanned_samples: int = 1 << 32
     averaged_bytes: int = 256 << 20
     header_bytes: int = 256 << 20

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from napari_wsigpu.codecs.tile import decode_tile, load_for, refusal, whole_tiles
 from napari_wsigpu.errors import SlideError
+from napari_wsigpu.limits import limits
 from napari_wsigpu.memory import TileMemory
 
 if TYPE_CHECKING:
@@ -133,7 +134,8 @@ class CpuDecoder:
             # Batches share the threads, and who waits for one works, too.
             self._active += 1
             workers = min(self._workers, MOST_FOR_QUICK) if pending.quick else self._workers
-            helpers = min((workers + 1) // self._active - 1, len(batch) - 1)
+            threads = min(workers + 1, limits.decoding_bytes // batch.level.tile_bytes)
+            helpers = min(threads // self._active - 1, len(batch) - 1)
             if self._pool is None and helpers > 0:
                 self._pool = ThreadPoolExecutor(self._workers, "wsigpu-decode")
             with suppress(RuntimeError):  # the interpreter ends: who waits decodes alone

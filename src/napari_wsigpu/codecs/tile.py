@@ -32,6 +32,8 @@ PREDICTORS: dict[int, str | None] = {
     PREDICTOR.HORIZONTAL: "delta_decode",
     PREDICTOR.FLOATINGPOINT: "floatpred_decode",
 }
+# What takes many times the memory of its pixels on the way is made of some at a time.
+PIXELS_AT_ONCE = 1 << 17
 
 
 def refusal(encoding: Encoding) -> str | None:
@@ -178,7 +180,9 @@ def _decode_by_table(
     numbers = _decode_segment(data, tile, 0, stored)[..., 0]
     height, width = numbers.shape
     pixels = memory[: numbers.size * level.channels].reshape(height, width, level.channels)
-    return np.take(shades, numbers, axis=0, out=pixels, mode="clip")
+    for rows in _some_rows(height, width):
+        np.take(shades, numbers[rows], axis=0, out=pixels[rows], mode="clip")
+    return pixels
 
 
 def _decode_segment(
@@ -243,7 +247,7 @@ def _decode_bytes(
     if encoding.predictor == PREDICTOR.FLOATINGPOINT:
         # This predictor works on the stored order of bytes and restores the native one.
         values = np.frombuffer(raw, pixels.dtype).reshape(pixels.shape)
-        pixels[...] = imagecodecs.floatpred_decode(values, axis=-2)
+        imagecodecs.floatpred_decode(values, axis=-2, out=pixels)
         return pixels
     stored = pixels.dtype.newbyteorder(encoding.byte_order)
     values = np.frombuffer(raw, stored).reshape(pixels.shape)
@@ -261,12 +265,20 @@ def _decode_bits(
     raw = unpack(data, [len(view) * row for view, row in zip(views, rows, strict=True)])
     for pixels, row in zip(views, rows, strict=True):
         if len(pixels) * row == len(raw):
-            parts = np.unpackbits(np.frombuffer(raw, np.uint8).reshape(-1, row), axis=1)
-            parts = parts.reshape(len(pixels), -1, bits)[:, : pixels.shape[1]]
+            packed = np.frombuffer(raw, np.uint8).reshape(-1, row)
             weights = 1 << np.arange(bits - 1, -1, -1, dtype=np.uint8)
-            pixels[..., 0] = parts @ weights
+            for some in _some_rows(len(pixels), 8 * row):
+                parts = np.unpackbits(packed[some], axis=1)
+                parts = parts.reshape(len(parts), -1, bits)[:, : pixels.shape[1]]
+                pixels[some, :, 0] = parts @ weights
             return pixels
     raise ValueError(f"it holds {len(raw)} bytes of {len(views[0]) * rows[0]}")
+
+
+def _some_rows(height: int, width: int) -> Iterator[slice]:
+    """Yield the rows of a picture, some at a time."""
+    step = max(1, PIXELS_AT_ONCE // max(1, width))
+    yield from (slice(first, first + step) for first in range(0, height, step))
 
 
 def _view_of(size: int, views: Sequence[NDArray[Any]]) -> NDArray[Any]:

@@ -135,6 +135,11 @@ class TileCache:
             self._used += size
             self._evict()
 
+    def make_room(self, size: int) -> None:
+        """Evict what has to go for tiles of so many bytes, before these take memory themselves."""
+        with self._lock:
+            self._evict(size)
+
     def drop(self, slide: int, level: int, tiles: NDArray[np.int64]) -> None:
         """Drop those of many tiles of one level that are held; see `get_all`."""
         if self._tiles:
@@ -165,8 +170,9 @@ class TileCache:
                 del self._buffers[held.buffer]
                 self._used -= size
 
-    def _evict(self) -> None:
-        while self._used > self._budget:
+    def _evict(self, room: int = 0) -> None:
+        """Drop the least recently used until the budget holds, with so many bytes left of it."""
+        while self._buffers and self._used + room > self._budget:
             _, (size, keys) = self._buffers.popitem(last=False)
             self._used -= size
             for key in keys:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 BATCH_TILES = 512
 BATCH_BYTES = 64 << 20
 BATCH_PIXEL_BYTES = 256 << 20
+LARGEST_AHEAD = BATCH_PIXEL_BYTES // 8
 
 
 class HostExecutor:
@@ -215,14 +216,18 @@ class HostExecutor:
         wish: Wish,
         parts: FindParts | None,
     ) -> dict[int, str]:
-        """Read and decode tiles: one batch is read while the one before it is decoded."""
+        """Read and decode tiles: one batch is read while the one before it is decoded.
+
+        But where a batch is a few large tiles, their memory is used again for the next.
+        """
+        ahead = image.tile_bytes <= LARGEST_AHEAD
         failures: dict[int, str] = {}
         flying: list[tuple[Integers, PendingBatch]] = []
         try:
             for batch in _batches(image, plan.tiles, tiles):
                 wish.check()
                 flying.append((batch, self._schedule(plan, image, batch, take, wish, parts)))
-                if len(flying) > 1:
+                if len(flying) > ahead:
                     failures |= self._finish(image, *flying.pop(0))
             while flying:
                 failures |= self._finish(image, *flying.pop(0))
@@ -243,6 +248,8 @@ class HostExecutor:
         keep = wish.kept(plan, image, batch)
         kept = keep.tolist()
         coloured = wish.table is not None
+        if image.tile_bytes <= self._cache.budget:
+            self._cache.make_room(sum(kept) * image.tile_bytes)
         # Taken in one thread: a pool's threads would scatter it over as many heaps.
         memory = [
             self._tile_memory.take(image.tile_bytes) if stays and not coloured else None
