@@ -174,3 +174,19 @@ def test_a_hidden_dock_follows_nothing(viewer, dock, layer, qtbot):
     np.testing.assert_array_equal(shown(dock, qtbot), before)
     dock.parent().show()
     assert not np.array_equal(shown(dock, qtbot), before)
+
+
+def test_pixels_that_are_not_square(viewer, dock, slide_is_open, add_dock, settled, tmp_path):
+    path = tmp_path / "slide.ome.tif"
+    pixels = np.zeros((120, 200, 3), np.uint8)
+    sizes = {"PhysicalSizeX": 0.5, "PhysicalSizeY": 2.0}
+    tifffile.imwrite(path, pixels, photometric="rgb", metadata={"axes": "YXS", **sizes}, ome=True)
+    inspector = add_dock("Slide inspector")
+    slide_is_open(path)
+    settled()
+    for image in (dock.map.image, inspector.header.thumbnail.image):
+        assert image.height() / image.width() == pytest.approx(120 * 2.0 / (200 * 0.5), rel=0.01)
+    corner, opposite = dock.map.place(0, 0), dock.map.place(200, 120)
+    across, down = opposite.x() - corner.x(), opposite.y() - corner.y()
+    assert down / across == pytest.approx(2.4, rel=0.01)
+    assert down <= dock.map.height()

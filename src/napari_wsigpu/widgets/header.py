@@ -11,7 +11,7 @@ from superqt import QElidingLabel
 
 from napari_wsigpu.widgets.facts import damage, facts, title
 from napari_wsigpu.widgets.picture_view import PictureView, to_image
-from napari_wsigpu.widgets.pictures import overview
+from napari_wsigpu.widgets.pictures import aspect_of, overview
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -166,4 +166,4 @@ def _table(rows: Sequence[tuple[str, str]]) -> str:
 
 
 def _thumbnail(slide: Slide) -> QImage:
-    return to_image(overview(slide))
+    return to_image(overview(slide), aspect_of(slide))

@@ -31,7 +31,7 @@ from napari_wsigpu.widgets.facts import TIMES
 from napari_wsigpu.widgets.jobs import Jobs
 from napari_wsigpu.widgets.overview_map import OverviewMap
 from napari_wsigpu.widgets.picture_view import to_image
-from napari_wsigpu.widgets.pictures import overview
+from napari_wsigpu.widgets.pictures import aspect_of, overview
 from napari_wsigpu.widgets.slide_dock import SlideDock
 
 if TYPE_CHECKING:
@@ -132,12 +132,13 @@ class Navigator(SlideDock):
             button.setToolTip(said if known else "The file names neither objective nor pixel size")
         self.unit.clear()
         self.unit.addItems([PIXELS] if slide.mpp is None else [MICROMETRES, PIXELS])
-        self.map.show_slide(slide.dimensions, None)
+        shown_as = slide.dimensions, aspect_of(slide)
+        self.map.show_slide(*shown_as)
         self._jobs.start(
             "Reading the overview",
             slide,
             partial(_picture, slide),
-            partial(self.map.show_slide, slide.dimensions),
+            partial(self.map.show_slide, *shown_as),
             owner=self,
         )
         self._refresh()
@@ -218,7 +219,7 @@ class Navigator(SlideDock):
 
 
 def _picture(slide: Slide) -> QImage:
-    return to_image(overview(slide))
+    return to_image(overview(slide), aspect_of(slide))
 
 
 def _row(*widgets: QWidget) -> QHBoxLayout:

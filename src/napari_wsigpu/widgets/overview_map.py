@@ -36,7 +36,7 @@ class OverviewMap(QWidget):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self._image: QImage | None = None
-        self._size = (1, 1)
+        self._size, self._aspect = (1, 1), 1.0
         self._view: NDArray[np.float64] | None = None
         self.setAccessibleName("Overview")
         self.setToolTip("Click or drag to move the view")
@@ -53,9 +53,12 @@ class OverviewMap(QWidget):  # type: ignore[misc]
         """Corners (x, y) of the frame, in pixels of level 0."""
         return self._view
 
-    def show_slide(self, size: tuple[int, int], image: QImage | None) -> None:
-        """Show another slide of (width, height) pixels; its picture may come later."""
-        self._size, self._image = size, image
+    def show_slide(self, size: tuple[int, int], aspect: float, image: QImage | None = None) -> None:
+        """Show another slide of (width, height) pixels; its picture may come later.
+
+        A pixel is `aspect` times as wide as high.
+        """
+        self._size, self._aspect, self._image = size, aspect, image
         self._fit()
         self.update()
 
@@ -65,7 +68,7 @@ class OverviewMap(QWidget):  # type: ignore[misc]
         self._fit()
 
     def _fit(self) -> None:
-        width, height = self._size
+        width, height = self._extent()
         least = self.minimumSizeHint().height()
         self.setMaximumHeight(max(round(self.width() * height / width), least))
 
@@ -131,9 +134,13 @@ class OverviewMap(QWidget):  # type: ignore[misc]
         width, height = self._size
         self.moved.emit(min(max(across, 0), 1) * width, min(max(down, 0), 1) * height)
 
+    def _extent(self) -> tuple[float, float]:
+        """Return width and height of the slide, in widths of a pixel."""
+        return self._size[0], self._size[1] / self._aspect
+
     def _area(self) -> QRectF:
         """Return where the slide is drawn: as large as fits, in the middle."""
-        width, height = self._size
+        width, height = self._extent()
         scale = min(self.width() / width, self.height() / height)
         size = max(width * scale, 1), max(height * scale, 1)
         return QRectF((self.width() - size[0]) / 2, (self.height() - size[1]) / 2, *size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from qtpy.QtCore import QPoint, QPointF, QRect, QSize, Qt
+from qtpy.QtCore import QPoint, QPointF, QRect, QSize, QSizeF, Qt
 from qtpy.QtGui import QColor, QImage, QPainter, QPalette, QRadialGradient
 from qtpy.QtWidgets import QLabel, QSizePolicy
 
@@ -110,17 +110,21 @@ class PictureView(QLabel):  # type: ignore[misc]
                 painter.drawRoundedRect(self.rect(), corner, corner)
 
 
-def to_image(pixels: NDArray[np.uint8]) -> QImage:
+def to_image(pixels: NDArray[np.uint8], aspect: float = 1.0) -> QImage:
     """Return a QImage of (height, width, 3) bytes, made smaller if it is large.
 
-    May be called in any thread.
+    May be called in any thread. Of pixels that are not square, `aspect` is width by height.
     """
     pixels = np.ascontiguousarray(pixels)
     height, width = pixels.shape[:2]
     image = QImage(pixels.data, width, height, 3 * width, QImage.Format_RGB888)
-    if max(height, width) > LONGEST_SIDE:
-        return image.scaled(LONGEST_SIDE, LONGEST_SIDE, Qt.KeepAspectRatio, Qt.SmoothTransformation)
-    return image.copy()
+    seen = QSizeF(width * max(aspect, 1), height / min(aspect, 1))
+    if max(seen.width(), seen.height()) > LONGEST_SIDE:
+        seen.scale(LONGEST_SIDE, LONGEST_SIDE, Qt.KeepAspectRatio)
+    size = seen.toSize().expandedTo(QSize(1, 1))
+    if size == image.size():
+        return image.copy()
+    return image.scaled(size, Qt.IgnoreAspectRatio, Qt.SmoothTransformation)
 
 
 def _faint(color: QColor, alpha: int) -> QColor:

@@ -41,6 +41,11 @@ def overview(slide: Slide) -> NDArray[np.uint8]:
     return overlay(pixels, colors)
 
 
+def aspect_of(slide: Slide) -> float:
+    """Return how many times as wide as high a slide's pixels are."""
+    return 1.0 if slide.mpp is None else slide.mpp[0] / slide.mpp[1]
+
+
 def associated(slide: Slide, name: str) -> NDArray[Any]:
     """Decode an associated image in the colours in which the slide is shown.
 
