@@ -12,7 +12,8 @@ from PIL import Image
 
 from napari_wsigpu import convert, open_slide
 from napari_wsigpu.conversion.stripped import stripped
-from tests import oracles, slides
+from tests import oracles, slides, tiffbytes
+from tests.tiffbytes import LONG, deflate, page
 
 TEXT = b"PATIENT JOHN DOE 1960-01-01"
 WORDS = (b"JOHN", b"DOE", b"1960")
@@ -203,3 +204,38 @@ def test_damage_ends_the_search_not_the_conversion(tile, changes, length):
         damaged[place : place + len(new)] = new
     for view in (memoryview(damaged), memoryview(damaged)[:length]):
         assert len(stripped(view, compression)) == len(view)
+
+
+@pytest.mark.parametrize("bigtiff", [False, True])
+@pytest.mark.parametrize("byteorder", "<>")
+@pytest.mark.parametrize("where", ["description", "subimage", "label"])
+def test_a_tile_that_reaches_into_what_is_hidden_is_encoded_anew(
+    tmp_path, where, byteorder, bigtiff
+):
+    """A damaged count of bytes, which no decoder of deflate minds."""
+    pixels = slides.picture(64, 64)
+    options = {"compression": 8, "tile": (64, 64)}
+    subimages, others = [], []
+    if where == "subimage":
+        subimages = [page(pixels[:16, :16], deflate, description=TEXT, subfile_type=1)]
+    if where == "label":
+        label = np.frombuffer(TEXT.ljust(3 * 256), np.uint8).reshape(16, 16, 3)
+        others = [page(label, bytes, tile=None, description="label 16x16", subfile_type=1)]
+    description = b"Aperio Image Library |Patient = " + TEXT * (where == "description")
+    first = page(pixels, deflate, description=description, subifds=subimages, **options)
+    path = tiffbytes.write(
+        tmp_path / "a.svs", [first, *others], byteorder=byteorder, bigtiff=bigtiff
+    )
+    data, [tile] = path.read_bytes(), first.segments
+    end = data.index(TEXT) + len(TEXT)
+    wrong = end - data.index(tile)
+    first.tags[325] = (LONG, wrong)
+    tiffbytes.write(path, [first, *others], byteorder=byteorder, bigtiff=bigtiff)
+    assert path.read_bytes().index(TEXT) + len(TEXT) == end
+    for private, copied in ((False, 0), (True, 1)):
+        target = tmp_path / f"{private}.tif"
+        done = convert(path, target, private=private)
+        assert (TEXT in target.read_bytes()) == private
+        assert done.tiles_copied == copied
+        with open_slide(target) as slide:
+            assert (slide.levels[0][...] == pixels).all()

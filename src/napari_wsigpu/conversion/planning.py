@@ -7,6 +7,7 @@ from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 from napari_wsigpu.conversion.coding import Coding, check_ome, copied_coding, new_coding
+from napari_wsigpu.conversion.elsewhere import Elsewhere
 from napari_wsigpu.conversion.options import LARGEST_TILE, TILE_UNIT
 from napari_wsigpu.conversion.plan import Plan, PlaneNumber, PlannedLevel, Window, window_of
 from napari_wsigpu.errors import ConversionError, LevelError, PlaneError
@@ -45,9 +46,10 @@ def make_plan(slide: Slide, options: Options) -> Plan:
     if not found:
         raise lacking[0]
     averaged, copied = False, True
+    elsewhere = Elsewhere()
     while True:
         plans = {
-            plane: _of_plane(shown, options, averaged=averaged, copied=copied)
+            plane: _of_plane(shown, options, elsewhere, averaged=averaged, copied=copied)
             for plane, shown in found.items()
         }
         first = next(iter(plans.values()))
@@ -99,7 +101,9 @@ def _codings(plan: Plan) -> list[Coding | None]:
     return [level.coding for level in plan.levels]
 
 
-def _of_plane(slide: Slide, options: Options, *, averaged: bool, copied: bool) -> Plan:
+def _of_plane(
+    slide: Slide, options: Options, elsewhere: Elsewhere, *, averaged: bool, copied: bool
+) -> Plan:
     """Decide how the plane is written that a slide shows.
 
     `averaged` has all levels but the first one made by averaging, and `copied` allows tiles to be
@@ -120,7 +124,7 @@ def _of_plane(slide: Slide, options: Options, *, averaged: bool, copied: bool) -
         tile = _tile_size(source, options, alike)
         coding = None
         if copied and not halved and (tile == own or not (raw_tiff or options.tile_size)):
-            coding = _copied(slide, options, source, window)
+            coding = _copied(slide, options, elsewhere, source, window)
         if coding is not None:
             tile = own
         elif options.kind != "ome-zarr":
@@ -234,7 +238,9 @@ def _tile_size(
     return sides if fits and not source.layout.parts else (COMPUTED_TILE, COMPUTED_TILE)
 
 
-def _copied(slide: Slide, options: Options, source: PyramidLevel, window: Window) -> Coding | None:
+def _copied(
+    slide: Slide, options: Options, elsewhere: Elsewhere, source: PyramidLevel, window: Window
+) -> Coding | None:
     """Return how a level's tiles are encoded if they can be copied."""
     grid = source.layout.grid
     sides = grid.tile_height, grid.tile_width
@@ -248,4 +254,7 @@ def _copied(slide: Slide, options: Options, source: PyramidLevel, window: Window
     ):
         if start % side or (length % side and start + length != extent):
             return None
-    return copied_coding(slide, source.layout, options)
+    coding = copied_coding(slide, source.layout, options)
+    if coding is not None and coding.stripped and elsewhere.is_reached(slide, grid):
+        return None
+    return coding
