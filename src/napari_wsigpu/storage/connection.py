@@ -36,7 +36,7 @@ ENTITY_TAG = "ETag "
 CONNECT_SECONDS = 5
 # How fast an answer comes is looked at after each part of it, which costs as much as 0.1 MB do. So
 # parts are as large as come in this time, if the answer before came as fast as that.
-PART, LARGEST_PART, PART_SECONDS = 4 << 10, 256 << 10, 0.1
+PART, LARGEST_PART, PART_SECONDS = 4 << 10, 1 << 20, 0.1
 FOR_EVER = timedelta(days=1)
 RETRIES, RETRY_SECONDS = 4, 20
 PAUSES = (0.1, 0.3, 1.0)
@@ -275,22 +275,24 @@ class Connection:
         TimeoutError
             If it comes too slowly in parts of such a size.
         """
-        data, received = bytearray(length), 0
+        found, received = [], 0
         clock = asyncio.get_running_loop().time
         begin = clock()
         latest = begin + limits.first_byte_seconds / (1 if size == PART else 4)
         async with asyncio.timeout_at(latest) as deadline:
             async for part in parts:
-                if received + len(part) > length:
-                    return None
-                data[received : received + len(part)] = part
+                found.append(part)
                 received += len(part)
+                if received > length:
+                    return None
+                if received == length and len(part) < size:
+                    break  # only a last part is smaller: to wait for the end costs as much again
                 deadline.reschedule(latest + received / limits.bytes_per_second)
         if received < length:
             return None
         fast = int(PART_SECONDS * length / max(clock() - begin, 1e-6))
         self._part = min(max(PART, fast), LARGEST_PART)
-        return memoryview(data)
+        return memoryview(found[0] if len(found) == 1 else b"".join(found))
 
 
 def _version(meta: Any) -> str:

@@ -144,7 +144,7 @@ class SignedAnswer:
         return b"".join([part async for part in self.stream()])
 
     async def stream(self, min_chunk_size: int = 0) -> AsyncIterator[bytes]:
-        """Yield the bytes as they come.
+        """Yield the bytes as they come, at least so many at a time until the last ones.
 
         Raises
         ------
@@ -153,9 +153,15 @@ class SignedAnswer:
         """
         import aiohttp
 
+        held = bytearray()
         try:
             async for part in self._answer.content.iter_any():
-                yield part
+                held += part
+                if len(held) >= min_chunk_size:
+                    yield bytes(held)
+                    held.clear()
+            if held:
+                yield bytes(held)
         except (aiohttp.ClientError, TimeoutError) as error:
             raise OSError(_reason(error)) from None
         finally:
