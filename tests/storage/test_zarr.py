@@ -314,6 +314,17 @@ def test_chunks_that_would_grow_are_not_unpacked(tmp_path, codec, order):
         tracemalloc.stop()
 
 
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("length", [1, 13, 16, 20, 4000])
+def test_what_lies_behind_a_blosc_chunk_that_is_cut_off_is_not_read(tmp_path, length, order):
+    noise = np.random.default_rng(1).integers(0, 256, 4096, np.uint8)
+    chunk = COMPRESS["blosc"](noise)
+    assert len(chunk) > len(noise)  # stored as they are
+    path = bare(tmp_path, chunk[:length], compressor={"id": "blosc"}, order=order)
+    with open_slide(path) as slide, pytest.raises(TileError, match="chunks can't be read"):
+        slide.read_region((0, 0), (64, 64))
+
+
 @pytest.mark.parametrize(
     ("said", "words"),
     [

@@ -26,6 +26,7 @@ from napari_wsigpu.storage.file import check_unchanged
 from napari_wsigpu.storage.source import Unreadable, ViewSource
 from napari_wsigpu.storage.zarr_array import brief, open_array
 from napari_wsigpu.storage.zarr_chunks import Axis, ChunkFile, encoded, find_chunks
+from napari_wsigpu.storage.zarr_guard import decode_blosc
 from napari_wsigpu.storage.zarr_server import ServerFolder, ZarrServer
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 DECODERS: dict[str, Callable[..., Sized]] = {
     "zstd": imagecodecs.zstd_decode,
     "lz4": partial(imagecodecs.lz4_decode, header=True),
-    "blosc": imagecodecs.blosc_decode,
+    "blosc": decode_blosc,
     "gzip": imagecodecs.gzip_decode,
     "zlib": imagecodecs.zlib_decode,
 }

@@ -14,7 +14,7 @@ from napari_wsigpu.errors import UnsupportedSlideError
 from napari_wsigpu.limits import limits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sized
 
 # They make Python objects of bytes, whatever zarr says of them.
 DENIED = frozenset(
@@ -29,6 +29,7 @@ CHECKSUM, CHECKSUM_BYTES = "crc32c", 4
 SHARDS, PREFIX = "sharding_indexed", "numcodecs."
 INDEX_CODECS, EMPTY = ["bytes", "crc32c"], (1 << 64) - 1
 MOST_BESIDE = 64 << 10
+BLOSC_HEADER = 16  # bytes; the last four say how many there are with the header
 
 
 class Guard(NamedTuple):
@@ -113,9 +114,24 @@ class Guard(NamedTuple):
             return
         room = np.empty(self.most + 1, np.uint8)
         options = {"header": True} if self.codec == "lz4" else {}
-        decode = getattr(imagecodecs, f"{self.codec}_decode")
+        is_blosc = self.codec == "blosc"
+        decode = decode_blosc if is_blosc else getattr(imagecodecs, f"{self.codec}_decode")
         if len(decode(data[: len(data) - self.behind], out=room, **options)) > self.most:
             raise ValueError("they are larger than their metadata say")
+
+
+def decode_blosc(data: Any, *, out: Any) -> Sized:
+    """Decode Blosc, which reads as many bytes as its header says, however few there are.
+
+    Raises
+    ------
+    ValueError
+        If it is cut off, or can't be decoded.
+    """
+    if not BLOSC_HEADER <= int.from_bytes(bytes(data[12:16]), "little") <= len(data):
+        raise ValueError("they are cut off")
+    decoded: Sized = imagecodecs.blosc_decode(data, out=out)
+    return decoded
 
 
 def guard_of(document: Mapping[str, Any], folder: Path | str) -> Guard:
