@@ -19,7 +19,7 @@ from PIL import Image
 
 from napari_wsigpu import Slide, convert, errors, open_slide
 from napari_wsigpu.conversion.journal import Journal
-from tests import oracles, slides
+from tests import dicomslides, oracles, slides, tiffbytes
 
 KINDS = [
     ("out.tif", "raw"),
@@ -159,6 +159,35 @@ def test_openslide_reads_the_same(tmp_path, compression):
         )
         for index, level in enumerate(slide.levels):
             np.testing.assert_array_equal(level[...], oracles.openslide_level(target, index))
+
+
+@pytest.mark.parametrize("photometric", [8, 32803, 34892])  # CIELAB, CFA, LINEAR_RAW
+@pytest.mark.parametrize("name", ["out.tif", "out.ome.tif"])
+def test_planes_of_rare_colours_are_copied(tmp_path, photometric, name):
+    source, target = tmp_path / "s.tif", tmp_path / name
+    options = {"compression": 8, "tile": (64, 64), "planar": True, "photometric": photometric}
+    pixels = slides.picture(150, 200)
+    tiffbytes.write(source, [tiffbytes.page(pixels, tiffbytes.deflate, **options)])
+    assert convert(source, target).tiles_copied
+    with open_slide(target, "cpu") as slide:
+        np.testing.assert_array_equal(slide.levels[0][...], pixels)
+
+
+@pytest.mark.parametrize("missing", [(), (0,)])
+@pytest.mark.parametrize("kind", ["jpeg rgb", "jpeg ycbcr"])
+def test_openslide_reads_the_colours_of_frames_that_are_copied(tmp_path, kind, missing):
+    options = {"kind": kind, "sparse": bool(missing), "missing": missing}
+    dicomslides.write_slide(tmp_path / "s", slides.picture(150, 200), (), **options)
+    target = tmp_path / "out.tif"
+    assert convert(tmp_path / "s", target).tiles_copied == 12 - len(missing)
+    with open_slide(tmp_path / "s", "cpu") as source, open_slide(target, "cpu") as slide:
+        expected = source.levels[0][...]
+        np.testing.assert_array_equal(slide.levels[0][...], expected)
+    for place in ((64, 0), (0, 64), (64, 64)):
+        part = expected[place[1] : place[1] + 64, place[0] : place[0] + 64]
+        with openslide.OpenSlide(target) as other:
+            rgba = np.asarray(other.read_region(place, 0, part.shape[1::-1]))
+        assert np.abs(rgba[..., :3].astype(int) - part).max() <= 2
 
 
 def test_openslide_is_not_confused_by_associated_images(tmp_path):

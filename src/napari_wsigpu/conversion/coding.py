@@ -16,6 +16,7 @@ from napari_wsigpu.codecs.tile import decode_tile
 from napari_wsigpu.conversion.options import DEFAULT_QUALITY, TILE_UNIT
 from napari_wsigpu.conversion.stripped import stripped
 from napari_wsigpu.errors import ConversionError
+from napari_wsigpu.formats.pictures import jpeg_color
 from napari_wsigpu.tags import (
     COMPRESSION,
     DEFLATE,
@@ -175,9 +176,10 @@ def copied_coding(slide: Slide, level: LevelLayout, options: Options) -> Coding 
         return None
     if not _edges_are_whole(slide, level):
         return None
+    pages_of_channels = options.kind == "ome-tiff" and grid.planes > 1
     coding = Coding(
         compression,
-        _photometric(encoding.photometric, level.channels),
+        _photometric(encoding.photometric, 1 if pages_of_channels else level.channels),
         encoding.predictor if compression in BYTE_CODECS - {COMPRESSION.NONE} else PREDICTOR.NONE,
         grid.planes,
         copied=True,
@@ -224,8 +226,8 @@ def _jpeg(coding: Coding, pixels: NDArray[Any]) -> bytes:
 
 
 def _photometric(stated: int, channels: int) -> int:
-    """Return what is to be said of the colours of tiles that are copied, as they are shown."""
-    if stated not in tuple(PHOTOMETRIC) or stated == PHOTOMETRIC.PALETTE:
+    """Return what is to be said of the colours of a page's tiles, as they are shown."""
+    if stated not in tuple(PHOTOMETRIC) or stated in (PHOTOMETRIC.PALETTE, PHOTOMETRIC.CFA):
         return PHOTOMETRIC.MINISBLACK
     return stated if channels >= TIFF.PHOTOMETRIC_SAMPLES.get(stated, 1) else PHOTOMETRIC.MINISBLACK
 
@@ -255,8 +257,11 @@ def _with_jpeg(slide: Slide, level: LevelLayout, coding: Coding) -> Coding | Non
         first = np.argmax(level.grid.byte_counts > 0)
         offset = int(level.grid.offsets.flat[first])
         count = min(int(level.grid.byte_counts.flat[first]), LONGEST_JPEG_HEADER)
-        [head] = slide.read_bytes([(offset, count)])
-        subsampling = _subsampling(bytes(head))
+        head = bytes(slide.read_bytes([(offset, count)])[0])
+        subsampling = _subsampling(head)
+        if subsampling and level.encoding.jpeg_color != "stored" and jpeg_color(head) == "ycbcr":
+            # DICOM's and Olympus' slides show RGB: TIFF's readers do not look into the JPEGs.
+            coding = replace(coding, photometric=PHOTOMETRIC.YCBCR)
     if subsampling not in SUBSAMPLINGS:
         return None
     unit = 8 * max(subsampling)
