@@ -640,3 +640,15 @@ class TestPool:
         assert pending.wait() == {}
         assert delivered == list(range(25))
         assert decoding_threads() == []
+
+
+@pytest.mark.parametrize(("stored", "shown"), [(3, 1), (4, 1), (4, 2), (2, 3)])
+def test_a_png_of_other_samples_than_its_page_is_no_tile(tmp_path, stored, shown):
+    tile = slides.picture(32, 48, stored)
+    options = {"compression": 34933, "photometric": 2 if shown == 3 else 1}
+    path = tmp_path / "a.tif"
+    pixels = slides.picture(32, 48, shown)
+    page = tiffbytes.page(pixels, lambda _: imagecodecs.png_encode(tile), **options)
+    tiffbytes.write(path, [page])
+    with open_slide(path) as slide, pytest.raises(TileError, match=f"of {stored} samples a pixel"):
+        slide.read_region((0, 0), (48, 32))

@@ -62,7 +62,11 @@ def _check_size(sides: Any, order: Literal["little", "big"], out: NDArray[Any]) 
 
 
 def _with_channels(pixels: NDArray[Any], out: NDArray[Any]) -> NDArray[Any]:
-    """Give a gray picture a channel; leave out the opacity of colours."""
+    """Give a gray picture a channel; leave out the opacity."""
     if pixels.dtype != out.dtype:
         raise ValueError(f"it is a picture of {pixels.dtype}")
-    return pixels[..., None] if pixels.ndim == 2 else pixels[..., : out.shape[2]]
+    if pixels.ndim == 2:
+        return pixels[..., None]
+    if pixels.shape[2] - out.shape[2] not in (0, 1):
+        raise ValueError(f"it is a picture of {pixels.shape[2]} samples a pixel")
+    return pixels[..., : out.shape[2]]
