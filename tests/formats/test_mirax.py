@@ -1,3 +1,4 @@
+import os
 import re
 import shutil
 from contextlib import suppress
@@ -141,6 +142,21 @@ def test_a_data_file_left_behind(path):
         assert "1 of 2 data files are missing, 'Data0001.dat'" in slide.layout.problems[0]
         with pytest.raises(TileError):
             slide.levels[0][...]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_a_pipe_is_no_index(path):
+    mirax.write(path)
+    index = path.with_suffix("") / "Index.dat"
+    index.unlink()
+    os.mkfifo(index)
+    holder = os.open(index, os.O_RDWR | os.O_NONBLOCK)  # so that none waits to open it
+    os.write(holder, b"another")
+    try:
+        with pytest.raises(CorruptSlideError, match="its index is missing"):
+            open_slide(path)
+    finally:
+        os.close(holder)
 
 
 def test_images_on_top_of_each_other(path):

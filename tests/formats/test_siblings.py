@@ -1,6 +1,7 @@
 """Images whose pages lie in several files are those that tifffile reads, from any of these."""
 
 import os
+import struct
 import time
 
 import numpy as np
@@ -82,6 +83,67 @@ def test_files_of_other_folders_are_not_read(tmp_path):
     (tmp_path / "here").mkdir()
     first, _ = micromanager.write_ndtiff(tmp_path / "here", CHANNELS, ("a.tif", "../b.tif"))
     with pytest.raises(UnsupportedSlideError, match="other folders"):
+        open_slide(first)
+
+
+@pytest.mark.parametrize("name", ["../b.tif", "/dev/null"])
+def test_files_that_an_index_names_elsewhere_are_not_opened(tmp_path, monkeypatch, name):
+    (tmp_path / "here").mkdir()
+    first, *_ = micromanager.write_ndtiff(tmp_path / "here", CHANNELS, ("a.tif", "b.tif"))
+    index = tmp_path / "here" / "NDTiff.index"
+    stored = struct.pack("<I", 5) + b"b.tif"
+    index.write_bytes(
+        index.read_bytes().replace(stored, struct.pack("<I", len(name)) + name.encode())
+    )
+    monkeypatch.setattr(tifffile.TiffFile, "series", property(lambda file: pytest.fail("opened")))
+    with pytest.raises(UnsupportedSlideError, match="other folders"):
+        open_slide(first)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+@pytest.mark.parametrize(
+    ("write", "name"),
+    [
+        (micromanager.write_stack, "img_MMStack_1.ome.tif"),
+        (micromanager.write_ndtiff, "b.tif"),
+        (micromanager.write_ndtiff, "NDTiff.index"),
+    ],
+)
+def test_a_pipe_is_no_file_of_a_stack(tmp_path, write, name):
+    first, *_ = write(tmp_path, CHANNELS)
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    holder = os.open(tmp_path / name, os.O_RDWR | os.O_NONBLOCK)  # so that none waits to open it
+    try:
+        with pytest.raises(CorruptSlideError, match="another file is no regular file"):
+            open_slide(first)
+    finally:
+        os.close(holder)
+
+
+def test_a_stack_that_claims_too_many_planes_is_refused_before_they_are_listed(
+    tmp_path, monkeypatch
+):
+    first, *_ = micromanager.write_stack(tmp_path, CHANNELS, {"Frames": 10**8})
+    monkeypatch.setattr(tifffile.TiffFile, "series", property(lambda file: pytest.fail("listed")))
+    with pytest.raises(UnsupportedSlideError, match="claims 300000000 planes"):
+        open_slide(first)
+
+
+@pytest.mark.parametrize("number", ["100000002", '"100000002"', "-100000000"])
+def test_an_index_that_claims_too_many_planes_is_refused_before_they_are_listed(
+    tmp_path, monkeypatch, number
+):
+    first, *_ = micromanager.write_ndtiff(tmp_path, CHANNELS)
+    index = tmp_path / "NDTiff.index"
+    old, new = b'{"channel": 2}', b'{"channel": %b}' % number.encode()
+    index.write_bytes(
+        index.read_bytes().replace(
+            struct.pack("<I", len(old)) + old, struct.pack("<I", len(new)) + new
+        )
+    )
+    monkeypatch.setattr(tifffile.TiffFile, "series", property(lambda file: pytest.fail("listed")))
+    with pytest.raises(UnsupportedSlideError, match=r"claims 10000000\d planes"):
         open_slide(first)
 
 

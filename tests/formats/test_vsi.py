@@ -1,3 +1,4 @@
+import os
 from contextlib import suppress
 
 import imagecodecs
@@ -183,6 +184,22 @@ def test_a_folder_left_behind(path):
     (path.parent / "_slide_").rename(path.parent / "elsewhere")
     with pytest.raises(CorruptSlideError, match="whose folder '_slide_'"):
         open_slide(path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_a_pipe_holds_no_tiles(path):
+    levels = write_brightfield(path)
+    pipe = path.parent / "_slide_" / "stack2" / "frame_t.ets"
+    pipe.parent.mkdir()
+    os.mkfifo(pipe)
+    holder = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)  # so that none waits to open it
+    os.write(holder, bytes(4096))
+    try:
+        with open_slide(path, "cpu") as slide:
+            assert slide.level_dimensions[0] == levels[0].shape[1::-1]
+            assert not slide.layout.problems
+    finally:
+        os.close(holder)
 
 
 def test_a_compression_that_is_not_known(path):

@@ -135,6 +135,20 @@ def check(file: TiffFile, path: str) -> bool:
     return following < int(file.filehandle.size)
 
 
+def check_planes(name: str, count: int) -> None:
+    """Refuse a stack of more planes than any slide's.
+
+    Raises
+    ------
+    UnsupportedSlideError
+        If there are more than the limits say.
+    """
+    if count > limits.planes:
+        raise UnsupportedSlideError(
+            f"'{name}' claims {count} planes, more than any slide has: {limits.advice('planes')}."
+        )
+
+
 def check_xml(file: TiffFile, path: str) -> None:
     """Refuse a description that attacks who parses it as XML, before tifffile does.
 

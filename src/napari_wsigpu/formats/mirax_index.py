@@ -76,8 +76,10 @@ class Index:
         Raises
         ------
         ValueError
-            If it is another's, or too large.
+            If it is missing, another's, or too large.
         """
+        if not path.is_file():  # to open a pipe would wait
+            raise ValueError("its index is missing")
         with path.open("rb") as file:
             data = file.read(LARGEST + 1)
         begin = VERSION + slide.encode()

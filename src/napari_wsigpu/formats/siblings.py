@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from tifffile.tifffile import read_ndtiff_index
 
-from napari_wsigpu.errors import UnsupportedSlideError, file_error
+from napari_wsigpu.errors import CorruptSlideError, UnsupportedSlideError, file_error
+from napari_wsigpu.formats import claims
 from napari_wsigpu.layout import SlideFile
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from tifffile import TiffFile, TiffFrame, TiffPage, TiffPageSeries
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 # What stands for the name of one in sentences.
 SIBLING = "another file"
 BEYOND = 1 << 61
+INDEX = "NDTiff.index"
 NDTIFF_AT, NDTIFF = 8, struct.pack("<I", 483729)
 NO_INDEX = (
     "It is one file of an NDTiff stack, whose index (NDTiff.index) is not beside it or can't be "
@@ -103,10 +106,7 @@ class PageFiles:
     def _number(self, file: TiffFile) -> int:
         path = Path(file.filehandle.path)
         if path.parent != self._folder:
-            raise UnsupportedSlideError(
-                f"'{self._files[0].path}' names files in other folders, which are not read; copy "
-                "all of them to one folder and write its index anew."
-            )
+            raise _other_folders(self._files[0].path)
         names = [item.path for item in self._files]
         if str(path) in names:
             return names.index(str(path))
@@ -115,6 +115,68 @@ class PageFiles:
         except OSError as error:
             raise file_error(str(path), error) from error
         return len(names)
+
+
+def check_stack(file: TiffFile) -> None:
+    """Refuse a stack of Micro-Manager's before tifffile opens its files and lists its planes.
+
+    Raises
+    ------
+    UnsupportedSlideError
+        If it has more planes than the limits say, or an index names files in other folders.
+    CorruptSlideError
+        If what is to be one of its files is none.
+    """
+    folder = Path(file.filehandle.dirname)
+    others: Iterable[Path] = ()
+    counts: list[int] = []
+    if file.is_mmstack:
+        others = folder.glob("*_MMStack*.tif")
+        told = file.micromanager_metadata or {}
+        numbers = told["IndexMap"][:, : len(SIZES)].max(axis=0).tolist()
+        counts = [
+            max(number + 1, int(told["Summary"].get(name, 1)))
+            for number, name in zip(numbers, SIZES, strict=True)
+        ]
+    elif file.is_ndtiff:
+        index = folder / INDEX
+        _check_files(file, [index])
+        names: set[str] = set()
+        places: dict[str, dict[int | str, None]] = {}
+        for axes, name, *_ in read_ndtiff_index(index):
+            names.add(name)
+            for axis, value in axes.items():
+                places.setdefault(axis, {})[value] = None
+        if any(Path(name).name != name for name in names):
+            raise _other_folders(file.filehandle.path)
+        others = map(folder.joinpath, names)
+        counts = [_length(list(values)) for values in places.values()]
+    _check_files(file, others)
+    claims.check_planes(file.filename, math.prod(counts))
+
+
+def _length(places: Sequence[int | str]) -> int:
+    """Return how long an axis is on which these are named or numbered, as the first one is."""
+    if isinstance(places[0], str):
+        return len(places)
+    numbers = [int(place) for place in places]
+    return max(numbers) - min(numbers) + 1
+
+
+def _check_files(file: TiffFile, paths: Iterable[Path]) -> None:
+    """Refuse what is there and no file; to open a pipe would wait."""
+    if any(path.exists() and not path.is_file() for path in paths):
+        raise CorruptSlideError(
+            f"'{file.filehandle.path}' is one of several files, of which {SIBLING} is no regular "
+            "file; get a fresh copy of all."
+        )
+
+
+def _other_folders(path: str) -> UnsupportedSlideError:
+    return UnsupportedSlideError(
+        f"'{path}' names files in other folders, which are not read; copy all of them to one "
+        "folder and write its index anew."
+    )
 
 
 def _is_of_ndtiff(file: TiffFile) -> bool:

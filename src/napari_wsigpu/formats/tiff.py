@@ -24,7 +24,7 @@ from napari_wsigpu.errors import (
 )
 from napari_wsigpu.formats import claims, imagej
 from napari_wsigpu.formats.frames import pages_of
-from napari_wsigpu.formats.siblings import PageFiles, missing_planes
+from napari_wsigpu.formats.siblings import PageFiles, check_stack, missing_planes
 from napari_wsigpu.layout import (
     AssociatedLayout,
     Channel,
@@ -412,6 +412,7 @@ def check_tiles_present(levels: Sequence[LevelLayout], path: str, file_size: int
 
 def images(file: TiffFile) -> list[TiffPageSeries]:
     """Return the images of a file whose samples can be shown."""
+    check_stack(file)
     return [
         series
         for series in file.series
@@ -524,11 +525,7 @@ def _channel_pages(series: TiffPageSeries, at: Mapping[str, int]) -> list[TiffPa
     """Return one page a channel: of z and t the plane `at`, of any other axis the first."""
     leading = _axes_of_pages(series)
     count = _image_count(series)
-    if max(count, len(series.pages)) > limits.planes:
-        raise UnsupportedSlideError(
-            f"'{keyframe(series).parent.filename}' claims {count} planes, more than any slide has: "
-            f"{limits.advice('planes')}."
-        )
+    claims.check_planes(keyframe(series).parent.filename, max(count, len(series.pages)))
     pages = np.arange(count).reshape([length for _, length in leading])
     shown = _shown_of(series, at)
     single_sample = _page_of(series, pages_of(series, count, [0])).samplesperpixel == 1

@@ -104,7 +104,8 @@ class _Picture(NamedTuple):
 
 def _parse(path: Path, at: Mapping[str, int]) -> SlideLayout:
     folder = path.parent / f"_{path.stem}_"
-    found = sorted(folder.glob("stack*/*.ets"), key=_stack)
+    beside = folder.glob("stack*/*.ets")
+    found = sorted((each for each in beside if each.is_file()), key=_stack)  # a pipe would wait
     if not found:
         raise CorruptSlideError(
             f"'{path}' is an Olympus slide whose folder '{folder.name}' with its .ets files is "
