@@ -330,7 +330,14 @@ def test_a_companion_is_looked_for_in_the_same_folder_alone(tmp_path):
             assert problem.startswith("The OME-XML lies in another file")
 
 
-@pytest.mark.parametrize("change", [broken, of_entities, binary_only, of_no_file, "long", "alone"])
+def nested(companion):
+    text = companion.read_text()
+    companion.write_text(text.replace("</OME>", f"{'<a>' * 3000}{'</a>' * 3000}</OME>"))
+
+
+@pytest.mark.parametrize(
+    "change", [broken, of_entities, binary_only, of_no_file, nested, "long", "alone"]
+)
 def test_a_companion_without_a_file_that_it_describes_is_refused(tmp_path, monkeypatch, change):
     paths = stacks.write_ome_files(tmp_path, CHANNELS[None, None], COMPANION)
     if change == "long":

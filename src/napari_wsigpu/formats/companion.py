@@ -64,9 +64,11 @@ def naming(xml: str, name: str, uuid: str | None = None) -> str | None:
     Raises
     ------
     ValueError
-        If the text is no XML that is parsed.
+        If the text is no XML that is parsed, or is nested too deep.
     """
     root = markup.root(xml)
+    if markup.is_deep(root):  # to write it, ElementTree calls itself
+        raise ValueError("its XML is nested deeper than OME-XML is")
     planes = [data for data in root.iter() if markup.name(data) == "TiffData"]
     named = {element.text or "": element.get("FileName", "") for element in _uuids(root)}
     own = next((key for key, each in named.items() if each.lower() == name.lower()), uuid) or ""
@@ -91,17 +93,16 @@ def main_file(path: Path) -> tuple[Path, str]:
     """
     try:
         xml = _read(path)
-        root = markup.root(xml)
+        images = sorted(markup.children(markup.root(xml), "Image"), key=_rank, reverse=True)
+        named = (_beside(path, each.get("FileName")) for image in images for each in _uuids(image))
+        file = next((each for each in named if each is not None and each.is_file()), None)
+        found = None if file is None else naming(xml, file.name)
     except OSError as error:
         raise file_error(str(path), error) from error
     except ValueError as error:
         raise CorruptSlideError(
             f"The OME-XML of '{path}' can't be read ({error}); get a fresh copy of the file."
         ) from error
-    images = sorted(markup.children(root, "Image"), key=_rank, reverse=True)
-    named = (_beside(path, each.get("FileName")) for image in images for each in _uuids(image))
-    file = next((each for each in named if each is not None and each.is_file()), None)
-    found = None if file is None else naming(xml, file.name)
     if file is not None and found is not None:
         return file, found
     raise CorruptSlideError(

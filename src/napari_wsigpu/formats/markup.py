@@ -58,6 +58,14 @@ def parse(xml: str | None) -> Element | None:
         return None
 
 
+def is_deep(element: Element) -> bool:
+    """Whether elements lie deeper within one than `nested` looks."""
+    layer = [element]
+    for _ in range(DEEPEST):
+        layer = [part for each in layer for part in each]
+    return bool(layer)
+
+
 def name(element: Element) -> str:
     """Return an element's name without its namespace."""
     return element.tag.rpartition("}")[2]
