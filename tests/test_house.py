@@ -112,8 +112,11 @@ def imports_of(importer, tree):
     return found
 
 
-TREES = {name: ast.parse(path.read_text("utf-8")) for name, path in MODULES.items()}
-IMPORTS = [item for name, tree in TREES.items() for item in imports_of(name, tree)]
+@pytest.fixture(scope="module")
+def imports():
+    """All that the package imports: found when it is asked for, as each process collects tests."""
+    trees = {name: ast.parse(path.read_text("utf-8")) for name, path in MODULES.items()}
+    return [item for name, tree in trees.items() for item in imports_of(name, tree)]
 
 
 def room(name):
@@ -125,8 +128,8 @@ def is_ours(name):
     return name.partition(".")[0] == PACKAGE
 
 
-def test_imports_of_all_kinds_are_found():
-    found = {(item.importer, item.imported): item for item in IMPORTS}
+def test_imports_of_all_kinds_are_found(imports):
+    found = {(item.importer, item.imported): item for item in imports}
     assert found[PACKAGE, f"{PACKAGE}.viewer.waiting"].late
     assert found[f"{PACKAGE}.slide", f"{PACKAGE}.layout"].checked
     assert (f"{PACKAGE}.gpu.gds", "kvikio.defaults") in found
@@ -137,11 +140,11 @@ def test_every_room_has_its_floor():
     assert sorted(known) == sorted({room(name) for name in MODULES})
 
 
-def test_arrows_between_rooms_point_down():
+def test_arrows_between_rooms_point_down(imports):
     floor_of = {name: number for number, floor in enumerate(FLOORS) for name in floor}
     wrong = [
         str(item)
-        for item in IMPORTS
+        for item in imports
         if is_ours(item.imported)
         and (here := room(item.importer)) != (there := room(item.imported))
         and (here, there) not in UPWARD
@@ -150,9 +153,9 @@ def test_arrows_between_rooms_point_down():
     assert wrong == []
 
 
-def test_modules_import_each_other_in_no_circle():
+def test_modules_import_each_other_in_no_circle(imports):
     arrows = defaultdict(set)
-    for item in IMPORTS:
+    for item in imports:
         if is_ours(item.imported) and not item.late and not item.checked:
             arrows[item.importer].add(item.imported)
     assert circle(arrows) is None
@@ -193,10 +196,10 @@ def test_circles_are_found(arrows, found):
     assert circle(arrows) == found
 
 
-def test_cuda_is_in_one_room():
+def test_cuda_is_in_one_room(imports):
     wrong = [
         str(item)
-        for item in IMPORTS
+        for item in imports
         if item.imported.partition(".")[0] in CUDA
         and room(item.importer) != "gpu"
         and item.imported not in CUDA_EXCEPTIONS.get(item.importer, ())
