@@ -9,7 +9,7 @@ from napari.components import ViewerModel
 from napari.settings import get_plugin_settings
 from napari.utils.notifications import show_info
 from npe2 import PluginManager
-from qtpy.QtCore import QEvent, QPoint, Qt
+from qtpy.QtCore import QAbstractAnimation, QEvent, QPoint, Qt
 from qtpy.QtTest import QTest
 from qtpy.QtWidgets import QApplication, QPushButton, QWidget
 
@@ -130,6 +130,13 @@ def test_the_inspector_is_offered_where_room_is_short(viewer, size, qtbot):
     assert inspectors(viewer) == []
     assert size_of(viewer) == size
     assert is_whole(viewer, layer)
+    [toast] = window.findChildren(NapariQtNotification)
+    qtbot.waitUntil(lambda: toast.opacity_anim.state() == QAbstractAnimation.Stopped)
+    assert toast.parentWidget().rect().contains(toast.geometry())
+    assert not toast.message._elidedText().endswith("…")
+    for button in toast.row2_widget.findChildren(QPushButton):
+        assert toast.row2_widget.rect().contains(button.geometry())
+        assert button.width() >= button.sizeHint().width()
     click("Open it", window)
     assert len(inspectors(viewer)) == 1
     assert size_of(viewer)[0] == size[0]

@@ -9,7 +9,7 @@ from napari.utils.notifications import Notification, notification_manager
 from npe2 import PluginManager
 
 from napari_wsigpu.viewer.settings import PLUGIN, never_open_inspector, settings
-from napari_wsigpu.viewer.window import canvas_width_on_screen, close_toasts
+from napari_wsigpu.viewer.window import canvas_width_on_screen, close_toasts, narrow_toasts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,6 +65,7 @@ def offer_inspector(viewer: Viewer, window: QMainWindow, opened: Callable[[], No
     notification_manager.dispatch(
         Notification(OFFER, "info", actions=[("Open it", show), ("Don't ask again", decline)])
     )
+    narrow_toasts(window, OFFER)
     return True
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from napari.layers import Layer
 
 LAYER_CONTROLS = "layer controls"  # as napari names it
+TOAST_MARGIN = 8  # pixels that napari leaves beside one
 SHOWING_MS = 200  # until a window that is shown has the size that it will have
 
 
@@ -60,6 +61,20 @@ def close_toasts(window: QWidget, message: str) -> None:
     for toast in window.findChildren(NapariQtNotification):
         if toast.message.text() == message:
             toast.close()
+
+
+def narrow_toasts(window: QWidget, message: str) -> None:
+    """Make what napari shows of a notification no wider than the canvas: it is 400 pixels wide."""
+    from napari._qt.dialogs.qt_notification import NapariQtNotification
+
+    for toast in window.findChildren(NapariQtNotification):
+        room = toast.parentWidget().width() - 2 * TOAST_MARGIN
+        if toast.message.text() == message and room < toast.width():
+            toast.message.setMinimumWidth(0)
+            toast.source_label.hide()  # leaves the room to the buttons
+            toast.setFixedWidth(room)
+            toast.geom_anim.stop()  # it slides to where it would have been
+            toast.move_to_bottom_right()
 
 
 def let_toasts_end(event: object = None) -> None:
