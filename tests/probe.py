@@ -27,9 +27,9 @@ def main(paths: list[str]) -> None:
     warnings.simplefilter("error")
     before = peak()
     for path in paths:
-        start = time.monotonic()
+        start = time.process_time()  # what else the machine does is not its fault
         found = probe(path)
-        found["seconds"] = time.monotonic() - start
+        found["seconds"] = time.process_time() - start
         found["peak"] = peak()
         found["grown"] = peak() - before
         print(json.dumps(found), flush=True)

@@ -156,11 +156,11 @@ def test_asks_for_long_ranges_in_parts(source, server):
 
 
 def test_asks_side_by_side(source, server):
-    server.latency = 0.2
+    server.latency = 0.4
     places = [(block * BLOCK, 10) for block in range(10, 140, 10)]
     begin = time.perf_counter()
     assert [bytes(view) for view in source.read(places)] == at(*places)
-    assert time.perf_counter() - begin < 5 * server.latency
+    assert time.perf_counter() - begin < 10 * server.latency < len(places) * server.latency
     assert len(asked(server)) == 1 + len(places)
 
 
@@ -301,14 +301,14 @@ class TestTroubles:
         begin = time.monotonic()
         with pytest.raises(SlideReadError, match="sends its bytes too slowly"):
             RemoteSource.connect(url)
-        assert time.monotonic() - begin < 1
+        assert time.monotonic() - begin < 5
 
     def test_bytes_that_become_slow_are_given_up(self, quick, server, source):
         server.always = drip(0.1)
         begin = time.monotonic()
         with pytest.raises(SlideReadError, match="sends its bytes too slowly"):
             source.read([(30 * BLOCK, 5 * BLOCK)])
-        assert time.monotonic() - begin < 1.5
+        assert time.monotonic() - begin < 5
 
     def test_bytes_that_become_slower_are_waited_for(self, quick, server, source):
         server.bandwidth = 16 * BLOCK  # a second
@@ -320,7 +320,7 @@ class TestTroubles:
             begin = time.monotonic()
             with pytest.raises(SlideReadError, match="does not answer in time"):
                 RemoteSource.connect(url + end)
-            assert time.monotonic() - begin < 1
+            assert time.monotonic() - begin < 5
 
     def test_more_bytes_than_were_said_are_not_kept(self, quick, server, url):
         server.always = send_more
@@ -532,7 +532,7 @@ class TestLifetime:
         begin = time.monotonic()
         source.close()
         thread.join()
-        assert time.monotonic() - begin < 1
+        assert time.monotonic() - begin < 2.5
         assert len(errors) == 1
 
     def test_release_cancels_what_has_just_been_asked_for(self, url, server, leaves_no_thread):

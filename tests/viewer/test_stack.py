@@ -156,7 +156,7 @@ def test_a_step_never_waits_and_is_never_blank(tiff, pixels, viewer, gate):
     for value in (0, 4):
         drag(viewer, "z", value)
         settle(0.1)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 20  # what is held back is so for 30
     found, _ = shown(layer)
     assert not display_of(layer).exact
     assert found.min() >= 1000  # of a plane, not of none
@@ -242,7 +242,7 @@ def test_labels_of_a_cold_plane_are_not_waited_for(labelled, viewer, chunk_gate)
     began = time.monotonic()
     drag(viewer, "z", 4)  # neither beside the one that is shown nor the first
     settle(0.1)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 20  # what is held back is so for 30
     assert not display_of(labels).exact
     assert (np.asarray(labels._slice.image.raw) == 3).all()  # of the plane before
     chunk_gate.set()

@@ -187,11 +187,11 @@ def test_says_what_will_be_written_as_it_changes(viewer, dock, layer, rectangle,
     choose(dock, level=1)
     assert f"350 {TIMES} 250 px, 262.5 kB uncompressed" in dock.summary.text()
     shapes.data = [2 * shapes.data[0]]
-    display.waitUntil(lambda: f"700 {TIMES} 500 px" in dock.summary.text(), timeout=2000)
+    display.waitUntil(lambda: f"700 {TIMES} 500 px" in dock.summary.text())
     choose(dock, region=VIEW)
     before = dock.summary.text()
     viewer.scene.camera.zoom *= 4
-    display.waitUntil(lambda: dock.summary.text() != before, timeout=2000)
+    display.waitUntil(lambda: dock.summary.text() != before)
 
 
 def test_what_cannot_be_written_is_said_in_one_sentence(viewer, dock, layer, rectangle, display):
@@ -200,7 +200,7 @@ def test_what_cannot_be_written_is_said_in_one_sentence(viewer, dock, layer, rec
     assert dock.notes.text() == "What lies outside of the slide is left out."
     assert f"100 {TIMES} 100 px" in dock.summary.text()
     shapes.data = [shapes.data[0] - 10_000]
-    display.waitUntil(lambda: not dock.export.isEnabled(), timeout=2000)
+    display.waitUntil(lambda: not dock.export.isEnabled())
     assert dock.notes.text() == "The region lies outside of the slide; move it onto the slide."
     assert not dock.summary.isVisible()
     viewer.layers.remove(shapes)
@@ -445,7 +445,7 @@ def test_the_dialog_can_be_cancelled(dock, layer, answer, tmp_path):
 
 
 def test_looks_only_when_something_changes(viewer, dock, layer, display):
-    display.waitUntil(lambda: not dock.timer.isActive(), timeout=5000)
+    display.waitUntil(lambda: not dock.timer.isActive())
     display.wait(500)
     assert not dock.timer.isActive()
     viewer.scene.camera.zoom *= 2
