@@ -463,13 +463,15 @@ assert any(thread.name == "wsigpu-fetch" for thread in threading.enumerate())
 """
 CLOSE_THE_WINDOW = """
 viewer.window._qt_window.close()
-end = time.monotonic() + 2
-while time.monotonic() < end:
-    QApplication.processEvents()
-    QApplication.sendPostedEvents(None, 52)  # a deferred deletion, as an event loop does it
-assert progressive.display_of(layer) is None
-assert [t.name for t in threading.enumerate() if t.name.startswith("wsigpu")] == []
-assert path not in [file.path for file in psutil.Process().open_files()]
+def is_left():
+    yield progressive.display_of(layer) is not None
+    yield any(thread.name.startswith("wsigpu") for thread in threading.enumerate())
+    yield path in [file.path for file in psutil.Process().open_files()]
+
+end = time.monotonic() + 20
+while any(is_left()):
+    assert time.monotonic() < end, list(is_left())
+    QTest.qWait(20)
 print("nothing is left")
 """
 
