@@ -9,7 +9,7 @@ from napari.components import ViewerModel
 from napari.settings import get_plugin_settings
 from napari.utils.notifications import show_info
 from npe2 import PluginManager
-from qtpy.QtCore import QAbstractAnimation, QEvent, QPoint, Qt
+from qtpy.QtCore import QEvent, QPoint, Qt
 from qtpy.QtTest import QTest
 from qtpy.QtWidgets import QApplication, QPushButton, QWidget
 
@@ -36,8 +36,9 @@ def docks_as_wide_as_at_first(shared):
 
 
 @pytest.fixture
-def viewer(viewer):
-    """A viewer with room for the inspector."""
+def viewer(viewer, monkeypatch):
+    """A viewer with room for the inspector, whose toasts stay until they are looked at."""
+    monkeypatch.setattr(NapariQtNotification, "DISMISS_AFTER", 0)
     viewer.window.resize(1400, 800)
     settle()
     return viewer
@@ -131,8 +132,7 @@ def test_the_inspector_is_offered_where_room_is_short(viewer, size, qtbot):
     assert size_of(viewer) == size
     assert is_whole(viewer, layer)
     [toast] = window.findChildren(NapariQtNotification)
-    qtbot.waitUntil(lambda: toast.opacity_anim.state() == QAbstractAnimation.Stopped)
-    assert toast.parentWidget().rect().contains(toast.geometry())
+    assert 0 <= toast.x() <= toast.parentWidget().width() - toast.width()
     assert not toast.message._elidedText().endswith("…")
     for button in toast.row2_widget.findChildren(QPushButton):
         assert toast.row2_widget.rect().contains(button.geometry())
