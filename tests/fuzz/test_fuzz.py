@@ -33,8 +33,8 @@ for harm in (lambda: 1 / 0, os.abort, lambda: len(b"1" * (96 << 20))):
     print(kinds())
 attack.MOST_SECONDS, attack.masked = 3.0, lambda _: time.sleep(99)
 print(kinds())
-end = time.process_time() + 2
-attack.MOST_SECONDS, attack.MOST_CPU_SECONDS, attack.masked = 60.0, 1.0, lambda _: burn()
+end = time.process_time() + 0.6
+attack.MOST_SECONDS, attack.MOST_CPU_SECONDS, attack.masked = 60.0, 0.3, lambda _: burn()
 print(kinds())
 """
 
