@@ -534,7 +534,7 @@ class TestHostile:
             "planes": {"TotalPixelMatrixFocalPlanes": 2**31},
             "bits": {"BitsAllocated": 64, "BitsStored": 64},
             "samples": {"SamplesPerPixel": 60_000},
-            "long": {"LabelText": "x" * 50_000_000},
+            "long": {"LabelText": "x" * 20_000_000},
         }
         for kind in ("raw", "jpeg ycbcr"):
             for sparse in (False, True):
@@ -545,20 +545,20 @@ class TestHostile:
         lines = run_probe(*tmp_path.glob("*/a.dcm"))
         assert len(lines) == 4 * len(claims)
 
-    @pytest.mark.parametrize("table", ["basic", "extended", "none"])
-    def test_damaged_lists_of_frames(self, tmp_path, run_probe, table):
-        content = save(tmp_path / "a.dcm", PIXELS[:90, :90], table=table).read_bytes()
-        begin = content.index(b"\xe0\x7f\x10\x00OB")
-        if table == "extended":
-            begin = content.index(b"\xe0\x7f\x01\x00OV")
-        rng = np.random.default_rng(1)
-        for index in range(12):
-            damaged = bytearray(content)
-            for place in begin + rng.integers(0, 140, 1 + index % 3):
-                damaged[place] = rng.choice([0, 1, 127, 255])
-            (tmp_path / f"{index}").mkdir()
-            (tmp_path / f"{index}" / "a.dcm").write_bytes(damaged)
-        assert len(run_probe(*tmp_path.glob("*/a.dcm"))) == 12
+    def test_damaged_lists_of_frames(self, tmp_path, run_probe):
+        for table in ("basic", "extended", "none"):
+            content = save(tmp_path / "a.dcm", PIXELS[:90, :90], table=table).read_bytes()
+            begin = content.index(b"\xe0\x7f\x10\x00OB")
+            if table == "extended":
+                begin = content.index(b"\xe0\x7f\x01\x00OV")
+            rng = np.random.default_rng(1)
+            for index in range(12):
+                damaged = bytearray(content)
+                for place in begin + rng.integers(0, 140, 1 + index % 3):
+                    damaged[place] = rng.choice([0, 1, 127, 255])
+                (tmp_path / f"{table} {index}").mkdir()
+                (tmp_path / f"{table} {index}" / "a.dcm").write_bytes(damaged)
+        assert len(run_probe(*tmp_path.glob("*/a.dcm"))) == 36
 
     def test_cut_anywhere(self, tmp_path, run_probe):
         content = save(tmp_path / "a.dcm", PIXELS[:90, :90]).read_bytes()
