@@ -29,7 +29,7 @@ from napari_wsigpu.errors import (
     SlideNotFoundError,
     TileError,
 )
-from tests import oracles, slides, tiffbytes
+from tests import ndpi, oracles, slides, tiffbytes
 from tests.conftest import decoding_threads
 
 SOAK_SECONDS = float(os.environ.get("WSIGPU_SOAK_SECONDS", "3"))
@@ -572,38 +572,64 @@ def test_a_forked_process_reads_while_threads_of_its_parent_do(tmp_path):
 
 FORK = """
 import importlib.abc, os, signal, sys, threading
-import numpy as np
-from napari_wsigpu import open_slide
+from napari_wsigpu import convert, open_slide
 
+path, library, ending, compression = sys.argv[1:]
 begun, forked = threading.Event(), threading.Event()
 
 class Slow(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name == "imagecodecs._deflate" and not begun.is_set():
+        if name == library and not begun.is_set():
             begun.set()
             forked.wait(0.3)  # unless a fork waits for this
 
+def work():
+    with open_slide(path, "cpu") as slide:
+        if ending:
+            convert(slide, f"{path}.{os.getpid()}.{ending}", compression=compression or None)
+        for level in slide.levels:
+            level[...]
+
 sys.meta_path.insert(0, Slow())
-with open_slide(sys.argv[1], "cpu") as slide:
-    reader = threading.Thread(target=lambda: slide.levels[0][...])
-    reader.start()
-    assert begun.wait(20)
-    child = os.fork()
-    if not child:
-        signal.alarm(10)
-        slide.levels[0][...]
-        os._exit(0)
-    forked.set()
-    assert os.waitpid(child, 0)[1] == 0
-    reader.join()
+worker = threading.Thread(target=work)
+worker.start()
+assert begun.wait(20)
+child = os.fork()
+if not child:
+    signal.alarm(10)
+    work()
+    os._exit(0)
+forked.set()
+assert os.waitpid(child, 0)[1] == 0
+worker.join()
 """
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked on this system")
-def test_a_process_forked_while_a_codec_is_loaded_reads(tmp_path):
-    made = tiffbytes.page(slides.picture(200, 200), tiffbytes.deflate, compression=8)
-    path = tiffbytes.write(tmp_path / "a.tif", [made])
-    done = subprocess.run([sys.executable, "-c", FORK, path], capture_output=True, timeout=60)
+@pytest.mark.parametrize(
+    ("kind", "library", "ending", "compression"),
+    [
+        ("deflate", "imagecodecs._deflate", "", ""),
+        ("ndpi", "PIL.JpegImagePlugin", "", ""),
+        ("none", "imagecodecs._jpeg8", "tif", "jpeg"),
+        ("none", "imagecodecs._png", "png", ""),
+    ],
+)
+def test_a_process_forked_while_a_codec_is_loaded_works(
+    tmp_path, kind, library, ending, compression
+):
+    pixels = slides.picture(192, 192)
+    path = tmp_path / "a.tif"
+    if kind == "ndpi":
+        pixels = slides.picture(192, 384)
+        coarse = np.ascontiguousarray(pixels[::4, ::4])
+        ndpi.write(path, [ndpi.level(pixels, 6), ndpi.level(coarse, 6)])
+    else:
+        encode, code = (tiffbytes.deflate, 8) if kind == "deflate" else (bytes, 1)
+        made = tiffbytes.page(pixels, encode, compression=code, tile=(64, 64))
+        tiffbytes.write(path, [made])
+    command = [sys.executable, "-c", FORK, path, library, ending, compression]
+    done = subprocess.run(command, capture_output=True, timeout=60)
     assert not done.returncode, done.stderr.decode()
 
 

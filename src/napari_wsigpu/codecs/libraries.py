@@ -1,6 +1,6 @@
-"""Libraries of imagecodecs, loaded before threads decode by them.
+"""Libraries of imagecodecs, and Pillow's JPEGs, loaded before threads decode or encode by them.
 
-imagecodecs loads each when it is first used, under a lock that a fork does not renew: in a process
+Each is loaded when it is first used, under a lock that a fork does not renew: in a process
 that another thread forks meanwhile, whoever needs a library would wait for ever.
 """
 
@@ -15,6 +15,8 @@ import imagecodecs
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+PILLOW = "Pillow"
+
 _loaded: set[str] = set()
 _loading = threading.Lock()
 if hasattr(os, "register_at_fork"):
@@ -24,10 +26,18 @@ if hasattr(os, "register_at_fork"):
 
 
 def load(names: Iterable[str]) -> None:
-    """Load the libraries that functions of imagecodecs are in; no thread can fork meanwhile."""
+    """Load the libraries that functions of imagecodecs are in, or `PILLOW`.
+
+    No thread can fork meanwhile.
+    """
     if _loaded.issuperset(names):
         return
     with _loading:
         for name in names:
-            getattr(imagecodecs, name)
+            if name == PILLOW:
+                from PIL import Image
+
+                Image.preinit()
+            else:
+                getattr(imagecodecs, name)
         _loaded.update(names)

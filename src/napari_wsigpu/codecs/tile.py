@@ -12,7 +12,7 @@ import numpy as np
 from napari_wsigpu.codecs.jpeg import END_OF_IMAGE
 from napari_wsigpu.codecs.jpeg_tiles import decode_intervals, decode_jpeg, jpeg_decoder
 from napari_wsigpu.codecs.lerc import WRAPPINGS, decode_lerc
-from napari_wsigpu.codecs.libraries import load
+from napari_wsigpu.codecs.libraries import PILLOW, load
 from napari_wsigpu.codecs.table import BY_CODE, ByteCompression, compression_name
 from napari_wsigpu.storage.source import Unreadable
 from napari_wsigpu.tags import FILLORDER, PHOTOMETRIC, PREDICTOR
@@ -58,21 +58,26 @@ def load_for(encoding: Encoding) -> None:
     """Load the libraries that decode tiles of an encoding; see `codecs.libraries`."""
     load(
         _functions(
-            encoding.compression, encoding.predictor, encoding.fill_order, encoding.lerc_wrapping
+            encoding.compression,
+            encoding.predictor,
+            encoding.fill_order,
+            encoding.lerc_wrapping,
+            encoding.jpeg_scale,
         )
     )
 
 
 @cache
 def _functions(
-    compression: int, predictor: int, fill_order: int, lerc_wrapping: int
+    compression: int, predictor: int, fill_order: int, lerc_wrapping: int, jpeg_scale: int
 ) -> frozenset[str]:
-    """Name the functions of imagecodecs that decode tiles."""
+    """Name the functions of imagecodecs that decode tiles, and Pillow if that does."""
     found = (
         BY_CODE[compression].function,
         PREDICTORS.get(predictor),
         "bitorder_decode" if fill_order == FILLORDER.LSB2MSB else None,
         WRAPPINGS.get(lerc_wrapping),
+        PILLOW if jpeg_scale > 1 else None,
     )
     return frozenset(filter(None, found))
 

@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+# The function of imagecodecs; see `codecs.libraries`.
+CHECKED_BY = "deflate_crc32"
+
+
 def checksum(path: Path) -> str:
     r"""Return a SHA-256 in hexadecimal digits.
 

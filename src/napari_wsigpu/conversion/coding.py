@@ -12,6 +12,7 @@ from tifffile import TIFF
 
 from napari_wsigpu.codecs.decoder import EncodedTile
 from napari_wsigpu.codecs.jpeg import FRAMES, segments
+from napari_wsigpu.codecs.libraries import load
 from napari_wsigpu.codecs.tile import decode_tile
 from napari_wsigpu.conversion.options import DEFAULT_QUALITY, TILE_UNIT
 from napari_wsigpu.conversion.stripped import stripped
@@ -59,6 +60,16 @@ NAMED = {
     "jpeg": COMPRESSION.JPEG,
     "deflate": COMPRESSION.ADOBE_DEFLATE,
     "zstd": COMPRESSION.ZSTD,
+}
+# Functions of imagecodecs, by the tags' values.
+ENCODED_BY: dict[int, str] = {
+    COMPRESSION.JPEG: "jpeg8_encode",
+    COMPRESSION.ADOBE_DEFLATE: "deflate_encode",
+    COMPRESSION.ZSTD: "zstd_encode",
+}
+PREDICTED_BY: dict[int, str] = {
+    PREDICTOR.HORIZONTAL: "delta_encode",
+    PREDICTOR.FLOATINGPOINT: "floatpred_encode",
 }
 OME_TYPES = frozenset({"int8", "int16", "int32", "uint8", "uint16", "uint32", "float32", "float64"})
 SUBSAMPLINGS = frozenset({(1, 1), (2, 1), (2, 2), (4, 1)})
@@ -190,6 +201,8 @@ def copied_coding(slide: Slide, level: LevelLayout, options: Options) -> Coding 
 
 def encoder(coding: Coding, dtype: np.dtype[Any]) -> Encode:
     """Return what encodes a segment, shape (height, width, samples) in native byte order."""
+    names = ENCODED_BY.get(coding.compression), PREDICTED_BY.get(coding.predictor)
+    load(frozenset(filter(None, names)))
     if coding.compression == COMPRESSION.JPEG:
         return partial(_jpeg, coding)
     stored = dtype.newbyteorder("<")

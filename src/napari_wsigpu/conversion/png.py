@@ -11,6 +11,7 @@ import imagecodecs
 import numpy as np
 
 from napari_wsigpu.codecs.color import LARGEST_PROFILE, profile_size
+from napari_wsigpu.codecs.libraries import load
 from napari_wsigpu.conversion.coding import OME_TYPES
 from napari_wsigpu.conversion.paths import check_path, work_of
 from napari_wsigpu.conversion.pixels import mask_of
@@ -158,6 +159,7 @@ def _encoded(slide: Slide, pixels: NDArray[Any], level: LevelLayout, color: Colo
         pixels = np.iinfo(pixels.dtype).max - pixels
     downsample = level.downsample(slide.layout.levels[0])
     chunks = _resolution(slide.mpp, downsample) + _colors(slide, color)
+    load(["png_encode"])
     data = bytes(imagecodecs.png_encode(pixels[..., 0] if pixels.shape[2] == 1 else pixels))
     return data[:HEADER] + chunks + data[HEADER:]
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from uuid import NAMESPACE_URL, UUID, uuid5
 
 from napari_wsigpu.codecs.color import srgb_profile
-from napari_wsigpu.conversion.checksum import checksum
+from napari_wsigpu.codecs.libraries import load
+from napari_wsigpu.conversion.checksum import CHECKED_BY, checksum
 from napari_wsigpu.conversion.options import Options, checked_number, kind_of
 from napari_wsigpu.conversion.paths import check_space, check_target, refused, remove
 from napari_wsigpu.conversion.pixels import copied_segments, read_blocks
@@ -216,6 +217,7 @@ def convert(
         z,
         t,
     )
+    load([CHECKED_BY])
     threads = checked_number("workers", workers, 1, MOST_WORKERS) or os.cpu_count() or 1
     with ExitStack() as stack:
         slide = (
