@@ -4,6 +4,7 @@ import contextlib
 import time
 import weakref
 import zlib
+from functools import partial
 
 import imagecodecs
 import numpy as np
@@ -651,4 +652,47 @@ def test_a_png_of_other_samples_than_its_page_is_no_tile(tmp_path, stored, shown
     page = tiffbytes.page(pixels, lambda _: imagecodecs.png_encode(tile), **options)
     tiffbytes.write(path, [page])
     with open_slide(path) as slide, pytest.raises(TileError, match=f"of {stored} samples a pixel"):
+        slide.read_region((0, 0), (48, 32))
+
+
+@pytest.mark.parametrize(
+    ("code", "encode", "stored", "shown"),
+    [
+        (50002, partial(imagecodecs.jpegxl_encode, lossless=True), "float32", "uint32"),
+        (50002, partial(imagecodecs.jpegxl_encode, lossless=True), "uint16", "float16"),
+        (22610, imagecodecs.jpegxr_encode, "float32", "int32"),
+        (22610, imagecodecs.jpegxr_encode, "float16", "uint16"),
+        (34887, imagecodecs.lerc_encode, "float32", "uint32"),
+        (34887, imagecodecs.lerc_encode, "int32", "float32"),
+        (33005, partial(imagecodecs.jpeg2k_encode, level=0), "uint16", "float16"),
+    ],
+)
+def test_a_picture_of_floats_is_no_tile_of_whole_numbers_nor_the_reverse(
+    tmp_path, code, encode, stored, shown
+):
+    tile = np.arange(32 * 48).reshape(32, 48).astype(stored)
+    pixels = np.zeros((32, 48, 1), shown)
+    path = tmp_path / "a.tif"
+    page = tiffbytes.page(pixels, lambda _: encode(tile), compression=code, photometric=1)
+    tiffbytes.write(path, [page])
+    with open_slide(path) as slide, pytest.raises(TileError, match="float"):
+        slide.read_region((0, 0), (48, 32))
+
+
+@pytest.mark.parametrize(
+    ("code", "encode"),
+    [
+        (50002, imagecodecs.jpegxl_encode),
+        (22610, imagecodecs.jpegxr_encode),
+        (34887, imagecodecs.lerc_encode),
+    ],
+)
+@pytest.mark.parametrize("shape", [(32, 48), (31, 48, 3), (48, 32, 3)])
+def test_a_picture_of_another_size_is_no_tile(tmp_path, code, encode, shape):
+    tile = np.zeros(shape, np.uint8)
+    path = tmp_path / "a.tif"
+    tiffbytes.write(
+        path, [tiffbytes.page(slides.picture(32, 48), lambda _: encode(tile), compression=code)]
+    )
+    with open_slide(path) as slide, pytest.raises(TileError, match="shape"):
         slide.read_region((0, 0), (48, 32))

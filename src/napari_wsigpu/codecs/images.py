@@ -12,9 +12,28 @@ import imagecodecs
 from napari_wsigpu.codecs.jpeg import ends_whole
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from napari_wsigpu.layout import Encoding
+
+
+def decode_of_type(decode: Callable[..., NDArray[Any]], data: Any, out: NDArray[Any]) -> None:
+    """Decode a picture that says itself of what type its samples are.
+
+    Into an array, imagecodecs would write floats as if they were whole numbers, and the reverse.
+
+    Raises
+    ------
+    ValueError
+        If it is of another size, or its samples are of the other kind.
+    """
+    found = decode(data, out=out.data.cast("B"))
+    if found.shape[:2] != out.shape[:2] or found.size != out.size:
+        raise ValueError(f"it is a picture of shape {found.shape}")
+    if (found.dtype.kind == "f") != (out.dtype.kind == "f"):
+        raise ValueError(f"it is a picture of {found.dtype}")
 
 
 def decode_webp(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) -> None:
@@ -32,12 +51,12 @@ def decode_jpegls(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) 
 
 def decode_jpegxl(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) -> None:
     """Decode JPEG XL."""
-    imagecodecs.jpegxl_decode(data, out=out)
+    decode_of_type(imagecodecs.jpegxl_decode, data, out)
 
 
 def decode_jpegxr(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) -> None:
     """Decode JPEG XR."""
-    imagecodecs.jpegxr_decode(data, out=out)
+    decode_of_type(imagecodecs.jpegxr_decode, data, out)
 
 
 def decode_png(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) -> None:

@@ -21,6 +21,8 @@ BOXES = b"\0\0\0\x0cjP  "
 
 def decode_jpeg2000(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) -> None:
     """Decode a JPEG 2000 code stream; see `codecs.table.Decode`."""
+    if out.dtype.kind == "f":
+        raise ValueError("JPEG 2000 holds no floating point numbers")
     subsampled = _check_codestream(data, out.shape)
     imagecodecs.jpeg2k_decode(data, out=out)
     ycbcr = encoding.compression == COMPRESSION.APERIO_JP2000_YCBC and out.shape[2] == 3

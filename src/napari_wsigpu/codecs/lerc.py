@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import imagecodecs
 
+from napari_wsigpu.codecs.images import decode_of_type
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -20,4 +22,4 @@ def decode_lerc(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) ->
     if encoding.lerc_wrapping:
         unwrap = getattr(imagecodecs, WRAPPINGS[encoding.lerc_wrapping])
         data = unwrap(data, out=2 * out.nbytes + 4096)
-    imagecodecs.lerc_decode(data, out=out)
+    decode_of_type(imagecodecs.lerc_decode, data, out)
