@@ -239,3 +239,15 @@ def test_a_tile_that_reaches_into_what_is_hidden_is_encoded_anew(
         assert done.tiles_copied == copied
         with open_slide(target) as slide:
             assert (slide.levels[0][...] == pixels).all()
+
+
+def test_what_lies_behind_the_samples_of_a_tile_stays_behind(tmp_path):
+    pixels = slides.picture(64, 64)
+    made = page(pixels, lambda tile: tile.tobytes() + TEXT, tile=(64, 64))
+    path = tiffbytes.write(tmp_path / "a.tif", [made])
+    for private, copied in ((False, 0), (True, 1)):
+        target = tmp_path / f"{private}.tif"
+        assert convert(path, target, private=private).tiles_copied == copied
+        assert (TEXT in target.read_bytes()) == private
+        with open_slide(target) as slide:
+            assert (slide.levels[0][...] == pixels).all()

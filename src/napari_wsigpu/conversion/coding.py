@@ -181,6 +181,9 @@ def copied_coding(slide: Slide, level: LevelLayout, options: Options) -> Coding 
     turned = encoding.byte_order == ">" and level.dtype.itemsize > 1
     if compression in BYTE_CODECS and turned and encoding.predictor != PREDICTOR.FLOATINGPOINT:
         return None
+    longer = int(grid.byte_counts.max(initial=0)) > level.tile_bytes // grid.planes
+    if compression == COMPRESSION.NONE and longer and not options.private:
+        return None  # who knows what lies behind the samples
     if options.kind == "ome-tiff" and (grid.planes > 1) != (
         level.channels > 1 and not slide.layout.rgb
     ):
