@@ -391,3 +391,21 @@ def test_a_larger_picture_beside_the_slide_is_not_taken_for_it(tmp_path):
     tifffile.imwrite(path, slides.picture(64, 96), photometric="rgb", description="Label")
     with open_slide(path) as slide:
         assert slide.dimensions == (96, 64)
+
+
+@pytest.mark.parametrize("height", [0, 1])
+def test_a_level_that_is_left_of_a_larger_one_is_said_to_be_no_whole(tmp_path, height):
+    pixels = slides.picture(64, 96)
+    pages = [
+        tiffbytes.page(pixels[::step, ::step], bytes, subfile_type=int(step > 1))
+        for step in (1, 2, 4)
+    ]
+    path = tiffbytes.write(tmp_path / "a.tif", pages)
+    with open_slide(path) as slide:
+        assert not slide.layout.problems
+    pages[0].tags[257] = (tiffbytes.LONG, height)
+    tiffbytes.write(path, pages)
+    with open_slide(path) as slide:
+        assert slide.level_dimensions == ((48, 32), (24, 16))
+        [problem] = slide.layout.problems
+        assert problem.startswith("Its largest image says to be a reduced one of another")

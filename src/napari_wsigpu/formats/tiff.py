@@ -85,6 +85,10 @@ MICROMETRES = {RESUNIT.INCH: 25400.0, RESUNIT.CENTIMETER: 10000.0}
 
 # Bits of samples of which several share a byte.
 PACKED = (1, 2, 4)
+NOT_WHOLE = (
+    "Its largest image says to be a reduced one of another, which is damaged or missing; get a "
+    "fresh copy of the file."
+)
 UNAPPLIED = "Its colours are those of a palette, which is not applied: pixels show their numbers."
 TURNED = "It is to be shown turned or mirrored (orientation {}), but is shown as it is stored."
 UNCONVERTED = "Its colours ({}) are not converted: channels show the values that are stored."
@@ -114,10 +118,10 @@ def parse(file: TiffFile, source: SlideFile, at: Mapping[str, int] = MIDDLE) -> 
     files = PageFiles(file, source, main)
     levels = [series_level(series, source.path, files, at) for series in _pyramid(file, main)]
     page = keyframe(main)
-    missing = missing_planes(file, main)
-    layout = slide_layout(
-        files.whole, "generic-tiff", levels, page, problems=[missing] if missing else []
-    )
+    problems = [missing] if (missing := missing_planes(file, main)) else []
+    if page.is_reduced:
+        problems.append(NOT_WHOLE)
+    layout = slide_layout(files.whole, "generic-tiff", levels, page, problems=problems)
     hidden_planes = _image_count(main) // len(_channel_pages(main, at)) - 1
     scale = imagej.scale_of(file, page)
     return replace(
