@@ -15,7 +15,7 @@ from qtpy.QtWidgets import QApplication, QPushButton, QWidget
 
 from napari_wsigpu import wait
 from napari_wsigpu.viewer import arrival
-from napari_wsigpu.viewer.arrival import CHANGING_MS, furnish, welcome_slides
+from napari_wsigpu.viewer.arrival import furnish, welcome_slides
 from napari_wsigpu.viewer.progressive import open_viewers
 from napari_wsigpu.viewer.reader import read_slides
 from napari_wsigpu.viewer.sample import sample_path
@@ -150,7 +150,6 @@ def test_a_dock_of_the_menu_leaves_a_canvas_to_use(viewer, name):
     viewer.window.resize(700, 560)
     settle()
     [layer] = open_slide_in(viewer)
-    QTest.qWait(CHANGING_MS)
     before = viewer.canvas.size[1]
     _, widget = viewer.window.add_plugin_dock_widget("napari-wsigpu", name)
     settle()
@@ -162,11 +161,26 @@ def test_a_dock_of_the_menu_leaves_a_canvas_to_use(viewer, name):
     assert not dock.visibleRegion().isEmpty()
 
 
+@pytest.mark.parametrize("names", [("Navigator", "Slide inspector"), ("Slide inspector", "Slides")])
+def test_docks_come_as_tabs_in_any_order(viewer, names, monkeypatch):
+    monkeypatch.setattr(arrival, "FURNISHING_MS", 60_000)  # the inspector does not open by itself
+    viewer.window.resize(1600, 1000)
+    settle()
+    open_slide_in(viewer)
+    docks = []
+    for name in names:
+        docks.append(viewer.window.add_plugin_dock_widget("napari-wsigpu", name)[0])
+        settle()
+    window = viewer.window._qt_window
+    assert window.tabifiedDockWidgets(docks[0]) == docks[1:]
+    assert docks[0].visibleRegion().isEmpty()
+    assert not docks[1].visibleRegion().isEmpty()
+
+
 def test_the_slide_is_whole_beside_a_dock_of_the_menu(viewer):
     viewer.window.resize(1089, 630)
     settle()
     [layer] = open_slide_in(viewer)
-    QTest.qWait(CHANGING_MS)
     viewer.window.add_plugin_dock_widget("napari-wsigpu", "Navigator")
     settle()
     assert viewer.canvas.size[1] >= 400
@@ -174,6 +188,19 @@ def test_the_slide_is_whole_beside_a_dock_of_the_menu(viewer):
     viewer.scene.camera.zoom *= 3
     zoom = viewer.scene.camera.zoom
     viewer.window.add_plugin_dock_widget("napari-wsigpu", "Export region")
+    settle()
+    assert viewer.scene.camera.zoom == zoom
+
+
+def test_the_slide_stays_whole_until_somebody_moves_the_view(viewer):
+    [layer] = open_slide_in(viewer)
+    for size in ((1600, 1000), (900, 600), (1400, 800)):
+        viewer.window.resize(*size)
+        settle()
+        assert is_whole(viewer, layer)
+    viewer.scene.camera.zoom *= 3
+    zoom = viewer.scene.camera.zoom
+    viewer.window.resize(1000, 700)
     settle()
     assert viewer.scene.camera.zoom == zoom
 

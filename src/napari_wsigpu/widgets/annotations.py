@@ -90,8 +90,6 @@ class Annotations(SlideDock):
         The viewer whose layers of shapes are shown.
     """
 
-    comes_beside = True
-
     def __init__(self, napari_viewer: Viewer) -> None:
         super().__init__(napari_viewer, NO_SLIDE)
         self._jobs = Jobs()
@@ -164,7 +162,8 @@ class Annotations(SlideDock):
         naming.setStretch(1, 2)
         inner.addLayout(naming)
         inner.addLayout(_row(self.copy, self.save))
-        inner.addLayout(_row(self.load, self.export))
+        for button in (self.load, self.export):  # too long to lie side by side in a narrow dock
+            inner.addWidget(button)
         inner.addWidget(self.labels)
         inner.addWidget(self.status)
         outer = QVBoxLayout(self)

@@ -112,8 +112,6 @@ class RegionExport(SlideDock):
         The viewer whose slides and shapes are offered.
     """
 
-    comes_beside = True
-
     def __init__(self, napari_viewer: Viewer) -> None:
         super().__init__(napari_viewer, NO_SLIDE)
         self._jobs = Jobs()
@@ -313,7 +311,8 @@ class RegionExport(SlideDock):
         for export in self._running:
             part, left = export.done
             self.progress.setValue(round(FINE * part))
-            _say(self.status, f"Writing '{export.path.name}': {byte_size(left)} left")
+            rest = f"{byte_size(left)} left" if left else "the file is being finished"
+            _say(self.status, f"Writing '{export.path.name}': {rest}")
         self.cancel.setEnabled(bool(self._running))
         self.progress.setVisible(bool(self._running))
         if self._running:

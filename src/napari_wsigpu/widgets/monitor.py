@@ -71,8 +71,6 @@ class DecodeMonitor(SlideDock):
         The viewer whose active layer is followed.
     """
 
-    comes_beside = True
-
     def __init__(self, napari_viewer: Viewer) -> None:
         super().__init__(napari_viewer, NO_SLIDE)
         self._jobs = Jobs()

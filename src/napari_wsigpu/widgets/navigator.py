@@ -62,8 +62,6 @@ class Navigator(SlideDock):
         The viewer.
     """
 
-    comes_beside = True
-
     def __init__(self, napari_viewer: Viewer) -> None:
         super().__init__(napari_viewer, NO_SLIDE)
         self._jobs = Jobs()

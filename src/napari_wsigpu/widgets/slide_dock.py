@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from qtpy.QtCore import QEvent, QObject, QSize, QTimer
 from qtpy.QtWidgets import QDockWidget, QLabel, QMainWindow, QWidget
 
-from napari_wsigpu.viewer.arrival import fit_beside_dock
 from napari_wsigpu.viewer.dock import SHARE
 from napari_wsigpu.viewer.layers import slide_of
 from napari_wsigpu.viewer.window import canvas_width, dock_of_layer_controls, soon
@@ -44,11 +43,7 @@ class SlideDock(QWidget):  # type: ignore[misc]
         What is shown.
     empty : QLabel
         Says that there is no slide.
-    comes_beside : bool
-        Whether it comes as a tab beside the other docks when it is shown for the first time.
     """
-
-    comes_beside = False
 
     def __init__(self, viewer: Viewer, nothing: str) -> None:
         super().__init__()
@@ -80,7 +75,7 @@ class SlideDock(QWidget):  # type: ignore[misc]
         self.at_end.append(partial(signal.disconnect, slot))
 
     def share_a_place(self, dock: QDockWidget) -> None:
-        """Come as a tab beside the slide inspector, which leaves little room below."""
+        """Come as a tab beside the other docks, which leave little room below."""
         window = self.window()
         if not isinstance(window, QMainWindow) or dock.isFloating():
             return
@@ -91,12 +86,11 @@ class SlideDock(QWidget):  # type: ignore[misc]
                 dock.raise_()
 
     def leave_the_canvas(self, dock: QDockWidget) -> None:
-        """Have the slide fitted beside the dock, or be a tab elsewhere if the canvas is narrow."""
+        """Be a tab elsewhere if the canvas is narrow."""
         window = self.window()
         if not isinstance(window, QMainWindow) or dock.isHidden() or dock.isFloating():
             return
         theirs = dock_of_layer_controls(window)
-        fit_beside_dock(self.viewer)
         if theirs is not None and canvas_width(self.viewer) < USABLE_CANVAS:
             window.tabifyDockWidget(theirs, dock)
             dock.raise_()
@@ -144,8 +138,7 @@ class SlideDock(QWidget):  # type: ignore[misc]
             return
         if not self._placed:
             self._placed = True
-            if self.comes_beside:
-                self.share_a_place(dock)
+            self.share_a_place(dock)
             soon(self, partial(self.leave_the_canvas, dock))
         elif not event.spontaneous():
             QTimer.singleShot(0, dock.raise_)  # its tab comes back only after this event

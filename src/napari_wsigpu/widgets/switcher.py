@@ -39,8 +39,6 @@ class SlideSwitcher(SlideDock):
         The viewer whose slides are listed.
     """
 
-    comes_beside = True
-
     def __init__(self, napari_viewer: Viewer) -> None:
         super().__init__(napari_viewer, NO_SLIDE)
         self._listed: list[Slide] = []
