@@ -162,8 +162,8 @@ def test_a_dock_of_the_menu_leaves_a_canvas_to_use(viewer, name):
 
 
 @pytest.mark.parametrize("names", [("Navigator", "Slide inspector"), ("Slide inspector", "Slides")])
-def test_docks_come_as_tabs_in_any_order(viewer, names, monkeypatch):
-    monkeypatch.setattr(arrival, "FURNISHING_MS", 60_000)  # the inspector does not open by itself
+def test_docks_come_as_tabs_in_any_order(viewer, names):
+    get_plugin_settings("napari-wsigpu").slides.open_inspector = False
     viewer.window.resize(1600, 1000)
     settle()
     open_slide_in(viewer)
