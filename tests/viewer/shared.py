@@ -110,7 +110,8 @@ class SharedViewer:
                 timer.deleteLater()
         viewer.layers.events.inserted.disconnect(seen._on_inserted)
         viewer.events.reset_view.disconnect(seen._on_fitted)
-        viewer.canvas.events.size.disconnect(seen._fit_soon)
+        if seen._canvas_changes:
+            viewer.canvas.events.size.disconnect(seen._fit_soon)
 
 
 def make_viewer(show: bool = True) -> napari.Viewer:

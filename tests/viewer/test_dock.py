@@ -192,19 +192,6 @@ def test_the_slide_is_whole_beside_a_dock_of_the_menu(viewer):
     assert viewer.scene.camera.zoom == zoom
 
 
-def test_the_slide_stays_whole_until_somebody_moves_the_view(viewer):
-    [layer] = open_slide_in(viewer)
-    for size in ((1600, 1000), (900, 600), (1400, 800)):
-        viewer.window.resize(*size)
-        settle()
-        assert is_whole(viewer, layer)
-    viewer.scene.camera.zoom *= 3
-    zoom = viewer.scene.camera.zoom
-    viewer.window.resize(1000, 700)
-    settle()
-    assert viewer.scene.camera.zoom == zoom
-
-
 def test_the_inspector_scrolls_its_tabs_alone(viewer):
     viewer.window.resize(1089, 630)
     settle()
