@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
+from napari_wsigpu.formats.claims import MOST_TAGS
 from napari_wsigpu.limits import limits
 from napari_wsigpu.privacy import PRIVATE_IMAGES
 from napari_wsigpu.tags import TIFF_MAGIC, Tag
@@ -33,7 +34,6 @@ SIZES = {
     **dict.fromkeys((4, 9, 11, 13), 4),
     **dict.fromkeys((5, 10, 12, 16, 17, 18), 8),
 }
-MOST_TAGS = 4096
 SUBIMAGES = int(Tag.SUB_IFDS)
 
 

@@ -10,13 +10,10 @@ from qtpy.QtWidgets import QBoxLayout, QHBoxLayout, QLabel, QVBoxLayout, QWidget
 from superqt import QElidingLabel
 
 from napari_wsigpu.widgets.facts import damage, facts, title
-from napari_wsigpu.widgets.picture_view import PictureView, to_image
-from napari_wsigpu.widgets.pictures import aspect_of, overview
+from napari_wsigpu.widgets.picture_view import PictureView, overview_image
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from qtpy.QtGui import QImage
 
     from napari_wsigpu.slide import Slide
     from napari_wsigpu.widgets.jobs import Jobs
@@ -131,7 +128,7 @@ class Header(QWidget):  # type: ignore[misc]
         self._jobs.start(
             "Making a thumbnail",
             slide,
-            lambda: _thumbnail(slide),
+            lambda: overview_image(slide),
             self.thumbnail.show_picture,
             self.thumbnail.show_text,
             owner=self,
@@ -163,7 +160,3 @@ def _table(rows: Sequence[tuple[str, str]]) -> str:
         f"<tr><td>{name}&nbsp;&nbsp;</td><td>{html.escape(value)}</td></tr>" for name, value in rows
     )
     return f"<table cellpadding='1'>{text}</table>"
-
-
-def _thumbnail(slide: Slide) -> QImage:
-    return to_image(overview(slide), aspect_of(slide))

@@ -30,14 +30,13 @@ from napari_wsigpu.viewer.navigation import (
 from napari_wsigpu.widgets.facts import TIMES
 from napari_wsigpu.widgets.jobs import Jobs
 from napari_wsigpu.widgets.overview_map import OverviewMap
-from napari_wsigpu.widgets.picture_view import to_image
-from napari_wsigpu.widgets.pictures import aspect_of, overview
+from napari_wsigpu.widgets.picture_view import overview_image
+from napari_wsigpu.widgets.pictures import aspect_of
 from napari_wsigpu.widgets.slide_dock import SlideDock
 
 if TYPE_CHECKING:
     from napari import Viewer
     from napari.layers import Layer
-    from qtpy.QtGui import QImage
 
     from napari_wsigpu.slide import Slide
 
@@ -135,7 +134,7 @@ class Navigator(SlideDock):
         self._jobs.start(
             "Reading the overview",
             slide,
-            partial(_picture, slide),
+            partial(overview_image, slide),
             partial(self.map.show_slide, *shown_as),
             owner=self,
         )
@@ -214,10 +213,6 @@ class Navigator(SlideDock):
             self.position.setText("This position lies outside of the slide.")
             return
         self._look_at(x, y)
-
-
-def _picture(slide: Slide) -> QImage:
-    return to_image(overview(slide), aspect_of(slide))
 
 
 def _row(*widgets: QWidget) -> QHBoxLayout:

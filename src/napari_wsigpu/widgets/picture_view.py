@@ -9,8 +9,12 @@ from qtpy.QtCore import QPoint, QPointF, QRect, QSize, QSizeF, Qt
 from qtpy.QtGui import QColor, QImage, QPainter, QPalette, QRadialGradient
 from qtpy.QtWidgets import QLabel, QSizePolicy
 
+from napari_wsigpu.widgets.pictures import aspect_of, overview
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from napari_wsigpu.slide import Slide
 
 LONGEST_SIDE = 1024
 SMALLEST = 3
@@ -108,6 +112,11 @@ class PictureView(QLabel):  # type: ignore[misc]
                 spot.setColorAt(1, _faint(color, 0))
                 painter.setBrush(spot)
                 painter.drawRoundedRect(self.rect(), corner, corner)
+
+
+def overview_image(slide: Slide) -> QImage:
+    """Return a slide's overview, as wide and high as the slide is; see `to_image`."""
+    return to_image(overview(slide), aspect_of(slide))
 
 
 def to_image(pixels: NDArray[np.uint8], aspect: float = 1.0) -> QImage:
