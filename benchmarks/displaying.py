@@ -31,6 +31,7 @@ from benchmarks.stage import open_viewer, scene_canvas, settle
 from benchmarks.walking import Pose, add_slide, go_to
 from napari_wsigpu import open_slide
 from napari_wsigpu.gpu.verify import TOLERANCES
+from napari_wsigpu.viewer.arrival import furnish
 from napari_wsigpu.viewer.layers import slide_of
 from napari_wsigpu.viewer.progressive import display_of
 
@@ -265,6 +266,8 @@ class Stage:
         assert slide is not None
         self.slide: Slide = slide
         self.slide.device = device
+        settle(0.5)
+        furnish(self.viewer)  # now, and not while it is timed
         for dock in self.viewer.window._qt_window.findChildren(QDockWidget):
             dock.hide()
         self.viewer.canvas.overlays.scale_bar.visible = False  # nothing but pixels, to be compared
