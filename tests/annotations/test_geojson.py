@@ -245,4 +245,6 @@ def test_twenty_thousand_polygons(tmp_path):
     seconds = time.process_time() - begin
     assert len(found) == len(cells)
     np.testing.assert_allclose(found[-1].rings[0], cells[-1].rings[0], atol=0.005)
-    assert seconds < 2  # of a hundred thousand, 10
+    begin = time.process_time()
+    json.dumps(json.loads(path.read_bytes()))
+    assert seconds < 4 * (time.process_time() - begin)  # 1.3 times, whatever the machine
