@@ -4,18 +4,25 @@ import gc
 import time
 
 import numpy as np
+import psutil
 import pytest
+from napari._app_model import get_app_model
+from napari.layers import Layer
+from napari.layers.base._base_constants import Blending
 from OpenGL import GL
 from qtpy.QtGui import QOffscreenSurface, QOpenGLContext
 from qtpy.QtWidgets import QApplication
 
 import napari_wsigpu
+from napari_wsigpu import runtime
 from napari_wsigpu.display.device_picture import DevicePicture
 from napari_wsigpu.display.device_pixels import DevicePixels
 from napari_wsigpu.errors import DeviceError
 from napari_wsigpu.viewer import frames, progressive, texture
 from napari_wsigpu.viewer.sample import sample_path
+from tests import slides
 from tests.conftest import has_display
+from tests.icc import PROFILES
 from tests.viewer.test_progressive import MAGENTA, PLUGIN, canvas_of, look_at, settle
 
 PLACE = 2600, 3300, 1
@@ -37,9 +44,22 @@ def viewer(viewer):
     return viewer
 
 
-def opened(viewer, device):
-    [layer] = viewer.open(sample_path(), plugin=PLUGIN)
+@pytest.fixture(params=["host", pytest.param("cuda", marks=pytest.mark.gpu)])
+def gpu(request):
+    """What decodes and draws: host memory that poses as a GPU, or one."""
+    if request.param == "host":
+        request.getfixturevalue("host_gpu")
+        return
+    try:
+        runtime.default().devices.worker(0)
+    except DeviceError as error:
+        pytest.skip(str(error))
+
+
+def opened(viewer, device, path=None, color="stored"):
+    [layer] = viewer.open(path or sample_path(), plugin=PLUGIN)
     layer.data[0].slide.device = device
+    layer.data[0].slide.display_color = color
     look_at(viewer, layer, *PLACE)
     napari_wsigpu.wait(layer, 30)
     return layer
@@ -54,28 +74,113 @@ def exact(layer):
     return layer.data[layer.data_level][top : bottom + 1, left : right + 1]
 
 
-def test_a_view_is_the_same_with_interop_and_without(viewer, host_gpu):
-    layer = opened(viewer, "cuda")
+LOOKS = {
+    "as it is": {},
+    "zoomed out": {"zoom": 0.4},
+    "the overview": {"zoom": 0.08},
+    "gamma": {"gamma": 0.5},
+    "contrast limits": {"contrast_limits": (60, 190)},
+    "rotated": {"rotate": 30},
+    "interpolated": {"interpolation2d": "cubic"},
+    **{str(blending): {"blending": blending, "opacity": 0.6} for blending in Blending},
+}
+
+
+def in_all_looks(viewer, layer, device):
+    """Return what is drawn of a layer, looked at in all ways; it looks as before then."""
     drawn = {}
-    for device in ("cuda", "cpu"):
-        layer.data[0].slide.device = device
-        for number, (zoom, look) in enumerate(
-            [(1, {}), (0.4, {}), (1, {"gamma": 0.5}), (1, {"opacity": 0.5, "gamma": 1})]
-        ):
-            for name, value in look.items():
-                setattr(layer, name, value)
-            look_at(viewer, layer, *PLACE[:2], zoom)
-            layer.refresh()
-            napari_wsigpu.wait(layer, 30)
-            drawn[device, number] = canvas_of(viewer)
-            assert (interop(layer) == "on") == (device == "cuda")
-            np.testing.assert_array_equal(np.asarray(layer._slice.image.raw), exact(layer))
-        layer.opacity = 1
-    [shared] = host_gpu.shared_buffers
-    assert shared.written >= 4
-    for number in range(4):
-        np.testing.assert_array_equal(drawn["cuda", number], drawn["cpu", number])
-        assert not (drawn["cuda", number] == MAGENTA).all(axis=-1).any()
+    for name, look in LOOKS.items():
+        before = {key: getattr(layer, key) for key in look if key != "zoom"}
+        for key, value in look.items():
+            if key != "zoom":
+                setattr(layer, key, value)
+        look_at(viewer, layer, 900, 1100, look.get("zoom", 1))
+        napari_wsigpu.wait(layer, 30)
+        drawn[name] = canvas_of(viewer)
+        assert (interop(layer) == "on") == (device != "cpu")
+        for key, value in before.items():
+            setattr(layer, key, value)
+    return drawn
+
+
+def switch_off(layer):
+    """Have a layer drawn on the host, of what the same decoder decodes."""
+    progressive.display_of(layer)._texture.refuse(DeviceError("Switched off."))
+
+
+def assert_same(drawn, others):
+    for name, expected in others.items():
+        np.testing.assert_array_equal(drawn[name], expected, name)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "color"),
+    [
+        ("host", "srgb"),
+        pytest.param("cuda", "stored", marks=pytest.mark.gpu),
+        pytest.param("cuda", "srgb", marks=pytest.mark.gpu),
+    ],
+    indirect=["gpu"],
+)
+def test_a_layer_looks_the_same_with_interop_and_without(viewer, gpu, tmp_path, color):
+    path = tmp_path / "profile.tif"
+    options = {"tile": (256, 256), "compression": "jpeg", "iccprofile": PROFILES["table"]}
+    slides.write_pyramid(path, slides.picture(1800, 2300), (2, 2, 2), **options, photometric="rgb")
+    layer = opened(viewer, "cuda", path, color)
+    drawn = in_all_looks(viewer, layer, "cuda")
+    np.testing.assert_array_equal(np.asarray(layer._slice.image.raw), exact(layer))
+    switch_off(layer)
+    settle()
+    assert_same(drawn, in_all_looks(viewer, layer, "cpu"))
+    assert not any((each == MAGENTA).all(axis=-1).all() for each in drawn.values())
+
+
+def doubled(viewer, layer):
+    """Two layers over each other; one was hidden while the view moved."""
+    copied = Layer.create(*layer.as_layer_data_tuple())
+    viewer.add_layer(copied)
+    copied.opacity = 0.5
+    copied.translate = np.array(layer.translate) + 100 * np.array(layer.scale)
+    look_at(viewer, layer, *PLACE)
+    layer.visible = False
+    settle()
+    look_at(viewer, layer, PLACE[0] - 300, PLACE[1] - 200, 1)
+    settle()
+    layer.visible = True
+
+
+def after_a_look_in_3d(viewer, layer):
+    look_at(viewer, layer, *PLACE)
+    viewer.add_layer(Layer.create(*layer.as_layer_data_tuple()))
+    viewer.dims.ndisplay = 3
+    settle()
+    viewer.dims.ndisplay = 2
+    viewer.layers.pop()
+    look_at(viewer, layer, *PLACE)
+
+
+def channels_in_a_grid(viewer, layer):
+    viewer.layers.selection.active = layer
+    get_app_model().commands.execute_command("napari.layer.split_rgb").result()
+    viewer.canvas.grid.enabled = True
+    settle()  # they are fitted
+    look_at(viewer, viewer.layers[0], *PLACE[:2], 0.3)
+
+
+@pytest.mark.parametrize("scene", [doubled, after_a_look_in_3d, channels_in_a_grid])
+def test_scenes_look_the_same_with_interop_and_without(viewer, gpu, scene):
+    scene(viewer, opened(viewer, "cuda"))
+    drawn = []
+    for way in ("on", "Switched off"):
+        settle()
+        for each in viewer.layers:
+            napari_wsigpu.wait(each, 30)
+            assert interop(each) == way
+        drawn.append(canvas_of(viewer))
+        for each in viewer.layers:
+            switch_off(each)
+    np.testing.assert_array_equal(*drawn)
+    assert not (drawn[0] == MAGENTA).all(axis=-1).all()
 
 
 def test_pixels_are_copied_to_the_host_only_for_who_asks(viewer, host_gpu, monkeypatch):
@@ -289,3 +394,36 @@ def test_two_viewers_have_a_buffer_each(make_viewer, host_gpu):
     napari_wsigpu.wait(one, 30)
     assert interop(one) == "on"
     np.testing.assert_array_equal(np.asarray(one._slice.image.raw), exact(one))
+
+
+def held(viewer):
+    """Return what is held: bytes on the device, textures, open files, threads."""
+    import cupy
+
+    gc.collect()
+    viewer.window._qt_viewer.canvas._scene_canvas.set_current()
+    free, _ = cupy.cuda.runtime.memGetInfo()
+    process = psutil.Process()
+    return {
+        "device": -free,
+        "textures": sum(bool(GL.glIsTexture(name)) for name in range(1, 5000)),
+        "files": process.num_fds(),
+        "threads": process.num_threads(),
+    }
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("gpu", ["cuda"], indirect=True)
+def test_slides_that_come_and_go_leave_nothing_on_a_gpu(viewer, gpu):
+    counts = []
+    for cycle in range(200):
+        layer = opened(viewer, "cuda")
+        assert interop(layer) == "on"
+        viewer.layers.remove(layer)
+        del layer
+        settle(0.02)
+        if cycle in (19, 199):
+            settle()
+            counts.append(held(viewer))
+    before, after = counts
+    assert all(after[name] <= before[name] for name in before), counts
