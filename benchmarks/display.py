@@ -47,6 +47,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--windows", nargs="+", type=_size, default=[(1920, 1200)], metavar="WIDTHxHEIGHT"
     )
     parser.add_argument("--zooms", nargs="+", type=float, default=[1.0, 0.4])
+    parser.add_argument("--series", nargs="+", help="by default all: jump, pan ...")
     parser.add_argument("--seconds", type=float, default=30, help="for each process")
     parser.add_argument("--repeats", type=int, default=30, help="movements of a series, at most")
     parser.add_argument("--rounds", type=int, default=1)
@@ -91,6 +92,7 @@ def displayed(
         words: list[object] = [mode, "--slide", slide, "--device", device, "--json", result]
         words += ["--window", *window, "--zooms", *given.zooms]
         words += ["--seconds", given.seconds, "--repeats", given.repeats]
+        words += ["--series", *given.series] if given.series else []
         if given.frames is not None:
             frames = given.frames / f"{mode}-{device}-{window[0]}x{window[1]}"
             frames.mkdir(parents=True, exist_ok=True)

@@ -51,6 +51,8 @@ ROW_STEP = 100
 EDGE = 0.05
 WARM_SECONDS = 4.0
 PATIENCE = 5.0
+PAN = "pan"
+PAN_SECONDS = 2.0  # in less, whatever else the machine does tells more than who draws
 PAN_STEP = 16
 LOOK_EVERY = 5
 NOTCH = 1.15
@@ -451,13 +453,13 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     stage = Stage(given.mode, given.slide, given.device, tuple(given.window))
     stage.warm_up(min(WARM_SECONDS, given.seconds / 4))
     loops = [loop_ms()]
-    wanted = [(name, zoom) for zoom in given.zooms for name in [*SERIES, "pan"]]
+    wanted = [(name, zoom) for zoom in given.zooms for name in given.series]
     figures: dict[str, Any] = {}
     end = time.perf_counter() + given.seconds
     for done, (name, zoom) in enumerate(wanted):
         share = (end - time.perf_counter()) / (len(wanted) - done)
-        if name == "pan":
-            figures[f"pan {zoom:g}"] = stage.pan(zoom, max(0.5, share / 2))
+        if name == PAN:
+            figures[f"pan {zoom:g}"] = stage.pan(zoom, max(PAN_SECONDS, share / 2))
         else:
             until = time.perf_counter() + share
             figures[f"{name} {zoom:g}"] = series(
@@ -488,6 +490,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--window", type=int, nargs=2, default=(1920, 1200))
     parser.add_argument("--zooms", type=float, nargs="+", default=[1.0, 0.4])
+    parser.add_argument("--series", nargs="+", choices=[*SERIES, PAN], default=[*SERIES, PAN])
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--frames", type=Path, help="write each series' last frame here, as PNG")
