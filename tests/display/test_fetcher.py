@@ -91,14 +91,20 @@ def test_all_that_is_wanted_lands_once_in_order(fetcher):
 
 
 def test_a_batch_is_of_one_level_and_takes_about_50_ms(fetcher):
-    source = Source(seconds=0.001)
+    source = Source(seconds=0.002)
     screen = Screen(source)
-    fetcher.want(screen, source.keys(100) + source.keys(5, level=1))
-    until(lambda: len(screen.landed) == 105)
+    fetcher.want(screen, source.keys(150) + source.keys(5, level=1))
+    until(lambda: len(screen.landed) == 155)
     assert all(len({key.level for key in batch}) == 1 for batch in source.batches)
     sizes = [len(batch) for batch in source.batches if batch[0].level == 0]
     assert sizes[0] == threads_at_work()
-    assert 15 <= max(sizes) <= 50
+    assert 8 <= sizes[1] <= 25
+
+
+def test_a_view_that_takes_no_longer_than_150_ms_is_one_batch(fetcher):
+    source = Source(seconds=0.001)
+    batch_sizes(fetcher, source, threads_at_work())
+    assert batch_sizes(fetcher, source, 100)[1:] == [100]
 
 
 def batch_sizes(fetcher, source, count):

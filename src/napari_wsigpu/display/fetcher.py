@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from napari_wsigpu.reading.cache import TileKey
 
 BATCH_SECONDS = 0.05
+# What a view lacks is read at once if it takes no longer: each batch ends with idle cores, and a
+# frame of half the view holds up the rest.
+VIEW_SECONDS = 0.15
 AHEAD_SECONDS = 0.015
 BATCH_TILES = 256
 SLOWEST_AHEAD = 0.2
@@ -82,6 +85,7 @@ class TileFetcher:
 
     What is on any screen comes before what may be next on one. Batches take about 50 ms each, of
     what may be next 15 ms, so that a new view waits no longer than that for the end of an old one;
+    all that a view lacks is one batch where that takes no longer than 150 ms, as on many cores;
     tiles of which one alone takes longer than 0.2 s are not fetched ahead. Where a
     GPU decodes, nothing is begun for later while a frame is drawn: the interpreter would have the
     two threads take turns.
@@ -256,9 +260,11 @@ class TileFetcher:
     def _take(self, wanted: _Wanted, keys: list[TileKey], *, ahead: bool) -> _Batch:
         """Take the first tiles of one level from a list."""
         first, source = keys[0], wanted.source
-        most = self._batch_size(first, source, AHEAD_SECONDS if ahead else BATCH_SECONDS)
-        most = max(most, source.least_batch)
-        taken = [key for key in keys if key[:2] == first[:2]][:most]
+        taken = [key for key in keys if key[:2] == first[:2]]
+        view = self._seconds_of(first, len(taken))
+        if ahead or view is None or view > VIEW_SECONDS or len(taken) > BATCH_TILES:
+            most = self._batch_size(first, source, AHEAD_SECONDS if ahead else BATCH_SECONDS)
+            del taken[max(most, source.least_batch) :]
         self._in_flight, self._flies_ahead = frozenset(taken), ahead
         self._flies_for = source
         seconds = self._seconds_of(first, len(taken))
