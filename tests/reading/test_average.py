@@ -67,6 +67,20 @@ def test_extreme_values_do_not_overflow(dtype, factor):
         assert (area_average(pixels, factor, factor) == value).all()
 
 
+@pytest.mark.parametrize("dtype", ["uint32", "int32", "uint64", "int64"])
+def test_extreme_values_of_large_types_keep_their_size(dtype):
+    """As exactly as floats of 64 bits can say."""
+    for value in (np.iinfo(dtype).min, np.iinfo(dtype).max):
+        pixels = np.full((1, 50, 50, 1), value, dtype)
+        for found in (
+            area_average(pixels[0], 3, 2),
+            resample_area(pixels, (20, 20), (2.5, 2.5)),
+            resample_area(pixels, (25, 25), (2.0, 2.0)),
+        ):
+            assert found.dtype == dtype
+            np.testing.assert_allclose(found.astype(float), float(value), rtol=1e-12)
+
+
 def test_extreme_floats_do_not_overflow():
     pixels = np.full((4, 4, 1), np.finfo("float32").max, np.float32)
     assert (area_average(pixels, 2, 2) == pixels[:2, :2]).all()

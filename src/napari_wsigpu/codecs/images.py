@@ -22,17 +22,19 @@ if TYPE_CHECKING:
 def decode_of_type(decode: Callable[..., NDArray[Any]], data: Any, out: NDArray[Any]) -> None:
     """Decode a picture that says itself of what type its samples are.
 
-    Into an array, imagecodecs would write floats as if they were whole numbers, and the reverse.
+    Into an array, imagecodecs would write floats as if they were whole numbers, and the reverse;
+    of larger samples it would write a part, and leave what was in memory in the others.
 
     Raises
     ------
     ValueError
-        If it is of another size, or its samples are of the other kind.
+        If it is of another size, or its samples are of another kind or size.
     """
     found = decode(data, out=out.data.cast("B"))
     if found.shape[:2] != out.shape[:2] or found.size != out.size:
         raise ValueError(f"it is a picture of shape {found.shape}")
-    if (found.dtype.kind == "f") != (out.dtype.kind == "f"):
+    kinds = {found.dtype.kind == "f", out.dtype.kind == "f"}
+    if len(kinds) > 1 or found.dtype.itemsize != out.dtype.itemsize:
         raise ValueError(f"it is a picture of {found.dtype}")
 
 

@@ -495,7 +495,7 @@ def _channels(root: Element | None, numbers: Sequence[int]) -> tuple[Channel, ..
         display = None
         if channel is not None:
             display = by_id.get(channel.get("Id"))
-        if display is None and place < len(displayed):
+        if display is None and 0 <= place < len(displayed):
             display = displayed[place]
         sources = [each for each in (channel, display) if each is not None]
         name = next((each.get("Name") for each in sources if each.get("Name")), None)

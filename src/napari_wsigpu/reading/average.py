@@ -54,12 +54,12 @@ def area_average(pixels: NDArray[Any], factor_y: int, factor_x: int) -> NDArray[
     last_y, last_x = height - (rows - 1) * factor_y, width - (columns - 1) * factor_x
     below, beside = sums[-1:].copy(), sums[:, -channels:].copy()
     average = np.empty_like(pixels, shape=(rows, columns, channels))
-    _spread(_divide(sums, factor_y * factor_x), factor_x, average)
+    _spread(_divide(sums, factor_y * factor_x, pixels.dtype), factor_x, average)
     if last_y < factor_y:
-        _spread(_divide(below, last_y * factor_x), factor_x, average[-1:])
+        _spread(_divide(below, last_y * factor_x, pixels.dtype), factor_x, average[-1:])
     if last_x < factor_x:
-        corner = _divide(beside[-1:].copy(), last_y * last_x)
-        average[:, -1] = _divide(beside, factor_y * last_x)
+        corner = _divide(beside[-1:].copy(), last_y * last_x, pixels.dtype)
+        average[:, -1] = _divide(beside, factor_y * last_x, pixels.dtype)
         average[-1:, -1] = corner
     return average
 
@@ -117,17 +117,18 @@ def resample_area(
     ):
         _average_blocks(pixels, int(scale[0]), average)
         return average
-    down = _taps(first[0], size[0], height, scale[0])
+    real = _real_type(pixels.dtype)
+    down = _taps(first[0], size[0], height, scale[0], real)
     # Samples of a row lie in one piece, which NumPy takes faster than pixels; in memory that
     # every picture has in turn.
     across = [
         ((columns[:, None] * channels + np.arange(channels)).ravel(), weight.repeat(channels))
-        for columns, weight in _taps(first[1], size[1], width, scale[1])
+        for columns, weight in _taps(first[1], size[1], width, scale[1], real)
     ]
-    sums = np.empty((size[0], width * channels), np.float32)
+    sums = np.empty((size[0], width * channels), real)
     taken = np.empty(sums.shape, pixels.dtype)
-    weighed = np.empty(sums.shape, np.result_type(pixels.dtype, np.float32))
-    mean, part = np.empty((2, size[0], size[1] * channels), np.float32)
+    weighed = np.empty(sums.shape, real)
+    mean, part = np.empty((2, size[0], size[1] * channels), real)
     for picture, target in zip(pixels, average, strict=True):
         samples = picture.reshape(height, -1)
         sums.fill(0)
@@ -139,9 +140,7 @@ def resample_area(
             np.take(sums, columns, axis=1, out=part, mode="clip")
             part *= weight
             mean += part
-        if pixels.dtype.kind in "iu":
-            np.floor(np.add(mean, 0.5, out=mean), out=mean)
-        target[...] = mean.reshape(target.shape)
+        target[...] = _rounded(mean, pixels.dtype).reshape(target.shape)
     return average
 
 
@@ -165,12 +164,12 @@ def _average_blocks(pixels: NDArray[Any], factor: int, averages: NDArray[Any]) -
             np.add(sums[..., channel], sums[..., channel + channels], out=mean)
             for x in range(2, factor):
                 mean += sums[..., channel + x * channels]
-        average[...] = _divide(means, factor * factor)
+        average[...] = _divide(means, factor * factor, pixels.dtype)
 
 
 def _taps(
-    first: int, count: int, length: int, scale: float
-) -> list[tuple[NDArray[np.intp], NDArray[np.float32]]]:
+    first: int, count: int, length: int, scale: float, real: np.dtype[Any]
+) -> list[tuple[NDArray[np.intp], NDArray[Any]]]:
     """Return the first, second, ... source pixel under each pixel along one axis, and its share."""
     origin = source_span(first, count, scale)[0]
     begin = np.arange(first, first + count) * scale
@@ -184,7 +183,7 @@ def _taps(
         if weight.any():
             found.append((np.minimum(pixel - origin, length - 1), weight))
     total = np.sum([weight for _, weight in found], axis=0)
-    return [(pixel, (weight / total).astype(np.float32)) for pixel, weight in found]
+    return [(pixel, (weight / total).astype(real)) for pixel, weight in found]
 
 
 def _sum_type(dtype: np.dtype[Any], count: int) -> np.dtype[Any]:
@@ -194,20 +193,38 @@ def _sum_type(dtype: np.dtype[Any], count: int) -> np.dtype[Any]:
         return np.dtype(np.uint16)
     if dtype.itemsize <= 2 and count < 1 << 15:
         return np.dtype(np.int32)
-    return np.dtype(np.int64)
+    return np.dtype(np.int64 if dtype.itemsize <= 4 else np.float64)
 
 
-def _divide(sums: NDArray[Any], count: int) -> NDArray[Any]:
+def _real_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return a type of floats that holds means of a type exactly enough."""
+    small = dtype.itemsize <= (4 if dtype.kind == "f" else 2)
+    return np.dtype(np.float32 if small else np.float64)
+
+
+def _rounded(means: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Round floats half up to what whole numbers of a type can be, in the same memory."""
+    if dtype.kind == "f":
+        return means
+    limits = np.iinfo(dtype)
+    most = means.dtype.type(limits.max)
+    if int(most) > limits.max:
+        most = np.nextafter(most, means.dtype.type(0))
+    means += 0.5
+    return np.clip(np.floor(means, out=means), limits.min, most, out=means)
+
+
+def _divide(sums: NDArray[Any], count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
     """Return the means, in the same memory: more of it would be fetched from the system each time.
 
     Integers are rounded half up.
     """
     if sums.dtype.kind == "f":
         sums /= count
-    else:
-        # Half of an odd count is rounded down: a remainder of exactly one half can't occur there.
-        sums += count // 2
-        sums //= count
+        return _rounded(sums, dtype)
+    # Half of an odd count is rounded down: a remainder of exactly one half can't occur there.
+    sums += count // 2
+    sums //= count
     return sums
 
 
