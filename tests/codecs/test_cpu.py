@@ -679,14 +679,38 @@ def test_a_picture_of_floats_is_no_tile_of_whole_numbers_nor_the_reverse(
         slide.read_region((0, 0), (48, 32))
 
 
-@pytest.mark.parametrize(
-    ("code", "encode"),
-    [
-        (50002, imagecodecs.jpegxl_encode),
-        (22610, imagecodecs.jpegxr_encode),
-        (34887, imagecodecs.lerc_encode),
-    ],
-)
+OF_ANY_TYPE = [
+    (50002, partial(imagecodecs.jpegxl_encode, lossless=True)),
+    (22610, imagecodecs.jpegxr_encode),
+    (34887, imagecodecs.lerc_encode),
+]
+
+
+@pytest.mark.parametrize(("code", "encode"), OF_ANY_TYPE)
+@pytest.mark.parametrize(("stored", "shown"), [("uint8", "uint16"), ("uint16", "uint32")])
+def test_a_picture_of_smaller_samples_is_no_tile(tmp_path, code, encode, stored, shown):
+    """It would fill a part of the tile, and the rest would be what was in memory."""
+    tile = slides.picture(32, 48, 1, stored)[..., 0]
+    path = tmp_path / "a.tif"
+    page = tiffbytes.page(
+        np.zeros((32, 48, 1), shown), lambda _: encode(tile), compression=code, photometric=1
+    )
+    tiffbytes.write(path, [page])
+    with open_slide(path) as slide, pytest.raises(TileError, match=f"picture of {stored}"):
+        slide.read_region((0, 0), (48, 32))
+
+
+def test_lerc_that_is_none_is_not_inflated(tmp_path):
+    """As imagecodecs does by itself with what begins like zlib or Zstandard."""
+    path = tmp_path / "a.tif"
+    bomb = zlib.compress(imagecodecs.lerc_encode(np.zeros((32, 48, 3), np.uint8)))
+    page = tiffbytes.page(slides.picture(32, 48), lambda _: bomb, compression=34887)
+    tiffbytes.write(path, [page])
+    with open_slide(path) as slide, pytest.raises(TileError, match="no LERC"):
+        slide.read_region((0, 0), (48, 32))
+
+
+@pytest.mark.parametrize(("code", "encode"), OF_ANY_TYPE)
 @pytest.mark.parametrize("shape", [(32, 48), (31, 48, 3), (48, 32, 3)])
 def test_a_picture_of_another_size_is_no_tile(tmp_path, code, encode, shape):
     tile = np.zeros(shape, np.uint8)

@@ -260,3 +260,16 @@ def test_a_head_alone(path):
     with pytest.raises(CorruptSlideError, match="cut off") as caught:
         open_slide(path)
     assert str(caught.value).count(str(path)) == 1
+
+
+@pytest.mark.parametrize("number", [-2, 7])
+def test_channels_of_numbers_that_are_not_listed(tmp_path, number):
+    path = tmp_path / "a.czi"
+    channel = "<Channel Id='a' Name='DAPI'/>"
+    settings = f"<DisplaySetting><Channels>{channel}</Channels></DisplaySetting>"
+    xml = f"<ImageDocument><Metadata>{settings}</Metadata></ImageDocument>"
+    pixels = slides.picture(40, 50, 1, "uint16")
+    czis.write(path, [Block(pixels, c=number)], xml)
+    with open_slide(path) as slide:
+        assert [each.name for each in slide.channels] == ["channel 0"]
+        np.testing.assert_array_equal(slide.read_region((0, 0), (50, 40)), pixels)

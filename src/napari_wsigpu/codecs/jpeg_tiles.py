@@ -106,12 +106,14 @@ def decode_intervals(
 
 def _decode_smaller(data: bytes, scale: int, pixels: NDArray[Any]) -> None:
     """Have libjpeg decode fewer pixels, which imagecodecs can't."""
-    from PIL import Image  # for few slides
+    from PIL import Image, UnidentifiedImageError  # for few slides
 
     try:
         with Image.open(BytesIO(data), formats=("JPEG",)) as image:
             image.draft(None, (image.width // scale, image.height // scale))
             smaller = np.asarray(image)
+    except UnidentifiedImageError as error:
+        raise ValueError("it is no JPEG picture") from error
     except (OSError, SyntaxError) as error:
         raise ValueError(f"it can't be decoded at 1/{scale} ({error})") from error
     if smaller.size != pixels.size:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+import numpy as np
 import tifffile
 
 from napari_wsigpu import truncation
@@ -211,8 +212,9 @@ def _describe(name: str, plane: Plane) -> SlideLayout:
                 is_ndpi = hamamatsu.begins(file, status.st_size)
         for item in PATH_FORMATS:
             if item.module.probe(path, head):
-                parse: Callable[..., SlideLayout] = item.module.parse
-                return parse(path, **plane)
+                with _refusing(name):
+                    parse: Callable[..., SlideLayout] = item.module.parse
+                    return parse(path, **plane)
         if is_folder:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if companion.probe(head):
@@ -330,24 +332,48 @@ def _describe_tiff(
     is_ndpi: bool = False,
 ) -> SlideLayout:
     name, is_whole = source.path, True
+    with _refusing(name, "The TIFF structure of "):
+        try:
+            # Without `is_ndpi`, tifffile goes by the name; it subtracts numbers of any size.
+            with (
+                np.errstate(all="ignore"),
+                tifffile.TiffFile(
+                    stream, name=file_name(name), omexml=omexml, is_ndpi=is_ndpi
+                ) as file,
+            ):
+                is_whole = claims.check(file, name)
+                if not len(file.pages):
+                    raise CorruptSlideError(
+                        f"'{name}' is cut off: its list of images lies beyond the end of the file; "
+                        "get a fresh copy of it."
+                    )
+                vendor = next(item.module for item in TIFF_FORMATS if item.module.probe(file))
+                parse: Callable[..., SlideLayout] = vendor.parse
+                layout = parse(file, source, **plane)
+                cut_off = truncation.problem(layout) or (None if is_whole else NO_MORE_IMAGES)
+                if cut_off is None:
+                    return layout
+                return replace(layout, problems=(cut_off, *layout.problems))
+        except (SlideError, OSError, MemoryError):
+            raise
+        except Exception as error:
+            if is_whole:
+                raise
+            raise CorruptSlideError(
+                f"'{name}' is cut off: its list of images leads beyond its end; "
+                "get a fresh copy of the file."
+            ) from error
+
+
+@contextmanager
+def _refusing(name: str, structure: str = "") -> Iterator[None]:
+    """Say of a file in one sentence what a parser trips over.
+
+    Its own checks end here: on damaged structures it raises whatever the damaged value happened to
+    break (struct.error, IndexError, AssertionError, ...).
+    """
     try:
-        # Without `is_ndpi`, tifffile goes by the name.
-        with tifffile.TiffFile(
-            stream, name=file_name(name), omexml=omexml, is_ndpi=is_ndpi
-        ) as file:
-            is_whole = claims.check(file, name)
-            if not len(file.pages):
-                raise CorruptSlideError(
-                    f"'{name}' is cut off: its list of images lies beyond the end of the file; "
-                    "get a fresh copy of it."
-                )
-            vendor = next(item.module for item in TIFF_FORMATS if item.module.probe(file))
-            parse: Callable[..., SlideLayout] = vendor.parse
-            layout = parse(file, source, **plane)
-            cut_off = truncation.problem(layout) or (None if is_whole else NO_MORE_IMAGES)
-            return (
-                layout if cut_off is None else replace(layout, problems=(cut_off, *layout.problems))
-            )
+        yield
     except SlideError:
         raise
     except OSError as error:
@@ -357,14 +383,9 @@ def _describe_tiff(
             f"'{name}' claims more than there is memory for; get a fresh copy of the file."
         ) from None
     except Exception as error:
-        # The parser's own checks end here: on damaged structures it raises whatever the
-        # damaged value happened to break (struct.error, IndexError, AssertionError, ...).
-        broken = (
-            f"The TIFF structure of '{name}' is damaged ({_brief(error)})"
-            if is_whole
-            else f"'{name}' is cut off: its list of images leads beyond its end"
-        )
-        raise CorruptSlideError(f"{broken}; get a fresh copy of the file.") from error
+        raise CorruptSlideError(
+            f"{structure}'{name}' is damaged ({_brief(error)}); get a fresh copy of the file."
+        ) from error
 
 
 def _brief(error: Exception) -> str:

@@ -265,8 +265,9 @@ def _read(path: File, stream: BinaryIO, file: SlideFile, series: str | None) -> 
     if header is not None and series not in (None, header.get("SeriesInstanceUID")):
         return None
     if header is None or syntax not in COMPRESSIONS:
+        name = " ".join(str(syntax.name).split())[:64]
         raise UnsupportedSlideError(
-            f"'{path}' can't be decoded: its transfer syntax, {syntax.name or 'none'}, is not "
+            f"'{path}' can't be decoded: its transfer syntax, {name or 'none'}, is not "
             "supported; convert it to JPEG or JPEG 2000."
         )
     _check_attributes(path, header)

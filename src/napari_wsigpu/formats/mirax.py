@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 INI, ENDING = "Slidedat.ini", ".mrxs"
 LARGEST_INI = 1 << 20
+LONGEST_REASON = 200
 MOST_POSITIONS = 1 << 24
 MOST_FILES, MOST_NAMES, MOST_LEVELS = 4096, 1024, 30
 FORMATS = {"JPEG": COMPRESSION.JPEG, "PNG": COMPRESSION.PNG, "BMP24": BMP}
@@ -116,7 +117,11 @@ def parse(path: Path) -> SlideLayout:
     except SlideError:
         raise
     except (KeyError, ValueError, ConfigError) as error:
-        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error).split("\n")[0]
+        reason = str(error).split("\n")[0]
+        if len(reason) > LONGEST_REASON:
+            reason = f"{reason[:LONGEST_REASON]} ..."
+        if isinstance(error, KeyError):
+            reason = f"{reason} is missing"
         raise CorruptSlideError(
             f"The MIRAX slide '{path}' can't be understood: {reason}; get a fresh copy of it."
         ) from error
