@@ -14,17 +14,23 @@ import sys
 import time
 import traceback
 import warnings
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from napari_wsigpu import SlideError, convert, open_slide
+from napari_wsigpu.memory import RegionMemory, TileMemory
 from napari_wsigpu.privacy import masked
 from tests import probe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from napari_wsigpu import Slide
 
 ADDRESSES = 6 << 30  # bytes, what a process may take at all
 MOST_MEMORY = 1 << 30
@@ -44,7 +50,8 @@ class Finding(NamedTuple):
     Attributes
     ----------
     kind : str
-        "raw" (an exception that is no `SlideError`), "sentence", "memory", "slow", "hang", "crash".
+        "raw" (an exception that is no `SlideError`), "sentence", "pixels" (others the second
+        time), "memory", "slow", "hang", "crash".
     where : str
         What tells it from others of its kind.
     details : str
@@ -98,6 +105,25 @@ def examine(path: Path) -> list[Finding]:
     return findings
 
 
+def _soil_memory() -> None:
+    """Have memory that pixels are put into filled with another number each time it is taken."""
+    numbers = cycle(range(1, 251))
+    take, empty = TileMemory.take, RegionMemory.empty
+
+    def taken(memory: TileMemory, size: int) -> NDArray[np.uint8]:
+        room = take(memory, size)
+        room.fill(next(numbers))
+        return room
+
+    def emptied(memory: RegionMemory, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        pixels = empty(memory, shape, dtype)
+        pixels.reshape(-1).view(np.uint8).fill(next(numbers))
+        return pixels
+
+    for kind, name, soiled in ((TileMemory, "take", taken), (RegionMemory, "empty", emptied)):
+        setattr(kind, name, soiled)
+
+
 def _run(path: Path, sender: int) -> None:
     """Use a slide, write what was found to a pipe, and end this process."""
     try:
@@ -107,6 +133,7 @@ def _run(path: Path, sender: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (ADDRESSES, ADDRESSES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         warnings.simplefilter("error")
+        _soil_memory()
         user = _User(path)
         before = probe.peak()
         user.use()
@@ -148,10 +175,7 @@ class _User:
             step = slide.level_downsamples[number]
             for x, y in {(0, 0), (max(0, width - SIDE), max(0, height - SIDE))}:
                 place = int(x * step), int(y * step)
-                self.attempt(
-                    "region",
-                    lambda at=place, level=number: slide.read_region(at, (SIDE, SIDE), level),
-                )
+                self.attempt("region", lambda at=place, level=number: self.twice(slide, at, level))
             self.attempt(
                 "tolerant",
                 lambda level=number: slide.level_array(level, tolerant=True)[:SIDE, :SIDE],
@@ -172,6 +196,15 @@ class _User:
                 if target.exists():
                     shutil.rmtree(target) if target.is_dir() else target.unlink()
         self.attempt("close", slide.close)
+
+    def twice(self, slide: Slide, place: tuple[int, int], level: int) -> None:
+        """Read a region again: what was in memory before is in none of its pixels."""
+        first = slide.read_region(place, (SIDE, SIDE), level)
+        slide.clear_cache()
+        again = slide.read_region(place, (SIDE, SIDE), level)
+        if first.tobytes() != again.tobytes():
+            kind = f"{slide.vendor} {slide.layout.levels[level].encoding.compression}"
+            self.findings.append(Finding("pixels", kind, f"level {level} at {place}"))
 
     def attempt(self, what: str, action: Callable[[], Any]) -> Any:
         start = time.monotonic()
