@@ -643,7 +643,7 @@ class TestPool:
         assert decoding_threads() == []
 
 
-@pytest.mark.parametrize(("stored", "shown"), [(3, 1), (4, 1), (4, 2), (2, 3)])
+@pytest.mark.parametrize(("stored", "shown"), [(3, 1), (3, 2), (4, 1), (4, 2), (2, 3)])
 def test_a_png_of_other_samples_than_its_page_is_no_tile(tmp_path, stored, shown):
     tile = slides.picture(32, 48, stored)
     options = {"compression": 34933, "photometric": 2 if shown == 3 else 1}

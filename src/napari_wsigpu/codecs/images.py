@@ -88,6 +88,7 @@ def _with_channels(pixels: NDArray[Any], out: NDArray[Any]) -> NDArray[Any]:
         raise ValueError(f"it is a picture of {pixels.dtype}")
     if pixels.ndim == 2:
         return pixels[..., None]
-    if pixels.shape[2] - out.shape[2] not in (0, 1):
+    has_alpha = pixels.shape[2] in (2, 4)
+    if pixels.shape[2] - has_alpha != out.shape[2] != pixels.shape[2]:
         raise ValueError(f"it is a picture of {pixels.shape[2]} samples a pixel")
     return pixels[..., : out.shape[2]]
