@@ -16,7 +16,7 @@ from PIL import Image
 from qtpy.QtCore import Qt
 from qtpy.QtWidgets import QComboBox
 
-from napari_wsigpu import open_slide
+from napari_wsigpu import Annotation, open_slide, write_geojson
 from napari_wsigpu.errors import SlideError, SlideReadError
 from napari_wsigpu.viewer.sample import sample_path
 from napari_wsigpu.widgets.export import CANCELLED, Export
@@ -329,6 +329,21 @@ def test_lets_one_draw_what_is_to_be_exported(viewer, dock, layer):
     assert f"50 {TIMES} 100 px" in dock.summary.text()
     click(dock.draw)
     assert len(viewer.layers) == 2
+
+
+def test_annotations_of_a_file_are_not_drawn_in(viewer, dock, layer, tmp_path):
+    path = tmp_path / "a.geojson"
+    write_geojson(path, [Annotation("polygon", (np.array([(0, 0), (9, 0), (9, 9)], float),))])
+    [annotations] = viewer.open(path, plugin="napari-wsigpu")
+    for _ in range(2):
+        viewer.layers.selection.active = annotations
+        assert dock.form.region.value == annotations
+        click(dock.draw)
+        regions = viewer.layers.selection.active
+        assert regions is not annotations
+        assert str(regions.mode) == "add_rectangle"
+        assert dock.form.region.value == regions
+    assert len(viewer.layers) == 3
 
 
 def test_a_cancelled_export_leaves_nothing(dock, layer, answer, held, gate, tmp_path, settled):

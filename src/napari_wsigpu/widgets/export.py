@@ -22,7 +22,7 @@ from qtpy.QtWidgets import (
 from napari_wsigpu.conversion import convert
 from napari_wsigpu.errors import ConversionCancelledError, SlideError
 from napari_wsigpu.units import byte_size
-from napari_wsigpu.viewer.annotations import FOR_EXPORT, flat_placement
+from napari_wsigpu.viewer.annotations import FOR_EXPORT, REST, flat_placement
 from napari_wsigpu.viewer.layers import slide_name, slide_of
 from napari_wsigpu.viewer.pieces import Piece, pieces
 from napari_wsigpu.viewer.planes import shown_plane
@@ -228,11 +228,17 @@ class RegionExport(SlideDock):
             self.form.region.value = event.value
 
     def _draw(self) -> None:
-        """Let the user draw in the chosen layer of shapes, or in a new one."""
+        """Let the user draw in the chosen layer of shapes, or in a new one.
+
+        Annotations that come from a file stay as they are.
+        """
         if self.slide is None:
             return
         shapes = self.form.region.value
-        if not isinstance(shapes, Shapes):
+        if not isinstance(shapes, Shapes) or REST in shapes.metadata:
+            regions = [layer for layer in self.viewer.layers if FOR_EXPORT in layer.metadata]
+            shapes = regions[-1] if regions else None
+        if shapes is None:
             layer = self._layer(self.slide)
             shapes = self.viewer.add_shapes(
                 name="Regions",
