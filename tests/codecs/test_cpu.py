@@ -700,6 +700,28 @@ def test_a_picture_of_smaller_samples_is_no_tile(tmp_path, code, encode, stored,
         slide.read_region((0, 0), (48, 32))
 
 
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        *((4, offset) for offset in (0, 3, 1 << 20, (1 << 32) - 1)),
+        *((32, count) for count in (0, 9999)),
+        (34 + 12 + 4, 1 << 30),  # how many numbers a tag has
+        (34 + 12 * 6 + 8, 1 << 30),  # where the picture lies
+    ],
+)
+def test_a_directory_of_jpeg_xr_that_leads_elsewhere_is_not_followed(tmp_path, place, value):
+    """As its decoder does, and ends the process."""
+    data = bytearray(imagecodecs.jpegxr_encode(slides.picture(32, 48, 1, "uint16")[..., 0]))
+    size = 2 if place == 32 else 4
+    data[place : place + size] = value.to_bytes(size, "little")
+    path = tmp_path / "a.tif"
+    pixels = np.zeros((32, 48, 1), np.uint16)
+    page = tiffbytes.page(pixels, lambda _: bytes(data), compression=22610, photometric=1)
+    tiffbytes.write(path, [page])
+    with open_slide(path) as slide, pytest.raises(TileError, match="JPEG XR data are damaged"):
+        slide.read_region((0, 0), (48, 32))
+
+
 def test_lerc_that_is_none_is_not_inflated(tmp_path):
     """As imagecodecs does by itself with what begins like zlib or Zstandard."""
     path = tmp_path / "a.tif"

@@ -180,12 +180,13 @@ def test_tiles_in_flight_are_expected_sooner(fetcher):
     fetcher.want(screen, source.keys(1))
     until(lambda: len(screen.landed) == 1)
     source.gate.clear()
-    flying = source.keys(1, row=1)
+    flying, other = source.keys(1, row=1), source.keys(1, row=2)
+    alone = fetcher.expected(other)
     fetcher.want(screen, flying)
     until(lambda: len(source.batches) == 2)
-    assert fetcher.expected(flying) < 0.1
-    assert fetcher.expected(flying + source.keys(1, row=2)) >= 0.1
-    time.sleep(0.15)
+    assert fetcher.expected(flying) < alone
+    assert fetcher.expected(flying + other) >= alone
+    time.sleep(alone)
     assert fetcher.expected(flying) == 0
     source.gate.set()
     until(lambda: len(screen.landed) == 2)

@@ -522,6 +522,14 @@ class TestHostile:
             with pytest.raises(TileError, match="level 0, row 3, column 7"):
                 whole(slide)
 
+    @pytest.mark.parametrize(("kind", "value"), [("OB", b"ab" * 8), ("UL", [2, 3])])
+    def test_counts_that_are_no_numbers(self, tmp_path, kind, value):
+        """The parser would multiply them by the number of tiles."""
+        dataset = dicomslides.instance(PIXELS[:90, :90])
+        dataset.add_new("TotalPixelMatrixFocalPlanes", kind, value)
+        with pytest.raises(CorruptSlideError, match="its TotalPixelMatrixFocalPlanes is no number"):
+            open_slide(dicomslides.save(tmp_path / "a.dcm", dataset))
+
     def test_claims(self, tmp_path, run_probe):
         claims = {
             "huge": {"TotalPixelMatrixColumns": 2**32 - 1, "TotalPixelMatrixRows": 2**32 - 1},

@@ -341,6 +341,20 @@ def test_codecs_that_no_image_needs(tmp_path, said, words):
         open_slide(bare(tmp_path, b"", **said))
 
 
+def test_shards_are_not_compressed_once_more(tmp_path):
+    """A compressor around them would be undone for as many bytes as it likes."""
+    array = pytest.importorskip("zarr").create_array(
+        tmp_path, shape=(64, 64), chunks=(16, 16), shards=(64, 64), dtype="uint8", zarr_format=3
+    )
+    array[...] = 1
+    path = tmp_path / "zarr.json"
+    document = json.loads(path.read_text())
+    document["codecs"].append({"name": "zstd", "configuration": {"level": 1, "checksum": False}})
+    path.write_text(json.dumps(document))
+    with pytest.raises(UnsupportedSlideError, match="around its shards"):
+        open_slide(tmp_path)
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes on this system")
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_a_pipe_is_no_chunk(tmp_path, order):

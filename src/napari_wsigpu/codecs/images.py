@@ -5,11 +5,16 @@ See `codecs.table.Decode`.
 
 from __future__ import annotations
 
+import struct
 from typing import TYPE_CHECKING, Any, Literal
 
 import imagecodecs
 
 from napari_wsigpu.codecs.jpeg import ends_whole
+
+MOST_JPEGXR_TAGS, JPEGXR_IMAGE = 64, 0xBCC0
+# How many bytes a value has, by the number of its type.
+JPEGXR_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8}
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,7 +63,30 @@ def decode_jpegxl(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) 
 
 def decode_jpegxr(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) -> None:
     """Decode JPEG XR."""
+    if not _is_jpegxr(data):
+        raise ValueError("its JPEG XR data are damaged")
     decode_of_type(imagecodecs.jpegxr_decode, data, out)
+
+
+def _is_jpegxr(data: Any) -> bool:
+    """Whether all that a file's directory points to lies in it: jxrlib would read what does not."""
+    size = len(data)
+    if size < 8 or bytes(data[:3]) != b"II\xbc":
+        return False
+    [begin] = struct.unpack_from("<I", data, 4)
+    if not 8 <= begin <= size - 2:
+        return False
+    [count] = struct.unpack_from("<H", data, begin)
+    if not 0 < count <= MOST_JPEGXR_TAGS or begin + 2 + 12 * count > size:
+        return False
+    for place in range(begin + 2, begin + 2 + 12 * count, 12):
+        tag, kind, length, value = struct.unpack_from("<HHII", data, place)
+        room = length * JPEGXR_BYTES.get(kind, size + 1)
+        if room > 4 and not 0 < value <= size - room:
+            return False
+        if tag == JPEGXR_IMAGE and not 0 < value < size:
+            return False
+    return True
 
 
 def decode_png(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) -> None:

@@ -97,6 +97,11 @@ NEEDED = (
     "TotalPixelMatrixColumns", "TotalPixelMatrixRows", "SamplesPerPixel",
     "PhotometricInterpretation", "BitsStored",
 )  # fmt: skip
+COUNTS = (
+    "Rows", "Columns", "TotalPixelMatrixColumns", "TotalPixelMatrixRows", "NumberOfFrames",
+    "NumberOfOpticalPaths", "TotalPixelMatrixFocalPlanes",
+)  # fmt: skip
+MOST_COUNTED = 1 << 32
 FLAVORS = "VOLUME", "LABEL", "OVERVIEW", "THUMBNAIL"
 DEEPEST = 16
 FILE_META = 2
@@ -327,6 +332,12 @@ def _check_attributes(path: File, header: Dataset) -> None:
         raise UnsupportedSlideError(
             f"'{path}' lacks {', '.join(missing)}, which every DICOM slide states; export it again."
         )
+    numbers = [keyword for keyword in COUNTS if not _is_count(header.get(keyword, 1))]
+    if numbers:
+        raise CorruptSlideError(
+            f"'{path}' is damaged: its {', '.join(numbers)} is no number of that; "
+            "get a fresh copy of it."
+        )
     stated = header.get("ImageType")
     flavor = str(stated[2]) if isinstance(stated, MultiValue) and len(stated) > 2 else "none"
     if flavor not in FLAVORS:
@@ -334,6 +345,11 @@ def _check_attributes(path: File, header: Dataset) -> None:
             f"'{path}' is said to be an image of the kind {flavor[:16]!r}, which no part of a "
             f"slide is ({', '.join(FLAVORS)}); open another file of the slide."
         )
+
+
+def _is_count(value: Any) -> bool:
+    """Whether a value can be a number of pixels, planes or frames; the parser multiplies these."""
+    return value is None or (isinstance(value, int) and 0 <= value <= MOST_COUNTED)
 
 
 def _check_table(path: ServedFile, reader: WsiDicomReader) -> None:

@@ -153,9 +153,11 @@ def guard_of(document: Mapping[str, Any], folder: Path | str) -> Guard:
     chain = chains[-1] if chains else []
     growing = [name for name in chain if name in GROWING]
     behind = [name for name in chain[chain.index(growing[0]) + 1 :] if growing] if growing else []
-    if len(growing) > 1 or behind not in ([], [CHECKSUM]) or len(chains) > 2:
+    around = any(name in GROWING for outer in chains[:-1] for name in outer)
+    if len(growing) > 1 or around or behind not in ([], [CHECKSUM]) or len(chains) > 2:
         raise UnsupportedSlideError(
-            f"'{folder}' is compressed more than once, as no image is; save it with zstd."
+            f"'{folder}' is compressed more than once, or around its shards, as no image is; "
+            "save it with zstd."
         )
     codec = growing[0] if growing else None
     sharded = len(chains) > 1
