@@ -35,6 +35,8 @@ SHARED_SLIDES = Path(
 # Processes keep the cores busy: Mesa's own threads for drawing would only take turns with them.
 os.environ.setdefault("LP_NUM_THREADS", "0")
 
+# Several processes of tests keep all cores busy; Mesa would draw in as many threads in each.
+os.environ.setdefault("LP_NUM_THREADS", "0")
 settings.register_profile(
     "slides",
     deadline=None,

@@ -26,6 +26,7 @@ NAMES = sorted(
 BAD_SLIDES = sorted((SHARED_SLIDES / "bad").glob("*.tif"))
 # Of so many bytes of pixels a slide is written but once, and of more not at all.
 LARGE, TOO_LARGE = 30 << 20, 120 << 20
+WRITTEN_ONCE = "large slides are written once: those of Hamamatsu as OME-Zarr, others as TIFF"
 
 
 class Source(NamedTuple):
@@ -87,6 +88,8 @@ def assert_tiff(path, source):
 
 
 def test_raw_tiff(tmp_path, source):
+    if source.is_large and source.path.suffix == ".ndpi":
+        pytest.skip(WRITTEN_ONCE)
     target = tmp_path / "out.tif"
     convert(source.path, target, compression="raw", private=True)
     assert_tiff(target, source)
@@ -107,8 +110,8 @@ def test_raw_ome_tiff(tmp_path, source):
 @pytest.mark.parametrize("compression", ["raw", "zstd"])
 def test_ome_zarr_and_back(tmp_path, source, compression):
     pytest.importorskip("zarr")
-    if source.is_large and compression == "raw":
-        pytest.skip("large slides are written raw as TIFF, and compressed as OME-Zarr")
+    if source.is_large and (compression == "raw" or source.path.suffix != ".ndpi"):
+        pytest.skip(WRITTEN_ONCE)
     target, back = tmp_path / "out.zarr", tmp_path / "back.tif"
     convert(source.path, target, compression=compression, private=True)
     assert_equal_levels(zarr_levels(target), source.pyramid)

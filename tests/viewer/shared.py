@@ -24,6 +24,7 @@ from napari_wsigpu.viewer import arrival
 from napari_wsigpu.viewer.lifetime import look_after_slides
 from napari_wsigpu.widgets.slide_dock import SlideDock
 
+SIZE = 700, 450  # small: software draws each pixel
 PARTS = ("scene", "canvas", "dims", "tooltip", "theme", "title", "help")
 
 
@@ -117,6 +118,7 @@ class SharedViewer:
 def make_viewer(show: bool = True) -> napari.Viewer:
     """Make a viewer, and wait until it is on the display."""
     viewer = napari.Viewer(show=show, show_welcome_screen=False)
+    viewer.window._qt_window.resize(*SIZE)
     viewer.window._qt_window._save_current_window_settings = _nothing
     assert not show or QTest.qWaitForWindowExposed(viewer.window._qt_window)
     return viewer
