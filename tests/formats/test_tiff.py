@@ -409,3 +409,22 @@ def test_a_level_that_is_left_of_a_larger_one_is_said_to_be_no_whole(tmp_path, h
         assert slide.level_dimensions == ((48, 32), (24, 16))
         [problem] = slide.layout.problems
         assert problem.startswith("Its largest image says to be a reduced one of another")
+
+
+def test_an_image_that_is_named_many_times_is_counted_as_often(tmp_path):
+    """tifffile reads its tags as often: 512 times this one took half a minute."""
+    path = tmp_path / "a.tif"
+    options = {"tile": (16, 16), "metadata": None}
+    with tifffile.TiffWriter(path) as file:
+        file.write(np.zeros((64, 64), np.uint8), subifds=200, **options)
+        many = (65000, "H", 20_000, (1,) * 20_000, True)
+        file.write(np.zeros((32, 32), np.uint8), extratags=[many], subfiletype=1, **options)
+        for _ in range(199):
+            file.write(np.zeros((16, 16), np.uint8), subfiletype=1, **options)
+    with open_slide(path) as slide:
+        assert slide.dimensions == (64, 64)
+    with tifffile.TiffFile(path, mode="r+") as file:
+        tag = file.pages[0].tags[330]
+        tag.overwrite([tag.value[0]] * 200)
+    with pytest.raises(CorruptSlideError, match="claim more numbers than it can hold"):
+        open_slide(path)

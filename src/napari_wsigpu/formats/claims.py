@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from defusedxml import DefusedXmlException, ElementTree
@@ -21,9 +22,12 @@ if TYPE_CHECKING:
 NUMBERS = {3: 2, 4: 4, 5: 8, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 16: 8, 17: 8, 18: 8}
 SHORT, LONG, LONG8 = 3, 4, 16
 SIZES = {SHORT: "H", LONG: "I", LONG8: "Q"}
+OFFSETS = {4: "I", 13: "I", 16: "Q", 18: "Q"}
 # As numbers, for each tag of each image is looked at.
 SIDES, SUBIMAGES = (int(Tag.IMAGE_WIDTH), int(Tag.IMAGE_LENGTH)), int(Tag.SUB_IFDS)
 MOST_TAGS = 4096
+# So many images below others are looked at: of stacks of thousands that would take long.
+MOST_BELOW = 64
 # tifffile looks for a loop among so many directories.
 LOOKED_AT = 100
 
@@ -37,6 +41,8 @@ class Directory(NamedTuple):
         Its area; 0 where it doesn't say.
     subimages : int
         How many images it says to have below it.
+    below : tuple of int
+        Where these are, unless they are more than the limits say.
     numbers : int
         Bytes of the numbers that its tags say to have in the file.
     next : int
@@ -45,6 +51,7 @@ class Directory(NamedTuple):
 
     pixels: int
     subimages: int
+    below: tuple[int, ...]
     numbers: int
     next: int
 
@@ -57,14 +64,11 @@ def directories(file: TiffFile) -> Iterator[Directory]:
     CorruptSlideError
         If their list is a loop that nobody would leave, or is cut off within an entry.
     """
-    tiff, handle = file.tiff, file.filehandle
-    entry = struct.Struct(f"{tiff.byteorder}HH{'Q8s' if tiff.tagsize == 20 else 'I4s'}")
     try:
         offset, seen = int(file.pages.first.offset), set[int]()
     except IndexError:  # the first one lies beyond the end of the file
         return
-    whole = int(handle.size)
-    while 0 < offset < whole:
+    while 0 < offset < int(file.filehandle.size):
         if offset in seen:
             if len(seen) >= LOOKED_AT:
                 raise CorruptSlideError(
@@ -73,29 +77,71 @@ def directories(file: TiffFile) -> Iterator[Directory]:
                 )
             return
         seen.add(offset)
-        handle.seek(offset)
-        head = handle.read(tiff.tagnosize)
-        count = struct.unpack(tiff.tagnoformat, head)[0] if len(head) == tiff.tagnosize else 0
-        if not 0 < count <= MOST_TAGS:
+        directory = _directory(file, offset)
+        if directory is None:
             return
-        size = count * tiff.tagsize
-        data = handle.read(size + tiff.offsetsize)
-        if len(data) < size:
-            raise CorruptSlideError(
-                f"'{file.filename}' is cut off within its list of images; get a fresh copy of it."
-            )
-        sides, subimages, numbers = {}, 0, 0
-        for code, kind, length, value in entry.iter_unpack(data[:size]):
-            if code in SIDES and kind in SIZES:
-                [sides[code]] = struct.unpack_from(tiff.byteorder + SIZES[kind], value)
-            elif code == SUBIMAGES:
-                subimages = length
-            if kind in NUMBERS and (taken := length * NUMBERS[kind]) <= whole:
-                numbers += taken  # of more, tifffile leaves it out
-        area = sides.get(SIDES[0], 0) * sides.get(SIDES[1], 0)
-        rest = data[size:]
-        offset = struct.unpack(tiff.offsetformat, rest)[0] if len(rest) == tiff.offsetsize else 0
-        yield Directory(area, subimages, numbers, offset)
+        offset = directory.next
+        yield directory
+
+
+def _directory(file: TiffFile, offset: int) -> Directory | None:
+    """Return what one says, None if there is none.
+
+    Raises
+    ------
+    CorruptSlideError
+        If it is cut off within an entry.
+    """
+    tiff, handle = file.tiff, file.filehandle
+    whole = int(handle.size)
+    entry = struct.Struct(f"{tiff.byteorder}HH{'Q8s' if tiff.tagsize == 20 else 'I4s'}")
+    handle.seek(offset)
+    head = handle.read(tiff.tagnosize)
+    count = struct.unpack(tiff.tagnoformat, head)[0] if len(head) == tiff.tagnosize else 0
+    if not 0 < count <= MOST_TAGS:
+        return None
+    size = count * tiff.tagsize
+    data = handle.read(size + tiff.offsetsize)
+    if len(data) < size:
+        raise CorruptSlideError(
+            f"'{file.filename}' is cut off within its list of images; get a fresh copy of it."
+        )
+    sides, subimages, numbers = {}, 0, 0
+    below: tuple[int, ...] = ()
+    for code, kind, length, value in entry.iter_unpack(data[:size]):
+        if code in SIDES and kind in SIZES:
+            [sides[code]] = struct.unpack_from(tiff.byteorder + SIZES[kind], value)
+        elif code == SUBIMAGES:
+            subimages = length
+            if length <= limits.subimages:
+                below = _offsets(file, kind, length, value)
+        if kind in NUMBERS and (taken := length * NUMBERS[kind]) <= whole:
+            numbers += taken  # of more, tifffile leaves it out
+    area = sides.get(SIDES[0], 0) * sides.get(SIDES[1], 0)
+    rest = data[size:]
+    following = struct.unpack(tiff.offsetformat, rest)[0] if len(rest) == tiff.offsetsize else 0
+    return Directory(area, subimages, below, numbers, following)
+
+
+def _offsets(file: TiffFile, kind: int, length: int, value: bytes) -> tuple[int, ...]:
+    """Return the offsets that a tag holds, or points to."""
+    tiff, handle = file.tiff, file.filehandle
+    number = OFFSETS.get(kind)
+    if number is None:
+        return ()
+    numbers = struct.Struct(f"{tiff.byteorder}{length}{number}")
+    if numbers.size > len(value):
+        handle.seek(struct.unpack(tiff.offsetformat, value)[0])
+        value = handle.read(numbers.size)
+    return numbers.unpack_from(value) if len(value) >= numbers.size else ()
+
+
+def _numbers_at(file: TiffFile, offset: int) -> int:
+    """Return how many bytes of numbers one directory says to have."""
+    with suppress(CorruptSlideError):  # it is cut off, and will be left out
+        found = _directory(file, offset)
+        return 0 if found is None else found.numbers
+    return 0
 
 
 def check(file: TiffFile, path: str) -> bool:
@@ -115,6 +161,7 @@ def check(file: TiffFile, path: str) -> bool:
         within an entry.
     """
     numbers = following = 0
+    below: dict[int, int] = {}
     for number, directory in enumerate(directories(file), 1):
         if number > limits.images:
             raise UnsupportedSlideError(
@@ -127,6 +174,11 @@ def check(file: TiffFile, path: str) -> bool:
             )
         following = directory.next
         numbers += directory.numbers
+        for offset in directory.below:
+            if offset not in below:
+                looks = len(below) < MOST_BELOW
+                below[offset] = _numbers_at(file, offset) if looks else 0
+            numbers += below[offset]  # again for each image that names it: it is read as often
         if numbers > file.filehandle.size:
             raise CorruptSlideError(
                 f"The tags of '{path}' claim more numbers than it can hold; get a fresh copy of "
