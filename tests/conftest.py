@@ -32,9 +32,6 @@ SHARED_SLIDES = Path(
     or Path(__file__).resolve().parents[2] / "shared" / "slides"
 )
 
-# Processes keep the cores busy: Mesa's own threads for drawing would only take turns with them.
-os.environ.setdefault("LP_NUM_THREADS", "0")
-
 # Several processes of tests keep all cores busy; Mesa would draw in as many threads in each.
 os.environ.setdefault("LP_NUM_THREADS", "0")
 settings.register_profile(
