@@ -129,6 +129,14 @@ class TestAgainstOpenSlide:
         ndpi.write(path, pages)
         layout = same_as_openslide(path)
         assert layout.hidden_planes == 2
+        assert layout.problems == ()
+
+    def test_a_level_of_a_focal_plane_without_level_0_is_left_out_and_said(self, tmp_path):
+        path = tmp_path / "slide.ndpi"
+        full, half, quarter = pyramid()
+        ndpi.write(path, [ndpi.level(full), ndpi.level(half, plane=7), ndpi.level(quarter)])
+        [problem] = describe(path).problems
+        assert problem == "1 level(s) of focal planes that lack level 0 are left out."
 
     def test_the_jpeg_knows_its_size_better(self, tmp_path):
         path = tmp_path / "slide.ndpi"

@@ -147,6 +147,17 @@ def test_an_index_that_claims_too_many_planes_is_refused_before_they_are_listed(
         open_slide(first)
 
 
+def test_a_plane_that_the_index_names_twice_is_said(tmp_path):
+    first, *_ = micromanager.write_ndtiff(tmp_path, CHANNELS)
+    index = tmp_path / "NDTiff.index"
+    index.write_bytes(index.read_bytes().replace(b'{"channel": 2}', b'{"channel": 1}'))
+    with open_slide(first) as slide:
+        assert slide.layout.problems == (
+            "Of 1 plane(s) the index names several images; the last is shown.",
+        )
+        np.testing.assert_array_equal(slide.levels[0][..., 1], CHANNELS[2])
+
+
 @pytest.mark.parametrize("remote", [False, True])
 def test_a_file_alone_shows_its_own_planes_and_says_so(tmp_path, remote):
     paths = micromanager.write_stack(tmp_path, CHANNELS)

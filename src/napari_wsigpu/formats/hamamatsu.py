@@ -83,6 +83,9 @@ def parse(file: TiffFile, source: SlideFile, at: Mapping[str, int] = tiff.MIDDLE
     full = max(page.imagewidth for page in in_pyramid)
     focal = sorted({_focal_plane(page) for page in in_pyramid if page.imagewidth == full})
     z = at.get("z", focal.index(min(focal, key=abs)))
+    alone = sum(_focal_plane(page) not in focal for page in in_pyramid)
+    if alone:
+        problems.append(f"{alone} level(s) of focal planes that lack level 0 are left out.")
     stored: list[LevelLayout] = []
     for page in in_pyramid:
         if _focal_plane(page) == focal[z] and all(page.imagewidth < item.width for item in stored):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -185,16 +186,22 @@ def _is_of_ndtiff(file: TiffFile) -> bool:
     return bool(file.filehandle.read(len(NDTIFF)) == NDTIFF)
 
 
-def missing_planes(file: TiffFile, series: TiffPageSeries) -> str | None:
-    """Say that a stack has more planes than its files here, if that is so."""
+def stack_problem(file: TiffFile, series: TiffPageSeries) -> str | None:
+    """Say that a stack has more planes than its files here, or several images of one."""
     if series.kind == "ome":
         stated = len(series.pages)
     elif series.kind == "mmstack":
         summary = (file.micromanager_metadata or {}).get("Summary", {})
         counts = [summary.get(name) for name in SIZES]
         stated = math.prod(count for count in counts if isinstance(count, int) and count > 0)
+    elif series.kind == "ndtiff":
+        named = read_ndtiff_index(Path(file.filehandle.dirname, INDEX))
+        images = Counter(tuple(sorted(axes.items())) for axes, *_ in named)
+        if again := images.total() - len(images):
+            return f"Of {again} plane(s) the index names several images; the last is shown."
+        return None
     else:
-        return NO_INDEX if series.kind != "ndtiff" and _is_of_ndtiff(file) else None
+        return NO_INDEX if _is_of_ndtiff(file) else None
     found = sum(page is not None for page in series.pages)
     if stated <= found:
         return None

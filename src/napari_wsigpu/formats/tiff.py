@@ -24,7 +24,7 @@ from napari_wsigpu.errors import (
 )
 from napari_wsigpu.formats import claims, imagej
 from napari_wsigpu.formats.frames import pages_of
-from napari_wsigpu.formats.siblings import PageFiles, check_stack, missing_planes
+from napari_wsigpu.formats.siblings import PageFiles, check_stack, stack_problem
 from napari_wsigpu.layout import (
     AssociatedLayout,
     Channel,
@@ -118,7 +118,7 @@ def parse(file: TiffFile, source: SlideFile, at: Mapping[str, int] = MIDDLE) -> 
     files = PageFiles(file, source, main)
     levels = [series_level(series, source.path, files, at) for series in _pyramid(file, main)]
     page = keyframe(main)
-    problems = [missing] if (missing := missing_planes(file, main)) else []
+    problems = [problem] if (problem := stack_problem(file, main)) else []
     if page.is_reduced:
         problems.append(NOT_WHOLE)
     layout = slide_layout(files.whole, "generic-tiff", levels, page, problems=problems)
