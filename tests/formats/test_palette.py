@@ -72,6 +72,18 @@ def test_a_gpu_leaves_it_to_the_cpu(path, host_gpu):
         np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.parametrize("compression", ["jpeg", "webp"])
+@pytest.mark.parametrize("bits", [2, 4])
+def test_pictures_of_8_bits_are_shown_so_whatever_the_tags_say(path, compression, bits):
+    channels = {"jpeg": 1, "webp": 3}[compression]
+    tifffile.imwrite(path, slides.picture(90, 70, channels).squeeze(), compression=compression)
+    expected = tifffile.imread(path)
+    with tifffile.TiffFile(path, mode="r+b") as file:
+        file.pages.first.tags["BitsPerSample"].overwrite((bits,) * channels)
+    with open_slide(path, "cpu") as slide:
+        np.testing.assert_array_equal(slide.levels[0][...].squeeze(), expected)
+
+
 # Of 2 and 4 bits tifffile writes uncompressed samples alone.
 KINDS = [(1, None), (1, "deflate"), (1, "packbits"), (2, None), (4, None)]
 

@@ -85,6 +85,7 @@ MICROMETRES = {RESUNIT.INCH: 25400.0, RESUNIT.CENTIMETER: 10000.0}
 
 # Bits of samples of which several share a byte.
 PACKED = (1, 2, 4)
+EIGHT_BITS = (COMPRESSION.JPEG, COMPRESSION.WEBP)  # whatever the tags say of their samples
 NOT_WHOLE = (
     "Its largest image says to be a reduced one of another, which is damaged or missing; get a "
     "fresh copy of the file."
@@ -671,7 +672,7 @@ def _table(page: TiffPage) -> bytes | None:
         # Some writers fill in 8 bits where 16 are meant.
         shades = palette if palette.max() < 256 else palette >> 8
         return shades.T.astype(np.uint8).tobytes()
-    if bits in PACKED:
+    if bits in PACKED and page.compression not in EIGHT_BITS:
         most = (1 << bits) - 1
         return bytes(255 * value // most for value in range(most + 1))
     return None
