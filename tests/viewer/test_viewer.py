@@ -10,7 +10,7 @@ import pytest
 from napari.layers import Layer
 from napari.utils.notifications import notification_manager
 
-from napari_wsigpu import open_slide
+from napari_wsigpu import open_slide, wait
 from napari_wsigpu.viewer.sample import sample_path
 
 
@@ -33,13 +33,13 @@ def test_open_gives_exactly_the_pixels_of_a_script(viewer):
 
 
 @pytest.mark.parametrize("zoom", [0.2, 1.0, 4.0])
-def test_canvas_shows_the_slide_in_its_place(viewer, qtbot, zoom):
+def test_canvas_shows_the_slide_in_its_place(viewer, zoom):
     [layer] = viewer.open(sample_path(), plugin="napari-wsigpu")
     layer.interpolation2d = "linear"
     x, y = 3300, 2600
     viewer.scene.camera.center = (0, y * 0.499, x * 0.499)
     viewer.scene.camera.zoom = zoom
-    qtbot.wait(300)
+    wait(layer)
     canvas = viewer.screenshot(flash=False)[..., :3].astype(float)
     side = 100
     middle_y, middle_x = canvas.shape[0] // 2, canvas.shape[1] // 2
