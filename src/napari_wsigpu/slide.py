@@ -254,8 +254,7 @@ class Slide(ReadableSlide):
             Where the pixels shall be, as in `read_region`.
         num_workers : int, optional
             How many regions or batches are read at the same time, at most 64; by default 2 to the
-            host, whose cores decode each of them together, and 3 (of single
-            regions 4) to a device. With 0 each is read
+            host, whose cores decode each of them together, and 3 to a device. With 0 each is read
             when it is asked for.
         prefetch_factor : int
             How many regions or batches each worker reads ahead of the one that is handed out;
@@ -289,7 +288,7 @@ class Slide(ReadableSlide):
         if device != "cpu":
             plane._reader.offload.worker(device)
         if num_workers is None:
-            num_workers = batches_ahead(device, batch_size, target)
+            num_workers = batches_ahead(device, target)
         wish = Wish(keep="recurring", table=plane._profile.table(color))
 
         def read(batch: list[tuple[int, int]], check: Callable[[], None]) -> Any:
@@ -381,7 +380,7 @@ class Slide(ReadableSlide):
         table = plane._profile.table(color)
         keep: Keep = "partly" if grid.image.parts else "later"
         region_bytes = plane._region_bytes((width, height), target.level)
-        bands = grid.bands(batches_ahead(device, batch_size, target))
+        bands = grid.bands(batches_ahead(device, target))
 
         def read(
             band: range, batch: list[int], check: Callable[[], None]

@@ -274,7 +274,7 @@ class TestOnADevice:
         slide.close()
         assert host_gpu.live == 0
 
-    @pytest.mark.parametrize(("device", "expected"), [("cpu", 2), ("cuda", 4)])
+    @pytest.mark.parametrize(("device", "expected"), [("cpu", 2), ("cuda", 3)])
     def test_how_many_are_read_at_the_same_time(
         self, opened, host_gpu, monkeypatch, device, expected
     ):

@@ -199,12 +199,12 @@ class Loader:
         self._pool: ThreadPoolExecutor | None = None
         self._idle: deque[_Buffers] = deque(maxlen=self.threads)
 
-    def help(self, pieces: deque[_Piece], stream: Stream) -> Future[None]:
-        """Have a thread move pieces."""
+    def submit(self, task: Callable[..., None], *given: Any) -> Future[None]:
+        """Have a thread do something."""
         with self._lock:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(self.threads, "wsigpu-read")
-            return self._pool.submit(self.move, pieces, stream)
+            return self._pool.submit(task, *given)
 
     def move(self, pieces: deque[_Piece], stream: Stream) -> None:
         """Read pieces and upload them, after what the stream holds now, until none is left."""
@@ -329,7 +329,8 @@ class Transfer:
                     piece = _Piece(source, offset + done, target, min(most, size - done))
                     filling.pieces.append(piece)
         for _ in range(min(self._loader.threads, len(filling.pieces)) - 1):
-            filling.helpers.append(self._loader.help(filling.pieces, self._stream))
+            helper = self._loader.submit(self._loader.move, filling.pieces, self._stream)
+            filling.helpers.append(helper)
 
     def _finish(self, filling: _Filling) -> Any:
         """Return the buffer, filled."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -37,7 +38,7 @@ class PinnedMemory:
         MemoryError
             If it has to be page-locked `surely`, whatever the budget, and can't be.
         """
-        count = int(np.prod(shape))
+        count = math.prod(shape)
         size = count * dtype.itemsize
         with self._lock:
             fits = size > 0 and (surely or size <= self._budget - self._used)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.reading.scaling import Target
 
-# Batches at the same time to the host and to a device, and single regions to a device.
-AHEAD_ON_HOST, AHEAD_ON_DEVICE, REGIONS_ON_DEVICE = 2, 3, 4
+# Batches or regions at the same time to the host, and to a device.
+AHEAD_ON_HOST, AHEAD_ON_DEVICE = 2, 3
 MOST_AVERAGING = 8
 FARTHEST = 1 << 60
 
@@ -77,13 +77,13 @@ def count_of(batch_size: Any) -> int:
     return int(batch_size) if isinstance(batch_size, int | np.integer) else 1
 
 
-def batches_ahead(device: str, batch_size: int | None, target: Target) -> int:
+def batches_ahead(device: str, target: Target) -> int:
     """Return how many batches, or regions, are read at the same time."""
     if device == "cpu":
         # To average takes a thread about as long as to decode takes several.
         cores = 1 if target.exact else (os.cpu_count() or 1) // 2
         return max(AHEAD_ON_HOST, min(cores, MOST_AVERAGING))
-    return REGIONS_ON_DEVICE if batch_size is None else AHEAD_ON_DEVICE
+    return AHEAD_ON_DEVICE
 
 
 def check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:

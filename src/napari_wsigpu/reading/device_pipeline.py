@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.gpu.tiles import DeviceTiles, Reserved
     from napari_wsigpu.layout import LevelLayout
     from napari_wsigpu.reading.log import TileLog
-    from napari_wsigpu.reading.plan import ReadPlan, Wish
+    from napari_wsigpu.reading.plan import Pastes, ReadPlan, Wish
     from napari_wsigpu.storage.source import ByteSource
 
     Integers = NDArray[np.int64]
@@ -62,6 +62,8 @@ class Output:
         Whether tiles were pasted again after the pixels could have been copied.
     settled : bool
         Whether all work that the stream was given for them is done.
+    alone : bool
+        Whether nobody else had tiles decoded when theirs were begun.
     host : ndarray or None
         The copy on the host, if one is wanted.
     """
@@ -76,6 +78,7 @@ class Output:
     stream: Any = None
     corrected: bool = False
     settled: bool = False
+    alone: bool = False
     host: NDArray[Any] | None = None
     failures: dict[TileKey, str] = field(default_factory=dict)
 
@@ -135,9 +138,8 @@ class DevicePipeline:
         self._timed = timed
         self._raw: RawReader | None = None
         if isinstance(source, FileSource):
-            self._raw = RawReader(
-                decoder.worker.loader, source, lambda count: log.count(bytes_read=count)
-            )
+            loader = decoder.worker.loader
+            self._raw = RawReader(loader, source, lambda count: log.count(bytes_read=count))
         # Two that read a thousand tiles each wait for each other in the interpreter at every one.
         self._reading = threading.Lock()
         self._doubted = False
@@ -181,20 +183,19 @@ class DevicePipeline:
             self._read_raw(plan, output)
             return
         output.settled = False
-        known = np.flatnonzero(here)
-        self.log.count(
-            tiles_asked=len(plan.tiles) + len(plan.blanks),
-            cache_hits=len(known),
-            background=len(plan.blanks),
-        )
-        addresses = np.zeros(len(plan.tiles), np.int64)
-        if found is not None:
-            addresses[known] = found.slots.addresses
-        if len(known) == len(here):
-            self._paste(plan, known, addresses, output)
+        hits, blank = 0 if found is None else len(found.places), len(plan.blanks)
+        self.log.count(tiles_asked=len(plan.tiles) + blank, cache_hits=hits, background=blank)
+        if hits == len(here):
+            if found is not None:
+                self._paste(plan, plan.pastes, found.slots.addresses, output)
             return
-        with prompt_switching():
-            self._decode(plan, np.flatnonzero(~here), known, addresses, output, last=last)
+        addresses = np.zeros(len(here), np.int64)
+        if found is not None:
+            addresses[here] = found.slots.addresses
+        known, absent = np.flatnonzero(here), np.flatnonzero(~here)
+        with prompt_switching() as users:
+            output.alone = users == 1
+            self._decode(plan, absent, known, addresses, output, last=last)
 
     def _decode(
         self,
@@ -283,7 +284,8 @@ class DevicePipeline:
         def deliver(indices: Sequence[int]) -> None:
             nonlocal pasted
             ready = tiles if len(indices) == len(tiles) else tiles[np.array(indices, np.int64)]
-            self._paste(plan, ready if pasted else np.append(here, ready), addresses, output)
+            ready = np.append(here, ready) if len(here) and not pasted else ready
+            self._paste(plan, plan.pastes_of(ready), addresses, output)
             if pasted:
                 output.corrected = True
             elif last and output.to_host:
@@ -291,7 +293,7 @@ class DevicePipeline:
             pasted = True
 
         try:
-            encoded = self.encoded(image, plan.tiles[tiles])
+            encoded = self.encoded(image, plan.tiles[tiles], alone=only and output.alone)
             buffer = encoded.view
             pending = self.decoder.schedule(
                 encoded,
@@ -306,26 +308,27 @@ class DevicePipeline:
             raise
         return _InFlight(tiles, reserved, pending, buffer)
 
-    def encoded(self, image: LevelLayout, tiles: Integers) -> EncodedBatch:
-        """Read tiles of shape (tiles, 2), row and column of each, as they are stored."""
+    def encoded(self, image: LevelLayout, tiles: Integers, *, alone: bool = False) -> EncodedBatch:
+        """Read tiles of shape (tiles, 2), row and column of each, as they are stored.
+
+        Two threads read many where nothing else is to be done meanwhile (`alone`).
+        """
         offsets, wanted = image.grid.ranges(*tiles.T)
         spacing = self.decoder.spacing(image, len(tiles))
+        worker, places = self.decoder.worker, (offsets.ravel(), wanted.ravel())
         with self._reading if len(tiles) >= MANY_TILES else nullcontext():
-            joined = self._source.read_joined(
-                offsets.ravel(), wanted.ravel(), self.decoder.worker.take_buffer, spacing
-            )
+            if alone and isinstance(self._source, FileSource):
+                submit = worker.loader.submit
+                joined = self._source.read_joined(*places, worker.take_buffer, spacing, submit)
+            else:
+                joined = self._source.read_joined(*places, worker.take_buffer, spacing)
         self.log.count(bytes_read=int(joined.lengths.sum()))
         return EncodedBatch.joined(image, tiles, joined, wanted, self.background, shared=True)
 
-    def _paste(self, plan: ReadPlan, tiles: Integers, addresses: Integers, output: Output) -> None:
+    def _paste(self, plan: ReadPlan, pastes: Pastes, addresses: Integers, output: Output) -> None:
         """Copy parts of tiles that lie at addresses to their places."""
-        image = self.images[plan.image]
-        pastes, wish = plan.pastes, output.wish
-        if len(tiles) < len(plan.tiles):
-            chosen = np.zeros(len(plan.tiles), np.bool_)
-            chosen[tiles] = True
-            pastes = pastes[chosen[pastes.tile]]
-        tile, step = tile_format(image), plan.regions.step
+        wish = output.wish
+        tile, step = tile_format(self.images[plan.image]), plan.regions.step
         pixel = tile.channels * np.dtype(tile.dtype).itemsize
         table = np.empty(len(pastes), PASTE)
         begin = pastes.top * tile.width + pastes.left
@@ -372,18 +375,16 @@ class DevicePipeline:
 
     def _note_failures(self, plan: ReadPlan, failures: Mapping[int, str], output: Output) -> None:
         for tile, reason in failures.items():
-            key = TileKey(self.slide, plan.image, *plan.tiles[tile].tolist())
-            output.failures[key] = reason
+            output.failures[TileKey(self.slide, plan.image, *plan.tiles[tile].tolist())] = reason
 
     def _read_raw(self, plan: ReadPlan, output: Output) -> None:
         assert self._raw is not None
         image, stream = self.images[plan.image], output.stream
-        addresses = np.zeros(len(plan.tiles), np.int64)
-        failed = 0
+        addresses, failed = np.zeros(len(plan.tiles), np.int64), 0
         for part in self._raw.read(image, plan.tiles, self.background, stream):
             tiles = part.first + np.flatnonzero(part.addresses)
             addresses[tiles] = part.addresses[part.addresses > 0]
-            self._paste(plan, tiles, addresses, output)
+            self._paste(plan, plan.pastes_of(tiles), addresses, output)
             failures = {part.first + index: why for index, why in part.failures.items()}
             self._note_failures(plan, failures, output)
             failed += len(failures)

@@ -61,7 +61,13 @@ class Regions:
     @classmethod
     def one(cls, rect: Rect) -> Regions:
         """Take one rectangle."""
-        return cls(*np.array(rect, np.int64).reshape(4, 1))
+        regions = cls(*np.array(rect, np.int64).reshape(4, 1))
+        # Known already: to compute them takes as long as to look for the tiles.
+        vars(regions).update(
+            corners=[(rect.top, rect.left)],
+            shapes=[(rect.height, rect.width)],
+        )
+        return regions
 
     @classmethod
     def alike(cls, tops: Integers, lefts: Integers, height: int, width: int) -> Regions:
@@ -176,6 +182,14 @@ class ReadPlan:
             f"{len(self.tiles)} tiles ({np.count_nonzero(self.computed)} computed), "
             f"{len(self.pastes)} pastes, {len(self.blanks)} blank>"
         )
+
+    def pastes_of(self, tiles: Integers) -> Pastes:
+        """Return the parts of some tiles, by their indices."""
+        if len(tiles) == len(self.tiles):
+            return self.pastes
+        chosen = np.zeros(len(self.tiles), np.bool_)
+        chosen[tiles] = True
+        return self.pastes[chosen[self.pastes.tile]]
 
     def regions_of(self, tile: int) -> list[int]:
         """Return the indices of the regions that show a tile."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from concurrent.futures import wait
 from contextlib import contextmanager
 from functools import partial
 from io import FileIO
@@ -19,6 +20,7 @@ from napari_wsigpu.storage.source import ByteRange, JoinedBytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from concurrent.futures import Future
 
     from numpy.typing import NDArray
 
@@ -31,6 +33,8 @@ MERGE_LIMIT = 16 << 20
 FEW_RANGES = 16
 # From so many neighbours on, on average, one read of all is better than one for each.
 LONGEST_RUN = 4
+# So many bytes are worth another thread.
+MUCH = 2 << 20
 
 
 def merge_ranges(
@@ -206,11 +210,25 @@ class FileSource:
         lengths: NDArray[np.int64],
         new_buffer: NewBuffer = bytearray,
         spacing: Spacing | None = None,
+        submit: Callable[..., Future[None]] | None = None,
     ) -> JoinedBytes:
-        """Read many ranges into one buffer; see `ByteSource.read_joined`."""
+        """Read many ranges into one buffer; see `ByteSource.read_joined`.
+
+        Of much, `submit` has another thread read half.
+        """
         joined = self.join(offsets, lengths, spacing=spacing)
         buffer = new_buffer(joined.size)
-        self.read_runs(joined.runs, memoryview(buffer))
+        runs, view = joined.runs, memoryview(buffer)
+        if submit is None or joined.size < MUCH:
+            self.read_runs(runs, view)
+        else:
+            half = len(runs) // 2
+            helper = submit(self.read_runs, runs[:half], view)
+            try:
+                self.read_runs(runs[half:], view)
+            finally:
+                wait([helper])  # it writes to the buffer
+            helper.result()
         return JoinedBytes(buffer, joined.starts, joined.lengths)
 
     def read_runs(self, runs: Sequence[Run], view: memoryview) -> None:
