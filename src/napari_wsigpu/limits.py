@@ -51,7 +51,8 @@ class Limits:
     images : int
         Images (TIFF directories) in a file.
     pages : int
-        Images in a file of a slide scanner, of which each is looked at.
+        Images of which each is looked at: in a file of a slide scanner, or of any kind if they are
+        unlike each other or have others below them. A file of more than 10 MB may have more.
     subimages : int
         Images (SubIFDs) below one of them.
     planes : int

@@ -14,6 +14,8 @@ from napari_wsigpu.errors import (
     TileError,
     UnsupportedSlideError,
 )
+from napari_wsigpu.formats import claims
+from napari_wsigpu.limits import limits
 from tests import oracles, slides, tiffbytes
 from tests.tiffbytes import ASCII, LONG, RATIONAL, SHORT
 
@@ -428,3 +430,105 @@ def test_an_image_that_is_named_many_times_is_counted_as_often(tmp_path):
         tag.overwrite([tag.value[0]] * 200)
     with pytest.raises(CorruptSlideError, match="claim more numbers than it can hold"):
         open_slide(path)
+
+
+def named_below(path, count, **more):
+    """Write an image with so many others below it, each with as many numbers as the last one."""
+    options = {"tile": (16, 16), "metadata": None}
+    with tifffile.TiffWriter(path) as file:
+        file.write(np.zeros((64, 64), np.uint8), subifds=count, **options)
+        for number in range(count):
+            tags = [(65000, "H", 20_000, (1,) * 20_000, True)] if number == count - 1 else []
+            file.write(np.zeros((16, 16), np.uint8), extratags=tags, subfiletype=1, **options)
+    return path
+
+
+def test_numbers_of_each_image_below_another_are_counted(tmp_path):
+    """Of 512, of which 448 have the same 4 million numbers, opening took half a minute."""
+    path = named_below(tmp_path / "a.tif", 200)
+    with open_slide(path) as slide:
+        assert slide.dimensions == (64, 64)
+    with tifffile.TiffFile(path) as file:
+        *others, last = file.pages[0].pages
+        heavy = last.tags[65000]
+        places = [page.tags["Software"].offset for page in others[-16:]]
+    data = bytearray(path.read_bytes())
+    for place in places:  # the numbers of the last image become theirs, too
+        data[place : place + 12] = data[heavy.offset : heavy.offset + 12]
+    path.write_bytes(data)
+    with pytest.raises(CorruptSlideError, match="claim more numbers than it can hold"):
+        open_slide(path)
+
+
+def test_a_text_that_all_images_share_is_counted_for_each(tmp_path):
+    """4000 images with one description of 8 MB took half a minute."""
+    path = tmp_path / "a.tif"
+    text = "x" * 100_000
+    with tifffile.TiffWriter(path) as file:
+        for number in range(40):
+            pixels = np.zeros((16, 16 + number), np.uint8)
+            said = text if number == 0 else "y" * 10
+            file.write(pixels, description=said, metadata=None, contiguous=False)
+    with open_slide(path) as slide:
+        assert slide.dimensions == (55, 16)
+    with tifffile.TiffFile(path) as file:
+        first, *others = (page.tags[270].offset for page in file.pages)
+    data = bytearray(path.read_bytes())
+    for place in others:
+        data[place : place + 12] = data[first : first + 12]
+    path.write_bytes(data)
+    with pytest.raises(CorruptSlideError, match="claim more numbers than it can hold"):
+        open_slide(path)
+
+
+class TestImagesThatAreEachLookedAt:
+    """tifffile takes a time for them that grows with their number squared."""
+
+    def write(self, path, first=16, pages=12, below=0):
+        options = {"metadata": None, "contiguous": False}
+        with tifffile.TiffWriter(path) as file:
+            for number in range(pages):
+                width = 16 if number else first
+                file.write(np.zeros((16, width), np.uint8), subifds=below, **options)
+                for _ in range(below):
+                    file.write(np.zeros((8, 8), np.uint8), subfiletype=1, **options)
+        return path
+
+    @pytest.mark.parametrize("options", [{"first": 15}, {"pages": 6, "below": 1}])
+    def test_too_many_are_refused(self, tmp_path, monkeypatch, options):
+        path = self.write(tmp_path / "a.tif", **options)
+        with open_slide(path) as slide:
+            assert slide.dimensions == (16, 16)
+        monkeypatch.setattr(limits, "pages", 11)
+        with pytest.raises(UnsupportedSlideError, match=r"claims 12 images .* the limit is 11;"):
+            open_slide(path)
+
+    def test_so_many_alike_are_not_looked_at(self, tmp_path, monkeypatch):
+        path = self.write(tmp_path / "a.tif")
+        monkeypatch.setattr(limits, "pages", 11)
+        with open_slide(path) as slide:
+            assert slide.layout.hidden_planes == 11
+
+    def test_a_large_file_may_have_more(self, tmp_path, monkeypatch):
+        path = self.write(tmp_path / "a.tif", first=15)
+        monkeypatch.setattr(limits, "pages", 11)
+        with path.open("ab") as file:
+            file.truncate(12 * claims.IMAGE_BYTES)
+        with open_slide(path) as slide:
+            assert slide.dimensions == (16, 16)
+
+    @pytest.mark.parametrize("vendor", ["generic", "aperio"])
+    def test_too_many_tags(self, tmp_path, monkeypatch, vendor):
+        tags = dict.fromkeys(range(65001, 65301), (tiffbytes.ASCII, "x"))
+        said = slides.aperio_text(48, 32) if vendor == "aperio" else ""
+        sides = [(32, 48), (16, 24)]
+        pages = [
+            page(slides.picture(*side), more=tags, description=said, tile=(16, 16))
+            for side in sides
+        ]
+        path = write(tmp_path, *pages)
+        with open_slide(path) as slide:
+            assert slide.dimensions == (48, 32)
+        monkeypatch.setattr(limits, "pages", 8)
+        with pytest.raises(UnsupportedSlideError, match=r"2 images with 6\d\d tags"):
+            open_slide(path)

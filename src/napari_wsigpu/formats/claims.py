@@ -4,30 +4,42 @@ from __future__ import annotations
 
 import struct
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from functools import cache, partial
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from defusedxml import DefusedXmlException, ElementTree
 
-from napari_wsigpu.errors import CorruptSlideError, UnsupportedSlideError
+from napari_wsigpu.errors import CorruptSlideError, SlideError, UnsupportedSlideError
 from napari_wsigpu.formats import markup
 from napari_wsigpu.limits import limits
 from napari_wsigpu.tags import Tag
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from tifffile import TiffFile
 
 # Bytes of a value of the types that become Python numbers, one by one.
 NUMBERS = {3: 2, 4: 4, 5: 8, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 16: 8, 17: 8, 18: 8}
+# Texts and other bytes, which are taken as they are: so many cost as much as a number's one.
+TEXTS = {1, 2, 6, 7}
+TEXT_BYTES = 16
 SHORT, LONG, LONG8 = 3, 4, 16
 SIZES = {SHORT: "H", LONG: "I", LONG8: "Q"}
 OFFSETS = {4: "I", 13: "I", 16: "Q", 18: "Q"}
 # As numbers, for each tag of each image is looked at.
 SIDES, SUBIMAGES = (int(Tag.IMAGE_WIDTH), int(Tag.IMAGE_LENGTH)), int(Tag.SUB_IFDS)
 MOST_TAGS = 4096
-# So many images below others are looked at: of stacks of thousands that would take long.
-MOST_BELOW = 64
+# What tifffile calls of files whose images are unlike each other: it looks at each, which takes a
+# time that grows with their number squared.
+LOOKS_AT_EACH = "_series_generic"
+# How many tags such images have on average at most, and for how many bytes of a large file one more
+# image is let pass than the limits say.
+MEAN_TAGS = 48
+IMAGE_BYTES = 2560
+# Images below others are read with room for so many tags, and so many of them at once.
+USUAL_TAGS = 24
+AT_ONCE = 4096
 # tifffile looks for a loop among so many directories.
 LOOKED_AT = 100
 
@@ -44,7 +56,9 @@ class Directory(NamedTuple):
     below : tuple of int
         Where these are, unless they are more than the limits say.
     numbers : int
-        Bytes of the numbers that its tags say to have in the file.
+        Bytes of the numbers that its tags say to have in the file, and a share of those of texts.
+    tags : int
+        How many tags it has.
     next : int
         Where the next one is; 0 if it is the last.
     """
@@ -53,6 +67,7 @@ class Directory(NamedTuple):
     subimages: int
     below: tuple[int, ...]
     numbers: int
+    tags: int
     next: int
 
 
@@ -115,12 +130,15 @@ def _directory(file: TiffFile, offset: int) -> Directory | None:
             subimages = length
             if length <= limits.subimages:
                 below = _offsets(file, kind, length, value)
-        if kind in NUMBERS and (taken := length * NUMBERS[kind]) <= whole:
-            numbers += taken  # of more, tifffile leaves it out
+        if kind in NUMBERS:
+            if (taken := length * NUMBERS[kind]) <= whole:
+                numbers += taken  # of more, tifffile leaves it out
+        elif kind in TEXTS and length <= whole:
+            numbers += length // TEXT_BYTES
     area = sides.get(SIDES[0], 0) * sides.get(SIDES[1], 0)
     rest = data[size:]
     following = struct.unpack(tiff.offsetformat, rest)[0] if len(rest) == tiff.offsetsize else 0
-    return Directory(area, subimages, below, numbers, following)
+    return Directory(area, subimages, below, numbers, count, following)
 
 
 def _offsets(file: TiffFile, kind: int, length: int, value: bytes) -> tuple[int, ...]:
@@ -136,12 +154,54 @@ def _offsets(file: TiffFile, kind: int, length: int, value: bytes) -> tuple[int,
     return numbers.unpack_from(value) if len(value) >= numbers.size else ()
 
 
-def _numbers_at(file: TiffFile, offset: int) -> int:
-    """Return how many bytes of numbers one directory says to have."""
-    with suppress(CorruptSlideError):  # it is cut off, and will be left out
-        found = _directory(file, offset)
-        return 0 if found is None else found.numbers
-    return 0
+class _Below:
+    """What it costs to read images below others; most are as one before, but for their values."""
+
+    def __init__(self, file: TiffFile) -> None:
+        self._file = file
+        self._at: dict[int, tuple[int, int]] = {}
+        self._alike: dict[tuple[int, ...], tuple[int, int]] = {}
+
+    def cost(self, offsets: Iterable[int]) -> tuple[int, int]:
+        """Return how many bytes the images at these offsets have to be read, and how many tags."""
+        known, look = self._at, self._look
+        numbers = tags = 0
+        for offset in sorted(offsets):  # neighbours lie in one block of the file
+            found = known.get(offset)
+            if found is None:
+                found = known[offset] = look(offset)
+            numbers += found[0]
+            tags += found[1]
+        return numbers, tags
+
+    def _look(self, offset: int) -> tuple[int, int]:
+        tiff, handle = self._file.tiff, self._file.filehandle
+        handle.seek(offset)
+        data = handle.read(tiff.tagnosize + USUAL_TAGS * tiff.tagsize)
+        if len(data) < tiff.tagnosize:
+            return 0, 0
+        [count] = struct.unpack_from(tiff.tagnoformat, data)
+        if count > USUAL_TAGS or tiff.tagnosize + count * tiff.tagsize > len(data):
+            return self._look_closely(offset)
+        claimed = _kinds_and_lengths(tiff.byteorder, tiff.tagnosize, count).unpack_from(data)
+        found = self._alike.get(claimed)
+        if found is None:
+            found = self._alike[claimed] = self._look_closely(offset)
+        return found
+
+    def _look_closely(self, offset: int) -> tuple[int, int]:
+        with suppress(CorruptSlideError):  # it is cut off, and will be left out
+            directory = _directory(self._file, offset)
+            if directory is not None:
+                own = directory.tags * self._file.tiff.tagsize
+                return max(directory.numbers, own), directory.tags
+        return 0, 0
+
+
+@cache
+def _kinds_and_lengths(byteorder: str, head: int, count: int) -> struct.Struct:
+    """Return what unpacks kind and length of so many tags, behind their number of `head` bytes."""
+    return struct.Struct(f"{byteorder}{head}x{('2xHI4x' if head == 2 else '2xHQ8x') * count}")
 
 
 def check(file: TiffFile, path: str) -> bool:
@@ -160,8 +220,22 @@ def check(file: TiffFile, path: str) -> bool:
         If tags claim more numbers than the file can hold, or the images' list is a loop or ends
         within an entry.
     """
-    numbers = following = 0
-    below: dict[int, int] = {}
+    numbers = following = images = tags = 0
+    below, named = _Below(file), list[int]()
+
+    def refuse_too_much() -> None:
+        nonlocal numbers, tags
+        # Again for each image that names it: it is read as often.
+        read, count = below.cost(named)
+        numbers += read
+        tags += count
+        named.clear()
+        if numbers > file.filehandle.size:
+            raise CorruptSlideError(
+                f"The tags of '{path}' claim more numbers than it can hold; get a fresh copy of "
+                "the file."
+            )
+
     for number, directory in enumerate(directories(file), 1):
         if number > limits.images:
             raise UnsupportedSlideError(
@@ -174,17 +248,37 @@ def check(file: TiffFile, path: str) -> bool:
             )
         following = directory.next
         numbers += directory.numbers
-        for offset in directory.below:
-            if offset not in below:
-                looks = len(below) < MOST_BELOW
-                below[offset] = _numbers_at(file, offset) if looks else 0
-            numbers += below[offset]  # again for each image that names it: it is read as often
-        if numbers > file.filehandle.size:
-            raise CorruptSlideError(
-                f"The tags of '{path}' claim more numbers than it can hold; get a fresh copy of "
-                "the file."
-            )
+        images += 1 + len(directory.below)
+        tags += directory.tags
+        named += directory.below
+        if len(named) > AT_ONCE or numbers > file.filehandle.size:
+            refuse_too_much()
+    refuse_too_much()
+    most = max(limits.pages, int(file.filehandle.size) // IMAGE_BYTES)
+    if images > most or tags > most * MEAN_TAGS:
+        refusal = UnsupportedSlideError(
+            f"'{path}' claims {images} images with {tags} tags, more than a file of its size has: "
+            f"{limits.advice('pages')}."
+        )
+        setattr(file, LOOKS_AT_EACH, partial(_refuse, refusal))
     return following < int(file.filehandle.size)
+
+
+def _refuse(refusal: SlideError) -> NoReturn:
+    raise refusal
+
+
+def check_each(file: TiffFile) -> None:
+    """Refuse to look at each image of a file that was checked, if they or their tags are too many.
+
+    Raises
+    ------
+    UnsupportedSlideError
+        If there are more than the limits say.
+    """
+    refuse = vars(file).get(LOOKS_AT_EACH)
+    if refuse is not None:
+        refuse()
 
 
 def check_planes(name: str, count: int) -> None:

@@ -65,7 +65,9 @@ def parse(file: TiffFile, source: SlideFile, at: Mapping[str, int] = tiff.MIDDLE
     root = markup.parse(xml)
     elsewhere = companion.of_file(file, root)
     if elsewhere is not None:
-        with TiffFile(file.filehandle.path, omexml=elsewhere) as described_there:
+        path = file.filehandle.path
+        with TiffFile(path, omexml=elsewhere) as described_there:
+            claims.check(described_there, source.path)
             return parse(described_there, source, at)
     distrust = _distrust(root, file)
     if distrust is not None:

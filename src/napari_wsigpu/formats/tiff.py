@@ -228,6 +228,7 @@ def pages(file: TiffFile) -> list[TiffPage]:
             f"'{file.filename}' claims {len(file.pages)} images, more than any scanner writes: "
             f"{limits.advice('pages')}."
         )
+    claims.check_each(file)
     return [page.aspage() for page in file.pages]
 
 
