@@ -7,7 +7,9 @@ import os
 import pickle
 import re
 import shutil
+import tracemalloc
 import zlib
+from functools import partial
 
 import numpy as np
 import openslide
@@ -19,10 +21,13 @@ from napari_wsigpu.errors import (
     CorruptSlideError,
     NotASlideError,
     SlideChangedError,
+    SlideError,
     TileError,
     UnsupportedSlideError,
 )
-from napari_wsigpu.formats.describe import describe
+from napari_wsigpu.formats.describe import describe, describe_source
+from napari_wsigpu.layout import SlideFile
+from napari_wsigpu.storage.file import FileSource
 from tests import oracles, slides
 
 INSTALL = 'the packages for DICOM are not installed: pip install "napari-wsigpu[dicom]"'
@@ -602,3 +607,25 @@ def test_a_jpeg_ls_frame_that_ends_early_is_refused(tmp_path, monkeypatch, lost,
     dicomslides.save(tmp_path / "a.dcm", dicomslides.instance(slides.picture(64, 64), "jpeg-ls"))
     with open_slide(tmp_path) as slide, pytest.raises(TileError, match="end early"):
         slide.levels[0][...]
+
+
+@pytest.mark.parametrize("served", [False, True])
+def test_a_text_longer_than_the_file_takes_no_memory(tmp_path, served):
+    """pydicom asks for as many bytes as a value is said to have."""
+    path = tmp_path / "a.dcm"
+    dicomslides.save(path, dicomslides.instance(slides.picture(64, 64)))
+    data = bytearray(path.read_bytes())
+    place = data.index(b"\x20\x00\x0d\x00UI")  # the study's number
+    data[place + 4 : place + 12] = b"UT\0\0" + (1 << 30).to_bytes(4, "little")
+    path.write_bytes(data)
+    file = SlideFile.of(str(path), path.stat())
+    source = FileSource(file)
+    read = partial(describe_source, source, file.size) if served else describe
+    tracemalloc.start()
+    try:
+        with pytest.raises(SlideError, match=r"cut off|damaged"):
+            read(path.name if served else path)
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
+        source.close()

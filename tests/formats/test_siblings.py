@@ -3,6 +3,7 @@
 import os
 import struct
 import time
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -145,6 +146,23 @@ def test_an_index_that_claims_too_many_planes_is_refused_before_they_are_listed(
     monkeypatch.setattr(tifffile.TiffFile, "series", property(lambda file: pytest.fail("listed")))
     with pytest.raises(UnsupportedSlideError, match=r"claims 10000000\d planes"):
         open_slide(first)
+
+
+@pytest.mark.parametrize("text", [b'{"channel": 2}', b"a.tif"])
+def test_an_index_with_a_text_longer_than_itself_takes_no_memory(tmp_path, text):
+    first, *_ = micromanager.write_ndtiff(tmp_path, CHANNELS)
+    index = tmp_path / "NDTiff.index"
+    data = bytearray(index.read_bytes())
+    place = data.rindex(text) - 4
+    data[place : place + 4] = struct.pack("<I", 1 << 30)
+    index.write_bytes(data)
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptSlideError, match=r"The index of planes '.*' is damaged"):
+            open_slide(first)
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_plane_that_the_index_names_twice_is_said(tmp_path):

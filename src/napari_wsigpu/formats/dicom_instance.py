@@ -48,6 +48,7 @@ from napari_wsigpu.formats.fields import positive_number
 from napari_wsigpu.formats.tiff import LARGEST_SIDE
 from napari_wsigpu.layout import Encoding, JpegColor, SlideFile
 from napari_wsigpu.limits import limits
+from napari_wsigpu.storage.bounded import BoundedReader
 from napari_wsigpu.storage.served import ServedFile
 from napari_wsigpu.tags import COMPRESSION, FILLORDER, JPEG_LS, PHOTOMETRIC, PREDICTOR
 
@@ -227,7 +228,7 @@ def _opened(path: File) -> Iterator[tuple[BinaryIO, SlideFile]]:
         with path.open() as served:
             yield served, path.file
     else:
-        with path.open("rb") as stream:
+        with BoundedReader(path.open("rb", buffering=0)) as stream:
             yield stream, SlideFile.of(str(path), path.stat())
 
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 SIBLING = "another file"
 BEYOND = 1 << 61
 INDEX = "NDTiff.index"
+# What the index says of a plane behind its texts.
+PLANE_BYTES = 32
 NDTIFF_AT, NDTIFF = 8, struct.pack("<I", 483729)
 NO_INDEX = (
     "It is one file of an NDTiff stack, whose index (NDTiff.index) is not beside it or can't be "
@@ -142,6 +144,7 @@ def check_stack(file: TiffFile) -> None:
     elif file.is_ndtiff:
         index = folder / INDEX
         _check_files(file, [index])
+        _check_index(index)
         names: set[str] = set()
         places: dict[str, dict[int | str, None]] = {}
         for axes, name, *_ in read_ndtiff_index(index):
@@ -154,6 +157,22 @@ def check_stack(file: TiffFile) -> None:
         counts = [_length(list(values)) for values in places.values()]
     _check_files(file, others)
     claims.check_planes(file.filename, math.prod(counts))
+
+
+def _check_index(path: Path) -> None:
+    """Refuse an index with a text longer than itself; tifffile would take memory for it first."""
+    size, place = path.stat().st_size, 0
+    with path.open("rb") as index:
+        while place < size:
+            for _ in range(2):  # where a plane lies on the axes, and the name of its file
+                index.seek(place)
+                length = int.from_bytes(index.read(4), "little")
+                if length > size:
+                    raise CorruptSlideError(
+                        f"The index of planes '{path}' is damaged; get a fresh copy of it."
+                    )
+                place += 4 + length
+            place += PLANE_BYTES
 
 
 def _length(places: Sequence[int | str]) -> int:

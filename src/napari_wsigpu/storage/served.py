@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import io
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from napari_wsigpu.storage.bounded import BoundedReader
 from napari_wsigpu.storage.readahead import ReadAheadFile
 from napari_wsigpu.storage.url import file_name
 
@@ -44,7 +44,7 @@ class ServedFile:
         return file_name(self.file.path)
 
     @contextmanager
-    def open(self) -> Iterator[io.BufferedReader]:
+    def open(self) -> Iterator[BoundedReader]:
         """Give the file to be read.
 
         Raises
@@ -54,7 +54,7 @@ class ServedFile:
         """
         ahead = ReadAheadFile(self.source, self.file.size, self.file.path)
         try:
-            yield io.BufferedReader(ahead)
+            yield BoundedReader(ahead)
         finally:
             if ahead.failure is not None:
                 raise ahead.failure from None
