@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,6 +67,17 @@ def test_a_pickled_copy(path):
     for image in copy.associated_images.values():
         with pytest.raises(SlideClosedError):
             image.read()
+
+
+def test_opening_a_small_file_takes_little_memory(path):
+    """Also for a moment: Python makes room for what is asked for before it reads."""
+    describe(path)
+    tracemalloc.start()
+    try:
+        describe(path)
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def touch(file):

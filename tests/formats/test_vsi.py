@@ -1,4 +1,5 @@
 import os
+import tracemalloc
 from contextlib import suppress
 
 import imagecodecs
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.errors import CorruptSlideError, SlideError, TileError, UnsupportedSlideError
+from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.privacy import masked
 from tests import slides, vsis
 from tests.conftest import shared_slide
@@ -145,6 +147,17 @@ def test_channels_and_planes(path):
         assert [channel.name for channel in slide.channels] == ["DAPI", "Cy3", "Cy5"]
         assert slide.layout.hidden_planes == 4
     check_by_slideio(path)
+
+
+def test_opening_it_takes_little_memory(path):
+    """Python makes room for what is asked for before it reads."""
+    write_brightfield(path)
+    tracemalloc.start()
+    try:
+        describe(path)
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_the_overview_is_no_slide(path):

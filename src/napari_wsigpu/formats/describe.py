@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import logging
 import os
 import re
@@ -31,6 +30,7 @@ from napari_wsigpu.formats.fields import finite, iso_date
 from napari_wsigpu.formats.registry import PATH_FORMATS, TIFF_FORMATS
 from napari_wsigpu.formats.siblings import SIBLING
 from napari_wsigpu.layout import RemoteFile, SlideFile
+from napari_wsigpu.storage.bounded import BoundedReader
 from napari_wsigpu.storage.readahead import ReadAheadFile
 from napari_wsigpu.storage.remote import RemoteSource
 from napari_wsigpu.storage.served import ServedFile
@@ -274,7 +274,7 @@ def _describe_series(url: str, plane: Plane, *, is_folder: bool = False) -> Foun
 def _describe_source(source: ByteSource, described: SlideFile, plane: Plane) -> SlideLayout:
     name = described.path
     ahead = ReadAheadFile(source, described.size, name)
-    file = io.BufferedReader(ahead)  # as tags are read by a few bytes each
+    file = BoundedReader(ahead)  # as tags are read by a few bytes each
     head = file.read(HEAD)
     if _is_dicom(name, head):
         return dicom_served.parse_alone(ServedFile(source, described), **plane)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from napari_wsigpu.storage.bounded import BoundedReader
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
@@ -80,7 +82,7 @@ class Index:
         """
         if not path.is_file():  # to open a pipe would wait
             raise ValueError("its index is missing")
-        with path.open("rb") as file:
+        with BoundedReader(path.open("rb", buffering=0)) as file:
             data = file.read(LARGEST + 1)
         begin = VERSION + slide.encode()
         if len(data) > LARGEST:

@@ -27,6 +27,7 @@ from napari_wsigpu.layout import (
     SlideLayout,
     TileGrid,
 )
+from napari_wsigpu.storage.bounded import BoundedReader
 from napari_wsigpu.tags import COMPRESSION
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def probe(path: Path, head: bytes) -> bool:
     """Whether a path is a .vsi file whose tiles are in files of their own."""
     if not begins(head):
         return False
-    with path.open("rb") as file:
+    with BoundedReader(path.open("rb", buffering=0)) as file:
         return lies_elsewhere(file)
 
 
@@ -112,7 +113,7 @@ def _parse(path: Path, at: Mapping[str, int]) -> SlideLayout:
             "missing; put it beside the file."
         )
     problems: list[str] = []
-    with path.open("rb") as file:
+    with BoundedReader(path.open("rb", buffering=0)) as file:
         root = read_tags(file.read(LARGEST_VSI))
     pictures = _pictures(found, root, problems)
     scans = [picture for picture in pictures if not picture.is_overview] or pictures
