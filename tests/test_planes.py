@@ -10,9 +10,16 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from napari_wsigpu import open_slide
-from napari_wsigpu.errors import CorruptSlideError, PlaneError, SlideChangedError, SlideClosedError
+from napari_wsigpu import convert, open_slide
+from napari_wsigpu.errors import (
+    ConversionError,
+    CorruptSlideError,
+    PlaneError,
+    SlideChangedError,
+    SlideClosedError,
+)
 from napari_wsigpu.formats.describe import describe
+from tests import ndpi, slides, tiffbytes
 from tests.stacks import SIZES, of_plane, save, stack, write_ome, write_stack
 
 
@@ -236,3 +243,44 @@ def test_ome_zarr_of_any_order(tmp_path_factory, order, sizes, version):
             for t, z in np.ndindex(expected.shape[:2]):
                 found = slide.plane(z, t).levels[number][...]
                 np.testing.assert_array_equal(found, expected[t, z])
+
+
+def write_focal_planes(path, *photometrics):
+    """Write an NDPI of one focal plane each; those of gray (0 and 1) are of one channel."""
+    levels = []
+    for number, photometric in enumerate(photometrics):
+        pixels = slides.picture(64, 96, 1 if photometric < 2 else 3).squeeze()
+        tags = {262: (tiffbytes.SHORT, photometric)}
+        if photometric < 2:
+            tags |= {258: (tiffbytes.SHORT, 8), 277: (tiffbytes.SHORT, 1)}
+        levels.append(ndpi.level(pixels, plane=1000 * number, tags=tags))
+    ndpi.write(path, levels)
+
+
+@pytest.mark.parametrize("photometrics", [(6, 9), (9, 6), (6, 1)])
+def test_a_plane_of_another_kind_than_the_one_that_is_shown(tmp_path, photometrics):
+    """A conversion of both ended in a ValueError."""
+    path = tmp_path / "a.ndpi"
+    write_focal_planes(path, *photometrics)
+    with open_slide(path, "cpu") as slide:
+        assert slide.planes.size_z == 2
+        slide.levels[0][...]
+        for read in (
+            lambda: slide.plane(1),
+            lambda: slide.read_region((0, 0), (9, 9), z=1),
+            lambda: slide.to_dask().compute(scheduler="synchronous"),
+            lambda: convert(slide, tmp_path / "out.ome.tif"),
+            lambda: convert(slide, tmp_path / "out.zarr"),
+        ):
+            with pytest.raises(CorruptSlideError, match=r"plane at z = 1, t = 0 .* other channels"):
+                read()
+        convert(slide, tmp_path / "out.tif")
+
+
+def test_planes_that_one_file_can_not_hold_are_not_converted(tmp_path):
+    """In one of them 0 is white."""
+    path = tmp_path / "a.ndpi"
+    write_focal_planes(path, 1, 0)
+    with pytest.raises(ConversionError, match="differ in size, tiles or samples"):
+        convert(path, tmp_path / "out.ome.tif")
+    convert(path, tmp_path / "out.ome.tif", z=1)

@@ -15,7 +15,7 @@ from napari_wsigpu.codecs.choose import choose_decoder
 from napari_wsigpu.codecs.color import EmbeddedProfile, wants_srgb
 from napari_wsigpu.described import Described
 from napari_wsigpu.display.source import DisplaySource
-from napari_wsigpu.errors import LevelError, RegionError, changed_error
+from napari_wsigpu.errors import CorruptSlideError, LevelError, RegionError, changed_error
 from napari_wsigpu.formats.describe import described
 from napari_wsigpu.formats.tiff import background, is_rgb
 from napari_wsigpu.open_planes import OpenPlanes
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.color import Color
@@ -359,6 +360,11 @@ class OpenedSlide(Described):
         with described(path, at) as (layout, source):
             if layout.files != own.files or layout.remote != remote:
                 raise changed_error(self.path)
+            if _kind(layout) != _kind(own):
+                raise CorruptSlideError(
+                    f"The plane at z = {at['z']}, t = {at['t']} of '{self.path}' has other "
+                    "channels or samples than the one that is shown; get a fresh copy of the file."
+                )
             plane = type(self)(
                 layout,
                 self.device,
@@ -425,6 +431,12 @@ _renewing = threading.Lock()
 def _renew_lock() -> None:
     global _renewing
     _renewing = threading.Lock()
+
+
+def _kind(layout: SlideLayout) -> tuple[int, np.dtype[Any], bool]:
+    """Return what planes of a slide have in common."""
+    base = layout.levels[0]
+    return base.channels, base.dtype, layout.rgb
 
 
 if hasattr(os, "register_at_fork"):

@@ -110,6 +110,8 @@ class ReadableSlide(OpenedSlide):
             If there is no such plane.
         SlideChangedError
             If the file is no longer the one that was opened.
+        CorruptSlideError
+            If the plane has other channels or samples than this one.
         SlideError
             If the file can't be read.
         """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from napari_wsigpu.conversion.coding import Coding, check_ome, copied_coding, new_coding
 from napari_wsigpu.conversion.elsewhere import Elsewhere
@@ -59,9 +59,10 @@ def make_plan(slide: Slide, options: Options) -> Plan:
             copied = False
         else:
             averaged = True
-    if any(_sizes(plan) != _sizes(first) for plan in plans.values()):
+    if any(_stored(plan) != _stored(first) for plan in plans.values()):
         raise ConversionError(
-            f"The planes of '{slide.path}' differ in size or tiles; choose one of them by z and t."
+            f"The planes of '{slide.path}' differ in size, tiles or samples; choose one of them by "
+            "z and t."
         )
     levels = [
         level if plane in plans else replace(level, plane=plane, missing=True)
@@ -99,6 +100,10 @@ def _sizes(plan: Plan) -> list[tuple[int, int, bool, int, int]]:
 
 def _codings(plan: Plan) -> list[Coding | None]:
     return [level.coding for level in plan.levels]
+
+
+def _stored(plan: Plan) -> tuple[Any, ...]:
+    return _sizes(plan), _codings(plan)
 
 
 def _of_plane(
