@@ -1,4 +1,8 @@
-"""Slides that several viewers show."""
+"""Slides that several viewers show, and windows that are open as Python ends."""
+
+import os
+import subprocess
+import sys
 
 import pytest
 from napari.components import ViewerModel
@@ -9,6 +13,25 @@ from napari_wsigpu.viewer import progressive
 from napari_wsigpu.viewer.layers import slide_layers
 from napari_wsigpu.viewer.lifetime import look_after_slides
 from napari_wsigpu.viewer.sample import sample_path
+
+# What is registered before napari runs after all that is registered later, and before PyQt's end.
+ENDS_WITH_AN_OPEN_WINDOW = """
+import atexit
+from qtpy.QtWidgets import QApplication, QMainWindow
+
+@atexit.register
+def say_what_is_left():
+    widgets = QApplication.topLevelWidgets()
+    print("left:", [each for each in widgets if isinstance(each, QMainWindow)])
+
+import napari
+from napari_wsigpu.viewer.sample import sample_path
+viewer = napari.Viewer()
+viewer.window.resize(711, 533)
+viewer.open(sample_path(), plugin="napari-wsigpu")
+viewer.window.add_plugin_dock_widget("napari-wsigpu", "Navigator")
+print("open:", viewer.window._qt_window.isVisible())
+"""
 
 
 @pytest.fixture
@@ -53,3 +76,18 @@ def test_a_layer_stays_progressive_as_long_as_a_viewer_shows_it(viewers, release
     viewers[0].layers.remove(layer)
     assert progressive.display_of(layer) is None
     assert calls == [slide]
+
+
+def test_no_window_is_left_to_be_deleted_as_python_ends(qapp, tmp_path):
+    settings = tmp_path / "settings.yaml"
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS_WITH_AN_OPEN_WINDOW],
+        env=os.environ | {"NAPARI_CONFIG": str(settings)},
+        timeout=120,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split("\n")[-3:] == ["open: True", "left: []", ""]
+    assert "Traceback" not in done.stderr
+    assert "711" not in settings.read_text()  # nobody chose that size

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet, ref
 
 from napari_wsigpu.viewer.layers import slide_of, widen_limits
 from napari_wsigpu.viewer.progressive import display_progressively, on_window_closed, stop_display
+from napari_wsigpu.viewer.window import close_unsaved
 
 if TYPE_CHECKING:
     from napari import Viewer
@@ -39,6 +41,18 @@ def look_after_slides(viewer: Viewer) -> None:
                 _let_go(layer)
 
     on_window_closed(viewer, on_closed)
+
+
+@atexit.register
+def close_windows() -> None:
+    """Close the windows with slides that are open when Python ends.
+
+    PyQt would delete them while it walks through a table of all that Python knows of Qt. What
+    their docks and canvas have Python do meanwhile changes that table, which ended the process by
+    a segmentation fault in every other run. What was registered last runs first: before PyQt's.
+    """
+    for viewer in list(_open):
+        close_unsaved(viewer)
 
 
 def _on_inserted(event: Any) -> None:

@@ -54,6 +54,14 @@ def keep_on_screen(window: QMainWindow) -> None:
         window.resize(size)
 
 
+def close_unsaved(viewer: Viewer) -> None:
+    """Close a viewer's window that nobody chose to leave: its size is not kept for the next one."""
+    window = main_window(viewer)
+    if window is not None:
+        window._save_current_window_settings = lambda: None
+        viewer.close()
+
+
 def close_toasts(window: QWidget, message: str) -> None:
     """Close what napari still shows of a notification."""
     from napari._qt.dialogs.qt_notification import NapariQtNotification
