@@ -111,8 +111,7 @@ class SharedViewer:
                 timer.deleteLater()
         viewer.layers.events.inserted.disconnect(seen._on_inserted)
         viewer.events.reset_view.disconnect(seen._on_fitted)
-        if seen._canvas_changes:
-            viewer.canvas.events.size.disconnect(seen._fit_soon)
+        viewer.canvas.events.size.disconnect(seen._fit_soon)
 
 
 def make_viewer(show: bool = True) -> napari.Viewer:

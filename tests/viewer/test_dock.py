@@ -9,7 +9,7 @@ from napari.components import ViewerModel
 from napari.settings import get_plugin_settings
 from napari.utils.notifications import show_info
 from npe2 import PluginManager
-from qtpy.QtCore import QEvent, QPoint, Qt
+from qtpy.QtCore import QEvent, QPoint, Qt, QTimer
 from qtpy.QtTest import QTest
 from qtpy.QtWidgets import QApplication, QPushButton, QWidget
 
@@ -60,6 +60,10 @@ def open_slide_in(viewer):
 
 def size_of(viewer):
     return viewer.window.geometry()[2:]
+
+
+def canvas_of(viewer):
+    return viewer.window._qt_viewer.canvas.native
 
 
 def is_whole(viewer, layer):
@@ -190,6 +194,36 @@ def test_the_slide_is_whole_beside_a_dock_of_the_menu(viewer):
     viewer.window.add_plugin_dock_widget("napari-wsigpu", "Export region")
     settle()
     assert viewer.scene.camera.zoom == zoom
+
+
+def let_time_pass(viewer):
+    """Have all that the window does later done now."""
+    for timer in viewer.window._qt_window.findChildren(QTimer):
+        if timer.isActive() and timer.isSingleShot():
+            timer.start(0)
+    settle()
+
+
+def test_the_slide_stays_whole_until_somebody_moves_the_view(viewer):
+    [layer] = open_slide_in(viewer)
+    for size in ((1600, 1000), (900, 600), (1400, 800)):
+        let_time_pass(viewer)
+        viewer.window.resize(*size)
+        settle()
+        assert is_whole(viewer, layer)
+    viewer.window.add_plugin_dock_widget("napari-wsigpu", "Navigator")
+    settle()
+    assert is_whole(viewer, layer)
+    QTest.mousePress(canvas_of(viewer), Qt.LeftButton, pos=QPoint(200, 200))
+    QTest.mouseMove(canvas_of(viewer), QPoint(240, 200))
+    QTest.mouseRelease(canvas_of(viewer), Qt.LeftButton, pos=QPoint(240, 200))
+    settle()
+    camera = viewer.scene.camera
+    view = camera.center, camera.zoom
+    viewer.window.resize(1000, 700)
+    settle()
+    assert (camera.center, camera.zoom) == view
+    assert not is_whole(viewer, layer)
 
 
 def test_the_inspector_scrolls_its_tabs_alone(viewer):

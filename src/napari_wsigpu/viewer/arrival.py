@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet, ref
 
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.slide import Slide
 
-CHANGING_MS = 3000  # while docks and windows find their sizes, on a busy machine too
 # A scale bar and a dock take longer than a slide's first view: they follow it.
 FURNISHING_MS = 100
 
@@ -36,22 +34,12 @@ _arrivals: WeakKeyDictionary[Viewer, _Arrivals] = WeakKeyDictionary()
 def welcome_slides(viewer: Viewer) -> None:
     """Have a viewer show each new slide whole, and open the inspector with the first one.
 
-    Who has moved the view meanwhile keeps it, and who closes the inspector will not be bothered
-    again. Calling this again for the same viewer changes nothing.
+    It stays whole, whatever size the canvas gets, until somebody moves the view; who closes the
+    inspector will not be bothered again. Calling this again for the same viewer changes nothing.
     """
     if viewer not in _arrivals:
         _arrivals[viewer] = _Arrivals(viewer)
         notification_manager.notification_ready.connect(let_toasts_end, position="last")
-
-
-def fit_beside_dock(viewer: Viewer) -> None:
-    """Show the slides that came last whole again, beside a dock that the user opens.
-
-    Who has moved the view since they came keeps it.
-    """
-    arrivals = _arrivals.get(viewer)
-    if arrivals is not None:
-        arrivals.fit_anew()
 
 
 def furnish(viewer: Viewer) -> bool:
@@ -71,10 +59,10 @@ class _Arrivals:
         self._is_bare = False
         self._inspector_had_its_turn = False
         self._has_scale_bar = False
-        self._canvas_changes = False
-        self._changes = 0
         viewer.layers.events.inserted.connect(self._on_inserted)
         viewer.events.reset_view.connect(self._on_fitted)
+        # Windows and docks find their sizes later than one would know.
+        viewer.canvas.events.size.connect(self._fit_soon)
 
     def _on_inserted(self, event: Any) -> None:
         viewer, slide = self._viewer(), slide_of(event.value)
@@ -108,7 +96,7 @@ class _Arrivals:
         keep_on_screen(window)
         self._is_bare = True
         soon(window, self.furnish, FURNISHING_MS)
-        self.fit_anew()
+        self._fit_soon()
 
     def furnish(self) -> bool:
         """Add scale bar and inspector, unless that was done or the slides have yet to settle."""
@@ -121,31 +109,8 @@ class _Arrivals:
             self._has_scale_bar = True  # once: who hides it means it
             viewer.canvas.overlays.scale_bar.visible = True
         if not self._inspector_had_its_turn and self._layers(viewer):
-            self._inspector_had_its_turn = offer_inspector(viewer, window, self._fit_soon)
-        self.fit_anew()
+            self._inspector_had_its_turn = offer_inspector(viewer, window)
         return True
-
-    def fit_anew(self) -> None:
-        """Fit the slides, and again whenever the canvas changes within the next moments."""
-        viewer = self._viewer()
-        window = None if viewer is None else main_window(viewer)
-        if viewer is None or window is None:
-            return
-        if not self._canvas_changes:
-            self._canvas_changes = True
-            viewer.canvas.events.size.connect(self._fit_soon)
-        self._changes += 1
-        soon(window, partial(self._leave_canvas, self._changes), CHANGING_MS)
-        self._fit_soon()
-
-    def _leave_canvas(self, changes: int) -> None:
-        """Fit no more when the canvas changes: from now on, that is the user's doing."""
-        viewer = self._viewer()
-        if changes != self._changes:
-            return  # more has changed meanwhile
-        self._canvas_changes = False
-        if viewer is not None:
-            viewer.canvas.events.size.disconnect(self._fit_soon)
 
     def _fit_soon(self, event: Any = None) -> None:
         viewer = self._viewer()

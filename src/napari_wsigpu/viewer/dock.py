@@ -12,8 +12,6 @@ from napari_wsigpu.viewer.settings import PLUGIN, never_open_inspector, settings
 from napari_wsigpu.viewer.window import canvas_width_on_screen, close_toasts, narrow_toasts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from napari import Viewer
     from qtpy.QtWidgets import QMainWindow, QWidget
 
@@ -25,7 +23,7 @@ SEPARATOR = 10  # pixels
 OFFER = "Open the slide inspector?"
 
 
-def offer_inspector(viewer: Viewer, window: QMainWindow, opened: Callable[[], None]) -> bool:
+def offer_inspector(viewer: Viewer, window: QMainWindow) -> bool:
     """Open the inspector if the settings say so; ask first where it leaves little room.
 
     Parameters
@@ -34,8 +32,6 @@ def offer_inspector(viewer: Viewer, window: QMainWindow, opened: Callable[[], No
         The viewer.
     window : QMainWindow
         Its window.
-    opened : callable
-        Called if the user has it opened later; keeps no viewer.
 
     Returns
     -------
@@ -57,7 +53,6 @@ def offer_inspector(viewer: Viewer, window: QMainWindow, opened: Callable[[], No
         shown_in = weak()
         if shown_in is not None:
             shown_in.window.add_plugin_dock_widget(PLUGIN, INSPECTOR)
-            opened()
 
     def decline(toast: Any) -> None:
         never_open_inspector()

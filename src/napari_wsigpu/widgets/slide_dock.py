@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from qtpy.QtCore import QEvent, QObject, QSize, QTimer
 from qtpy.QtWidgets import QDockWidget, QLabel, QMainWindow, QWidget
 
-from napari_wsigpu.viewer.arrival import fit_beside_dock
 from napari_wsigpu.viewer.dock import SHARE
 from napari_wsigpu.viewer.layers import slide_of
 from napari_wsigpu.viewer.window import canvas_width, dock_of_layer_controls, soon
@@ -87,12 +86,11 @@ class SlideDock(QWidget):  # type: ignore[misc]
                 dock.raise_()
 
     def leave_the_canvas(self, dock: QDockWidget) -> None:
-        """Have the slide fitted beside the dock, or be a tab elsewhere if the canvas is narrow."""
+        """Be a tab elsewhere if the canvas is narrow."""
         window = self.window()
         if not isinstance(window, QMainWindow) or dock.isHidden() or dock.isFloating():
             return
         theirs = dock_of_layer_controls(window)
-        fit_beside_dock(self.viewer)
         if theirs is not None and canvas_width(self.viewer) < USABLE_CANVAS:
             window.tabifyDockWidget(theirs, dock)
             dock.raise_()
