@@ -11,7 +11,7 @@ from napari.utils.notifications import show_info
 from npe2 import PluginManager
 from qtpy.QtCore import QEvent, QPoint, Qt, QTimer
 from qtpy.QtTest import QTest
-from qtpy.QtWidgets import QApplication, QPushButton, QWidget
+from qtpy.QtWidgets import QApplication, QDockWidget, QPushButton, QWidget
 
 from napari_wsigpu import wait
 from napari_wsigpu.viewer import arrival
@@ -163,6 +163,25 @@ def test_a_dock_of_the_menu_leaves_a_canvas_to_use(viewer, name):
     window, dock = viewer.window._qt_window, widget.parent()
     assert [each.objectName() for each in window.tabifiedDockWidgets(dock)] == ["layer controls"]
     assert not dock.visibleRegion().isEmpty()
+
+
+def test_docks_leave_a_canvas_to_use_where_the_layer_controls_are_hidden(viewer):
+    viewer.window.resize(700, 560)
+    settle()
+    [layer] = open_slide_in(viewer)
+    window = viewer.window._qt_window
+    controls = window.findChild(QDockWidget, "layer controls")
+    controls.hide()
+    settle()
+    before = viewer.canvas.size[1]
+    for name in ("Slide inspector", "Export region", "Navigator"):
+        _, widget = viewer.window.add_plugin_dock_widget("napari-wsigpu", name)
+        settle()
+        assert viewer.screenshot(flash=False).shape[1] == before > 300
+        tabs = window.tabifiedDockWidgets(widget.parent())
+        assert "layer list" in [each.objectName() for each in tabs]
+    assert is_whole(viewer, layer)
+    controls.show()
 
 
 @pytest.mark.parametrize("names", [("Navigator", "Slide inspector"), ("Slide inspector", "Slides")])

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from napari import Viewer
     from napari.layers import Layer
 
-LAYER_CONTROLS = "layer controls"  # as napari names it
+LAYER_DOCKS = "layer controls", "layer list"  # as napari names them
 TOAST_MARGIN = 8  # pixels that napari leaves beside one
 SHOWING_MS = 200  # until a window that is shown has the size that it will have
 
@@ -32,18 +32,25 @@ def main_window(viewer: Viewer) -> QMainWindow | None:
 def canvas_width_on_screen(viewer: Viewer, window: QMainWindow) -> int:
     """Return how wide the canvas would be if the window were no wider than its screen."""
     beyond: int = window.width() - window.screen().availableGeometry().width()
-    return canvas_width(viewer) - max(beyond, 0)
+    return int(viewer.canvas.size[1]) - max(beyond, 0)
 
 
-def canvas_width(viewer: Viewer) -> int:
-    """Return how wide the canvas is."""
-    return int(viewer.canvas.size[1])
+def dock_of_layers(window: QMainWindow) -> QDockWidget | None:
+    """Return one of napari's own docks beside the canvas; None if all are hidden or float."""
+    docks = [window.findChild(QDockWidget, name) for name in LAYER_DOCKS]
+    shown = (dock for dock in docks if dock and not dock.isHidden() and not dock.isFloating())
+    return next(shown, None)
 
 
-def dock_of_layer_controls(window: QMainWindow) -> QDockWidget | None:
-    """Return napari's own dock above the list of layers; None where it is hidden or floats."""
-    dock = window.findChild(QDockWidget, LAYER_CONTROLS)
-    return None if dock is None or dock.isHidden() or dock.isFloating() else dock
+def width_beside_docks(window: QMainWindow) -> int:
+    """Return how wide what docks surround is, once all that was docked by now has its size.
+
+    The canvas takes that size only when it is drawn.
+    """
+    layout, center = window.layout(), window.centralWidget()
+    if layout is not None:
+        layout.activate()
+    return window.width() if center is None else int(center.width())
 
 
 def keep_on_screen(window: QMainWindow) -> None:

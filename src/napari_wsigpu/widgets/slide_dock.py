@@ -10,7 +10,7 @@ from qtpy.QtWidgets import QDockWidget, QLabel, QMainWindow, QWidget
 
 from napari_wsigpu.viewer.dock import SHARE
 from napari_wsigpu.viewer.layers import slide_of
-from napari_wsigpu.viewer.window import canvas_width, dock_of_layer_controls, soon
+from napari_wsigpu.viewer.window import dock_of_layers, soon, width_beside_docks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -90,8 +90,8 @@ class SlideDock(QWidget):  # type: ignore[misc]
         window = self.window()
         if not isinstance(window, QMainWindow) or dock.isHidden() or dock.isFloating():
             return
-        theirs = dock_of_layer_controls(window)
-        if theirs is not None and canvas_width(self.viewer) < USABLE_CANVAS:
+        theirs = dock_of_layers(window)
+        if theirs is not None and width_beside_docks(window) < USABLE_CANVAS:
             window.tabifyDockWidget(theirs, dock)
             dock.raise_()
 
