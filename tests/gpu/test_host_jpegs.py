@@ -1,7 +1,10 @@
 """JPEGs on the CPU, many at a time."""
 
 import io
+import subprocess
+import sys
 import threading
+from functools import cache
 
 import imagecodecs
 import numpy as np
@@ -14,7 +17,8 @@ from napari_wsigpu.codecs.jpeg import header_length, segments
 from napari_wsigpu.errors import DeviceError, SlideClosedError, TileError
 from napari_wsigpu.gpu import host_jpegs, jpeg_rows
 from napari_wsigpu.gpu.devices import Devices
-from napari_wsigpu.gpu.host_jpegs import HostJpegs
+from napari_wsigpu.gpu.host_jpegs import HostJpegs, host_library
+from napari_wsigpu.gpu.library import Library
 from napari_wsigpu.gpu.library_handles import LibraryParts
 from napari_wsigpu.runtime import Runtime
 from tests import slides, tiffbytes
@@ -25,6 +29,7 @@ pytest.importorskip("nvidia.nvimgcodec")
 HEIGHT, WIDTH = 200, 290
 TILE = (32, 48)
 TILES = 7 * 7
+on_host = cache(host_library)
 THREADS = host_jpegs.FEW_CORES + 1
 COLORS = {
     "4:2:0": {"photometric": 6, "encode": slides.jpeg_ycbcr},
@@ -48,7 +53,7 @@ def silent(data):
 @pytest.fixture
 def own_runtime():
     """A machine without a GPU, whose library is loaded."""
-    runtime = Runtime(Devices(has_driver=lambda: False, library=library))
+    runtime = Runtime(Devices(has_driver=lambda: False, library=on_host))
     assert runtime.devices.jpegs.wait()
     yield runtime
     runtime.close()
@@ -209,6 +214,18 @@ def test_few_threads_decode_whole_tiles_by_themselves(tmp_path, own_runtime, bat
     with open_slide(path, threads=threads, runtime=own_runtime) as slide:
         slide.read_region((0, 0), (WIDTH, HEIGHT))
     assert batches == []
+
+
+def test_the_library_says_nothing_of_what_gpus_lack():
+    """On a machine without one."""
+    program = "from napari_wsigpu.gpu.host_jpegs import host_library; host_library()"
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+    assert (done.stdout, done.stderr) == (b"", b"")
+
+
+def test_an_extension_that_is_not_there():
+    with pytest.raises(DeviceError, match=r"lacks its extension 'none'; install it anew\.$"):
+        Library("none")
 
 
 def test_without_the_library(tmp_path, batches):

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from napari_wsigpu.errors import DeviceError
 from napari_wsigpu.gpu.cuda import CudaDevice
 from napari_wsigpu.gpu.driver import driver_is_there
-from napari_wsigpu.gpu.host_jpegs import HostJpegs
-from napari_wsigpu.gpu.library import Library
+from napari_wsigpu.gpu.host_jpegs import HostJpegs, host_library
 from napari_wsigpu.gpu.tiles import SLAB_BYTES, DeviceTiles
 from napari_wsigpu.gpu.worker import DecodeWorker
 
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from napari_wsigpu.gpu.device import Device
+    from napari_wsigpu.gpu.library import Library
 
 LARGEST_BUDGET = 2 << 30
 PART_OF_DEVICE = 8
@@ -92,7 +92,7 @@ class Devices:
         opened: Callable[[int], Device] = CudaDevice,
         has_driver: Callable[[], bool] = driver_is_there,
         slab_bytes: int = SLAB_BYTES,
-        library: Callable[[], Library] = Library,
+        library: Callable[[], Library] = host_library,
     ) -> None:
         self._opened = opened
         self.has_driver = has_driver

@@ -28,7 +28,7 @@ from napari_wsigpu.codecs.jpeg_tiles import CHECKED
 from napari_wsigpu.errors import SlideError
 from napari_wsigpu.gpu.codestream import recipe
 from napari_wsigpu.gpu.jpeg_rows import JpegRows, at_once
-from napari_wsigpu.gpu.library import Library
+from napari_wsigpu.gpu.library import HOST_JPEGS, Library
 from napari_wsigpu.gpu.library_handles import ImageFormat
 
 if TYPE_CHECKING:
@@ -57,6 +57,11 @@ IS_RGB, JFIF = b"\xff\xee\0\x0eAdobe\0\x64\0\0\0\0\0", 0xE0
 logger = logging.getLogger(__name__)
 
 
+def host_library() -> Library:
+    """Load no more of nvImageCodec than decodes JPEGs on the CPU."""
+    return Library(HOST_JPEGS)
+
+
 class HostJpegs:
     """nvImageCodec's CPU decoders of one process; the library is loaded in the background.
 
@@ -66,7 +71,7 @@ class HostJpegs:
         Loads the library, or raises a `DeviceError`.
     """
 
-    def __init__(self, opened: Callable[[], Library] = Library) -> None:
+    def __init__(self, opened: Callable[[], Library] = host_library) -> None:
         self._opened = opened
         self._lock = threading.Lock()
         self._starting: threading.Thread | None = None

@@ -28,6 +28,7 @@ from napari_wsigpu.gpu.library_structs import (
     BackendParams,
     DecodeParams,
     ExecutionParams,
+    ExtensionInfo,
     InstanceInfo,
     Properties,
 )
@@ -39,11 +40,18 @@ CPU_ONLY, GPU_ONLY, HYBRID, HARDWARE = 1, 2, 3, 4
 NO_DEVICE = -99999
 DECODED = 1
 VERSIONS = range(900, 1000)
+HOST_JPEGS = "jpeg_turbo_ext"  # the extension that decodes JPEGs on the CPU
 FILES = {"win32": "nvimgcodec_0.dll"}
 
 
 class Library:
     """The loaded library and its one instance.
+
+    Parameters
+    ----------
+    extension : str, optional
+        Load this one of its extensions alone, and not all: those that decode on a GPU complain on
+        standard error where the libraries are missing that they need.
 
     Raises
     ------
@@ -51,7 +59,7 @@ class Library:
         If it is not installed, of another version, or does not start.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, extension: str = "") -> None:
         folder = _folder()
         path = str(folder / FILES.get(sys.platform, "libnvimgcodec.so.0"))
         try:
@@ -71,11 +79,30 @@ class Library:
             )
         info = InstanceInfo(
             load_builtin_modules=1,
-            load_extension_modules=1,
+            load_extension_modules=not extension,
             extension_modules_path=str(folder / "extensions").encode(),
         )
         self._instance = c_void_p()
         self._check(self._long.nvimgcodecInstanceCreate, self._instance, ctypes.byref(info))
+        if extension:
+            self._extend(folder / "extensions", extension)
+
+    def _extend(self, folder: Path, name: str) -> None:
+        found = next(folder.glob(f"*{name}*"), None)
+        if found is None:
+            raise DeviceError(f"nvImageCodec lacks its extension '{name}'; install it anew.")
+        described, self._extension = ExtensionInfo(), c_void_p()
+        try:
+            self._module = ctypes.CDLL(str(found))
+            status = self._module.nvimgcodecExtensionModuleEntry(ctypes.byref(described))
+        except (AttributeError, OSError) as error:
+            raise DeviceError(f"'{found}' can't be loaded ({error}); install it anew.") from error
+        if status == SUCCESS:
+            status = self._long.nvimgcodecExtensionCreate(
+                self._instance, ctypes.byref(self._extension), ctypes.byref(described)
+            )
+        if status != SUCCESS:
+            raise DeviceError(f"nvImageCodec does not take its extension '{name}' ({status}).")
 
     def _declare(self) -> None:
         for library in (self._quick, self._long):

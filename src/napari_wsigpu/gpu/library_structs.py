@@ -46,6 +46,21 @@ class InstanceInfo(Structure):
     ]
 
 
+class ExtensionInfo(Structure):
+    """``nvimgcodecExtensionDesc_t``, which an extension fills in."""
+
+    type_ = 27
+    _fields_ = [
+        *Structure.head,
+        ("instance", c_void_p),
+        ("id", c_char_p),
+        ("version", c_uint32),
+        ("ext_api_version", c_uint32),
+        ("create", c_void_p),
+        ("destroy", c_void_p),
+    ]
+
+
 class DecodeParams(Structure):
     """``nvimgcodecDecodeParams_t``."""
 
