@@ -372,7 +372,7 @@ def test_a_cancelled_export_leaves_nothing(dock, layer, answer, held, gate, tmp_
     [("layer", OME_TIFF), ("layer", OME_ZARR), ("viewer", PNG), ("dock", OME_TIFF)],
 )
 def test_what_is_closed_during_an_export_leaves_nothing(
-    viewer, dock, layer, answer, held, gate, tmp_path, settled, handles_of, closing, kind
+    viewer, dock, layer, answer, held, gate, tmp_path, settled, handles_of, closing, kind, caplog
 ):
     choose(dock, region=WHOLE, level=0, kind=kind)
     answer(tmp_path / f"roi{ENDINGS[kind][0]}")
@@ -388,6 +388,14 @@ def test_what_is_closed_during_an_export_leaves_nothing(
     gate.set()
     settled()
     assert list(tmp_path.iterdir()) == []
+    records = notification_manager.records
+    said = [record.message for record in records if record.severity == "warning"]
+    said += [record.getMessage() for record in caplog.records if "Export" in record.getMessage()]
+    closed = "dock" if closing == "dock" else "slide"
+    assert said == [
+        f"Export of 'roi{ENDINGS[kind][0]}', whose {closed} was closed: {CANCELLED}",
+    ]
+    assert bool(caplog.records) == (closing == "viewer")  # there is no window to say it in
     if closing == "dock":
         viewer.layers.clear()
     assert handles_of(Path(sample_path())) == 0
@@ -403,6 +411,8 @@ def test_leaving_napari_during_an_export_leaves_nothing(display, tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert list(target.iterdir()) == []
+    sentence = f"Export of 'roi.ome.tif', whose slide was closed: {CANCELLED}"
+    assert (done.stdout + done.stderr).count(sentence) == 1
 
 
 def test_a_failure_is_shown_in_the_dock(dock, layer, answer, tmp_path, settled):

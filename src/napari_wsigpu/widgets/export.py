@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from napari.layers import Shapes
+from napari.utils.notifications import show_warning
 from qtpy.QtCore import QEvent, Qt, QTimer
 from qtpy.QtWidgets import (
     QHBoxLayout,
@@ -26,6 +29,7 @@ from napari_wsigpu.viewer.annotations import FOR_EXPORT, REST, flat_placement
 from napari_wsigpu.viewer.layers import slide_name, slide_of
 from napari_wsigpu.viewer.pieces import Piece, pieces
 from napari_wsigpu.viewer.planes import shown_plane
+from napari_wsigpu.viewer.progressive import open_viewers
 from napari_wsigpu.viewer.region import Region, drawn, seen, whole
 from napari_wsigpu.widgets.column import Column
 from napari_wsigpu.widgets.export_form import MASKED, ONE, VIEW, WHOLE, ExportForm
@@ -47,6 +51,9 @@ FINE = 1000  # parts of the bar
 EDGE = 2  # pixels of the screen
 NO_SLIDE = "Open a slide, or select its layer, to export a region of it."
 CANCELLED = "Cancelled; nothing was written."
+SLIDE_CLOSED, DOCK_CLOSED = "whose slide was closed", "whose dock was closed"
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
@@ -57,9 +64,19 @@ class Export:
     written: int = 0
     part: float = 0  # of the one that is being written
     cancelled: threading.Event = field(default_factory=threading.Event)
+    why: str = ""  # it was cancelled, other than by its button
+
+    def cancel(self, why: str = "") -> None:
+        """End it; if it is not the user who asks for that, say why."""
+        if not self.cancelled.is_set():
+            self.why = why
+            self.cancelled.set()
 
     def write(self, *, overwrite: bool) -> str:
-        """Write them, and return what became of them; called off the main thread."""
+        """Write them, and return what became of them; called off the main thread.
+
+        It is told elsewhere, too, if the dock that waits for it may be gone.
+        """
         notes: dict[str, None] = {}
         for plan, path in self.files:
             try:
@@ -78,14 +95,18 @@ class Export:
                     cancelled=self.cancelled,
                 )
             except ConversionCancelledError:
-                if not self.written:
-                    return CANCELLED
-                return f"Cancelled; {self.written} of {len(self.files)} files were written."
+                some = f"Cancelled; {self.written} of {len(self.files)} files were written."
+                return self._told(some if self.written else CANCELLED)
             notes.update(dict.fromkeys(done.notes))
             self.written, self.part = self.written + 1, 0
         (_, first), *others = self.files
         more = f" and {len(others)} more" if others else ""
-        return " ".join([f"Saved '{first.name}'{more}.", *notes])
+        return self._told(" ".join([f"Saved '{first.name}'{more}.", *notes]))
+
+    def _told(self, sentence: str) -> str:
+        if self.why:
+            _tell(f"Export of '{self.path.name}', {self.why}: {sentence}")
+        return sentence
 
     @property
     def path(self) -> Path:
@@ -148,7 +169,7 @@ class RegionExport(SlideDock):
         ):
             self.listen(changes, self._look_soon)
         self.listen(self.viewer.layers.selection.events.active, self._use_shapes)
-        self.at_end += [partial(_cancel, self._running), self._jobs.close]
+        self.at_end += [partial(_cancel, self._running, DOCK_CLOSED), self._jobs.close]
         self.follow()
 
     def _arrange(self) -> None:
@@ -183,7 +204,7 @@ class RegionExport(SlideDock):
     def let_go(self, slide: Slide) -> None:
         """Cancel what is being written of a slide that has left the viewer."""
         for export in [export for export in self._running if export.files[0][0].slide is slide]:
-            export.cancelled.set()
+            export.cancel(SLIDE_CLOSED)
             self._end(export, CANCELLED)
         self._jobs.let_go(slide)
 
@@ -201,7 +222,7 @@ class RegionExport(SlideDock):
         """Cancel when the dock is closed, which takes it out of the window."""
         super().changeEvent(event)
         if event.type() == QEvent.ParentChange and self.parent() is None:
-            self._cancel()
+            _cancel(self._running, DOCK_CLOSED)
 
     # What is chosen
 
@@ -378,9 +399,18 @@ class RegionExport(SlideDock):
             self._look()
 
 
-def _cancel(running: Sequence[Export]) -> None:
+def _cancel(running: Sequence[Export], why: str = "") -> None:
     for export in running:
-        export.cancelled.set()
+        export.cancel(why)
+
+
+def _tell(sentence: str) -> None:
+    """Say what became of an export whose dock may be gone: in a window if there is one."""
+    if open_viewers():
+        with suppress(RuntimeError):  # the application ends, and Qt's part is gone already
+            show_warning(sentence)
+    else:
+        logger.warning(sentence)
 
 
 def _label(name: str) -> QLabel:
