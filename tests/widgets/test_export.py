@@ -327,8 +327,23 @@ def test_lets_one_draw_what_is_to_be_exported(viewer, dock, layer):
     dock._look()
     choose(dock, level=0)
     assert f"50 {TIMES} 100 px" in dock.summary.text()
+    choose(dock, region=VIEW)
     click(dock.draw)
+    assert dock.form.region.value == shapes
     assert len(viewer.layers) == 2
+
+
+def test_what_is_annotated_and_what_is_exported_are_drawn_apart(viewer, dock, add_dock, layer):
+    annotations = add_dock("Annotations")
+    for _ in range(2):
+        click(annotations.tools["Rectangle"])
+        drawn = viewer.layers.selection.active
+        assert drawn.name == "Annotations"
+        assert dock.form.region.value == drawn
+        click(dock.draw)
+        assert viewer.layers.selection.active.name == "Regions"
+        assert dock.form.region.value.name == "Regions"
+    assert len(viewer.layers) == 3
 
 
 def test_annotations_of_a_file_are_not_drawn_in(viewer, dock, layer, tmp_path):
@@ -641,6 +656,6 @@ def test_a_shape_outside_of_the_slide_is_named(dock, layer, two_shapes, qtbot):
     two_shapes.add_rectangles([[[-500, -500], [-400, -400]]])
     choose_files(dock, "One a shape", qtbot)
     two_shapes.selected_data = {0, 3}
-    click(dock.draw)
+    two_shapes.mode = "select"
     qtbot.waitUntil(lambda: "Shape 4 can't be exported" in dock.notes.text())
     assert not dock.export.isEnabled()

@@ -25,7 +25,7 @@ from qtpy.QtWidgets import (
 from napari_wsigpu.conversion import convert
 from napari_wsigpu.errors import ConversionCancelledError, SlideError
 from napari_wsigpu.units import byte_size
-from napari_wsigpu.viewer.annotations import FOR_EXPORT, REST, flat_placement
+from napari_wsigpu.viewer.annotations import FOR_EXPORT, flat_placement
 from napari_wsigpu.viewer.layers import slide_name, slide_of
 from napari_wsigpu.viewer.pieces import Piece, pieces
 from napari_wsigpu.viewer.planes import shown_plane
@@ -249,16 +249,12 @@ class RegionExport(SlideDock):
             self.form.region.value = event.value
 
     def _draw(self) -> None:
-        """Let the user draw in the chosen layer of shapes, or in a new one.
-
-        Annotations that come from a file stay as they are.
-        """
+        """Let the user draw in a layer of what is to be exported, and not among annotations."""
         if self.slide is None:
             return
-        shapes = self.form.region.value
-        if not isinstance(shapes, Shapes) or REST in shapes.metadata:
-            regions = [layer for layer in self.viewer.layers if FOR_EXPORT in layer.metadata]
-            shapes = regions[-1] if regions else None
+        own = [each for each in self.viewer.layers if FOR_EXPORT in each.metadata]
+        chosen = self.form.region.value
+        shapes = chosen if chosen in own else own[-1] if own else None
         if shapes is None:
             layer = self._layer(self.slide)
             shapes = self.viewer.add_shapes(
@@ -271,6 +267,8 @@ class RegionExport(SlideDock):
                 edge_width=EDGE / (self.viewer.scene.camera.zoom * layer.scale[-1]),
             )
         self.draw_in(shapes, "add_rectangle")
+        self._offer()
+        self.form.region.value = shapes  # though it may have been active before
 
     def _pieces(self, slide: Slide) -> list[Piece]:
         """Return the shapes of which each shall be a file; none if it shall be one file."""
