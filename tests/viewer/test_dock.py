@@ -138,6 +138,7 @@ def test_the_inspector_is_offered_where_room_is_short(viewer, size, qtbot):
     [toast] = window.findChildren(NapariQtNotification)
     assert 0 <= toast.x() <= toast.parentWidget().width() - toast.width()
     assert not toast.message._elidedText().endswith("…")
+    assert toast.source_label.text() == "Source: napari-wsigpu"
     for button in toast.row2_widget.findChildren(QPushButton):
         assert toast.row2_widget.rect().contains(button.geometry())
         assert button.width() >= button.sizeHint().width()

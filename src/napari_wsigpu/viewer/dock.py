@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
-from napari.utils.notifications import Notification, notification_manager
 from npe2 import PluginManager
 
+from napari_wsigpu.viewer.notifications import show_info
 from napari_wsigpu.viewer.settings import PLUGIN, never_open_inspector, settings
 from napari_wsigpu.viewer.window import canvas_width_on_screen, close_toasts, narrow_toasts
 
@@ -57,9 +57,7 @@ def offer_inspector(viewer: Viewer, window: QMainWindow) -> bool:
     def decline(toast: Any) -> None:
         never_open_inspector()
 
-    notification_manager.dispatch(
-        Notification(OFFER, "info", actions=[("Open it", show), ("Don't ask again", decline)])
-    )
+    show_info(OFFER, [("Open it", show), ("Don't ask again", decline)])
     narrow_toasts(window, OFFER)
     return True
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import napari
-from napari.utils.notifications import show_info
 
 from napari_wsigpu.annotations.geojson import read_geojson, write_geojson
 from napari_wsigpu.viewer.annotations import (
@@ -16,6 +15,7 @@ from napari_wsigpu.viewer.annotations import (
     slide_layer_for,
     to_pixels,
 )
+from napari_wsigpu.viewer.notifications import show_info
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -17,7 +17,6 @@ from weakref import WeakKeyDictionary, ref
 
 import napari
 import numpy as np
-from napari.utils.notifications import show_warning
 from qtpy.QtCore import QObject, QTimer, Signal
 
 from napari_wsigpu.display import resample
@@ -40,6 +39,7 @@ from napari_wsigpu.reading.stack import StackLevel
 from napari_wsigpu.viewer.canvas import slice_before_drawing, without_collection
 from napari_wsigpu.viewer.frames import Frames
 from napari_wsigpu.viewer.layers import image_of, image_of_data, slide_of
+from napari_wsigpu.viewer.notifications import show_warning
 from napari_wsigpu.viewer.planes import (
     ShownPlanes,
     forever,

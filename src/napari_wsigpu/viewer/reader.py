@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import napari
 from cachetools import TTLCache
-from napari.utils.notifications import show_info, show_warning
 
 from napari_wsigpu.errors import (
     NotASlideError,
@@ -22,6 +21,7 @@ from napari_wsigpu.slide import Slide
 from napari_wsigpu.storage.url import file_name, is_url
 from napari_wsigpu.viewer.folder import chosen, is_slide_folder, slides_in, what_is_in
 from napari_wsigpu.viewer.layers import slide_layers
+from napari_wsigpu.viewer.notifications import show_info, show_warning
 from napari_wsigpu.viewer.settings import settings
 
 if TYPE_CHECKING:

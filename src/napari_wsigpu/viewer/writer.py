@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import napari
 from napari.utils import cancelable_progress
-from napari.utils.notifications import show_info
 from napari_builtins.io import napari_write_image
 
 from napari_wsigpu.conversion import convert
 from napari_wsigpu.conversion.options import kind_of
 from napari_wsigpu.errors import ConversionCancelledError, LayerError, SlideError
 from napari_wsigpu.viewer.layers import slide_of, slide_of_data
+from napari_wsigpu.viewer.notifications import show_info
 from napari_wsigpu.viewer.planes import shown_plane
 
 if TYPE_CHECKING:

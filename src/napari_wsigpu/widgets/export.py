@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from napari.layers import Shapes
-from napari.utils.notifications import show_warning
 from qtpy.QtCore import QEvent, Qt, QTimer
 from qtpy.QtWidgets import (
     QHBoxLayout,
@@ -27,6 +26,7 @@ from napari_wsigpu.errors import ConversionCancelledError, SlideError
 from napari_wsigpu.units import byte_size
 from napari_wsigpu.viewer.annotations import FOR_EXPORT, flat_placement
 from napari_wsigpu.viewer.layers import slide_name, slide_of
+from napari_wsigpu.viewer.notifications import show_warning
 from napari_wsigpu.viewer.pieces import Piece, pieces
 from napari_wsigpu.viewer.planes import shown_plane
 from napari_wsigpu.viewer.progressive import open_viewers

@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from napari.utils.notifications import show_info
 from qtpy.QtCore import Signal
 from qtpy.QtWidgets import (
     QHBoxLayout,
@@ -19,6 +18,7 @@ from superqt import QFlowLayout
 
 from napari_wsigpu.privacy import PRIVATE_IMAGES
 from napari_wsigpu.viewer.layers import slide_name
+from napari_wsigpu.viewer.notifications import show_info
 from napari_wsigpu.widgets.facts import TIMES
 from napari_wsigpu.widgets.picture_view import PictureView, to_image
 from napari_wsigpu.widgets.pictures import associated, rgb, save

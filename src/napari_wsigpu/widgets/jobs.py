@@ -6,10 +6,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from napari.utils.notifications import show_error
 from qtpy.QtCore import QObject, Qt, QTimer, Signal
 
 from napari_wsigpu.errors import SlideError
+from napari_wsigpu.viewer.notifications import show_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from napari.utils.notifications import show_info
 from qtpy.QtCore import QEvent, QModelIndex, Qt, QTimer, Signal
 from qtpy.QtGui import QKeySequence
 from qtpy.QtWidgets import (
@@ -26,6 +25,7 @@ from qtpy.QtWidgets import (
 )
 
 from napari_wsigpu.privacy import MASK
+from napari_wsigpu.viewer.notifications import show_info
 from napari_wsigpu.widgets.facts import Said, said, says_much
 from napari_wsigpu.widgets.metadata_model import Field, MetadataModel, fields_of
 from napari_wsigpu.widgets.pictures import save_text
