@@ -269,6 +269,21 @@ def test_a_window_wider_than_all_screens_is_made_smaller(viewer):
     assert is_whole(viewer, layer)
 
 
+def test_the_offer_stays_on_a_canvas_that_shrinks(viewer):
+    viewer.window.resize(1089, 630)
+    settle()
+    open_slide_in(viewer)
+    viewer.scene.camera.zoom *= 2  # by somebody, after which the view stays
+    viewer.window.add_plugin_dock_widget("napari-wsigpu", "Navigator")
+    settle()
+    [toast] = viewer.window._qt_window.findChildren(NapariQtNotification)
+    assert toast.parentWidget().rect().contains(toast.geometry())
+    for size in ((720, 560), (1089, 630)):
+        viewer.window.resize(*size)
+        settle()
+        assert toast.parentWidget().rect().contains(toast.geometry())
+
+
 def test_the_offer_can_be_declined_for_good(viewer, another):
     viewer.window.resize(1000, 630)
     settle()

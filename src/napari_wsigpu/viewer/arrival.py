@@ -14,6 +14,7 @@ from napari_wsigpu.viewer.planes import show_plane
 from napari_wsigpu.viewer.window import (
     fit_to,
     keep_on_screen,
+    keep_toasts_on_canvas,
     let_toasts_end,
     main_window,
     once_visible,
@@ -121,7 +122,11 @@ class _Arrivals:
     def _fit(self) -> None:
         """Fit the slides to the canvas, unless somebody has moved the view."""
         viewer = self._viewer()
-        if viewer is None or viewer.canvas.grid.enabled or self._view != _view(viewer):
+        window = None if viewer is None else main_window(viewer)
+        if viewer is None or window is None:
+            return
+        keep_toasts_on_canvas(window)
+        if viewer.canvas.grid.enabled or self._view != _view(viewer):
             return
         layers = self._layers(viewer)
         if layers:

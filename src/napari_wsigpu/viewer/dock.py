@@ -9,7 +9,7 @@ from npe2 import PluginManager
 
 from napari_wsigpu.viewer.notifications import show_info
 from napari_wsigpu.viewer.settings import PLUGIN, never_open_inspector, settings
-from napari_wsigpu.viewer.window import canvas_width_on_screen, close_toasts, narrow_toasts
+from napari_wsigpu.viewer.window import canvas_width_on_screen, close_toasts, keep_toasts_on_canvas
 
 if TYPE_CHECKING:
     from napari import Viewer
@@ -58,7 +58,7 @@ def offer_inspector(viewer: Viewer, window: QMainWindow) -> bool:
         never_open_inspector()
 
     show_info(OFFER, [("Open it", show), ("Don't ask again", decline)])
-    narrow_toasts(window, OFFER)
+    keep_toasts_on_canvas(window)
     return True
 
 

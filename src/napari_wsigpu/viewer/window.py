@@ -78,18 +78,21 @@ def close_toasts(window: QWidget, message: str) -> None:
             toast.close()
 
 
-def narrow_toasts(window: QWidget, message: str) -> None:
-    """Make what napari shows of a notification no wider than the canvas: it is 400 pixels wide."""
+def keep_toasts_on_canvas(window: QWidget) -> None:
+    """Have notifications lie within the canvas: they are 400 pixels wide, and stay where it ended.
+
+    Where that is more than the canvas, they become narrower.
+    """
     from napari._qt.dialogs.qt_notification import NapariQtNotification
 
     for toast in window.findChildren(NapariQtNotification):
         room = toast.parentWidget().width() - 2 * TOAST_MARGIN
-        if toast.message.text() == message and room < toast.width():
+        if room < toast.width():
             toast.message.setMinimumWidth(0)
             toast.source_label.hide()  # leaves the room to the buttons
             toast.setFixedWidth(room)
-            toast.geom_anim.stop()  # it slides to where it would have been
-            toast.move_to_bottom_right()
+        toast.geom_anim.stop()  # it slides to where it would have been
+        toast.move_to_bottom_right()
 
 
 def let_toasts_end(event: object = None) -> None:
