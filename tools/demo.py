@@ -10,6 +10,7 @@ from argparse import ArgumentParser
 from pathlib import Path
 
 PICTURE = "demo.png"
+SIZE = 1500, 950  # with room for the inspector, which opens by itself then
 PACKAGES = (
     "xvfb xauth libgl1 libegl1 libopengl0 libglx-mesa0 libgl1-mesa-dri libxkbcommon-x11-0 "
     "libxcb-cursor0 libxcb-icccm4 libxcb-image0 libxcb-keysyms1 libxcb-randr0 "
@@ -59,24 +60,24 @@ def run_on_xvfb(program: list[str]) -> int:
 
 
 def show(slide: str | None, picture: str | None) -> None:
-    """Open a slide with its inspector, and stay open unless a picture is wanted."""
+    """Open a slide, and stay open unless a picture is wanted."""
     import napari
     from qtpy.QtTest import QTest
 
+    from napari_wsigpu import wait
+
     viewer = napari.Viewer()
-    viewer.canvas.overlays.scale_bar.visible = True
-    viewer.window.add_plugin_dock_widget("napari-wsigpu", "Slide inspector")
+    viewer.window.resize(*SIZE)
     if slide is None:
-        viewer.open_sample("napari-wsigpu", "he_phantom")
+        layers = viewer.open_sample("napari-wsigpu", "he_phantom")
     else:
-        viewer.open(slide, plugin="napari-wsigpu")
+        layers = viewer.open(slide, plugin="napari-wsigpu")
     if picture is None:
         napari.run()
         return
-    viewer.window.resize(1500, 950)
-    QTest.qWait(500)
-    viewer.reset_view()
-    QTest.qWait(500)
+    for _ in range(2):  # the inspector follows the slide, and another view follows the inspector
+        QTest.qWait(500)
+        wait(layers[0])
     viewer.screenshot(picture, canvas_only=False)
     print(f"Saved {Path(picture).absolute()}")
     viewer.close()
