@@ -86,10 +86,6 @@ CLAIMS = {
 }
 
 
-def test_hostile_claims(tmp_path):
-    run_probe(*(write(tmp_path / f"{name}.tif", more=more) for name, more in CLAIMS.items()))
-
-
 CLAIMS_OF_64_BITS = [
     {324: (LONG8, [2**63] * 4)},
     {324: (LONG8, [2**64 - 1] * 4)},
@@ -99,12 +95,13 @@ CLAIMS_OF_64_BITS = [
 ]
 
 
-def test_hostile_64_bit_claims(tmp_path):
+def test_hostile_claims(tmp_path):
     run_probe(
+        *(write(tmp_path / f"{name}.tif", more=more) for name, more in CLAIMS.items()),
         *(
             write(tmp_path / f"{number}.tif", more=more, bigtiff=True)
             for number, more in enumerate(CLAIMS_OF_64_BITS)
-        )
+        ),
     )
 
 
@@ -125,29 +122,35 @@ def test_a_sparse_slide_of_terapixels_opens(path):
     assert found["errors"] == []
 
 
-UNPACKED = 256 << 20
+UNPACKED = 128 << 20
 BOMBS = {
     8: lambda: zlib.compress(bytes(UNPACKED), 1),
     32773: lambda: b"\x81\0" * (UNPACKED // 128),
     34925: lambda: imagecodecs.lzma_encode(bytes(UNPACKED), level=0),
     50000: lambda: imagecodecs.zstd_encode(bytes(UNPACKED)),
 }
+AROUND_LERC = {1: 8, 2: 50000}
 
 
-@pytest.mark.parametrize("compression", BOMBS)
-def test_bombs_are_not_unpacked(path, compression):
-    bomb = BOMBS[compression]()
-    (found,) = run_probe(write(path, lambda _: bomb, compression=compression, tile=(64, 96)))
-    assert found["grown"] < 80 << 20
-
-
-@pytest.mark.parametrize("wrapping", [1, 2])
-def test_bombs_around_lerc_are_not_unpacked(path, wrapping):
-    bomb = BOMBS[{1: 8, 2: 50000}[wrapping]]()
-    more = {50674: (LONG, (4, wrapping))}
-    (found,) = run_probe(write(path, lambda _: bomb, compression=34887, more=more, tile=(64, 96)))
-    assert found["grown"] < 80 << 20
-    assert "row 0, column 0" in found["errors"][0]
+def test_bombs_are_not_unpacked(tmp_path):
+    bombs = {compression: bomb() for compression, bomb in BOMBS.items()}
+    forms = [(compression, compression, {}) for compression in BOMBS]
+    for wrapping, compression in AROUND_LERC.items():
+        forms.append((34887, compression, {50674: (LONG, (4, wrapping))}))
+    paths = [
+        write(
+            tmp_path / f"{compression} of {inner}.tif",
+            lambda _, bomb=bombs[inner]: bomb,
+            compression=compression,
+            more=more,
+            tile=(64, 96),
+        )
+        for compression, inner, more in forms
+    ]
+    for path, found in zip(paths, run_probe(*paths), strict=True):
+        assert found["grown"] < 80 << 20, path.name
+        if path.name.startswith("34887"):
+            assert "row 0, column 0" in found["errors"][0]
 
 
 def claim_size(data, marker, place, size, form=">H"):
@@ -157,7 +160,7 @@ def claim_size(data, marker, place, size, form=">H"):
     return data[:start] + number * 2 + data[start + 2 * len(number) :]
 
 
-HUGE = np.zeros((8000, 7000, 3), np.uint8)
+HUGE = np.zeros((4800, 7000, 3), np.uint8)
 IMAGES_THAT_CLAIM = {
     "jpeg": (7, 6, lambda tile: claim_size(slides.jpeg_ycbcr(tile), b"\xff\xc0", 5, 65500)),
     "jpeg 2000": (
@@ -284,6 +287,7 @@ def damaged(folder, kind):
     """Write slides with damaged tiles."""
     compression, photometric, encode = FUZZED[kind]
     rng = np.random.default_rng(len(kind))
+    encoded: dict[bytes, bytes] = {}
     more = {}
     if kind == "jpeg":
         more[347] = (UNDEFINED, slides.split_tables(encode(slides.picture(32, 48)))[0])
@@ -291,7 +295,10 @@ def damaged(folder, kind):
     for number in range(40):
 
         def damage(tile):
-            data = bytearray(encode(tile))
+            key = tile.tobytes()
+            if key not in encoded:
+                encoded[key] = encode(tile)
+            data = bytearray(encoded[key])
             start = 0 if rng.random() < 0.5 else int(rng.integers(len(data)))
             for place in rng.integers(start, min(len(data), start + 64), rng.integers(1, 9)):
                 data[place] = rng.integers(256)

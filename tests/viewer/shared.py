@@ -25,6 +25,7 @@ from napari_wsigpu.viewer.lifetime import look_after_slides
 from napari_wsigpu.widgets.slide_dock import SlideDock
 
 SIZE = 700, 450  # small: software draws each pixel
+PROGRESS_BARS = "napari._qt.dialogs.qt_activity_dialog.QtActivityDialog.handle_progress_change"
 PARTS = ("scene", "canvas", "dims", "tooltip", "theme", "title", "help")
 
 
@@ -41,6 +42,7 @@ class SharedViewer:
             self._patch.setattr("napari._qt.threads.status_checker.StatusChecker.start", _nothing)
             self._patch.setattr("napari._qt.qt_viewer.QtViewer._get_console", _no_console)
             self._patch.setattr("napari._qt.qt_main_window.SHOW_QT_WARNING", False)
+            self._patch.setattr(PROGRESS_BARS, _nothing)  # each step would draw the whole window
             self._viewer = viewer = make_viewer()
             window = viewer.window._qt_window
             look_after_slides(viewer)

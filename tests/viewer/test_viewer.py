@@ -41,8 +41,9 @@ def test_canvas_shows_the_slide_in_its_place(viewer, zoom):
     viewer.scene.camera.zoom = zoom
     wait(layer)
     canvas = viewer.screenshot(flash=False)[..., :3].astype(float)
-    side = 100
     middle_y, middle_x = canvas.shape[0] // 2, canvas.shape[1] // 2
+    side = min(100, middle_y, middle_x)  # what earlier tests showed may have left it low
+    assert side >= 40
     seen = canvas[middle_y - side : middle_y + side, middle_x - side : middle_x + side]
     half = round(side / zoom / 0.499)
     with open_slide(sample_path()) as slide:
