@@ -138,7 +138,8 @@ def test_regions_lie_anywhere_and_caches_are_empty(run, tmp_path, monkeypatch):
 @pytest.mark.usefixtures("no_gpu")
 def test_damaged_tiles_are_named_and_the_rest_is_measured(run, tmp_path, capsys):
     path = tmp_path / "slide.tif"
-    slides.write_pyramid(path, slides.picture(2048, 6144), (), tile=(512, 512), photometric="rgb")
+    options = {"compression": "jpeg", "photometric": "rgb", "tile": (512, 512)}
+    slides.write_pyramid(path, slides.picture(2048, 6144), (), **options)
     damage(path, 3, 11)
     status, record = run(path, seconds=0.5)
     assert status == 1

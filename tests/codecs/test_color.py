@@ -16,7 +16,7 @@ from napari_wsigpu.errors import RegionError, SlideClosedError, UnsupportedSlide
 from tests.host_device import level_of
 from tests.icc import ADOBE, PROFILES, SRGB, changed, stain, swapped, table_profile
 
-ALL_COLORS = ("Adobe RGB", "tables")
+ROWS = {"Adobe RGB": 1, "tables": 7}  # from the first to the last
 EVERY = np.arange(1 << 24, dtype="<u4").view(np.uint8).reshape(4096, 4096, 4)[..., :3]
 
 
@@ -64,14 +64,14 @@ class TestTable:
     def test_colours(self, name):
         """They are what LittleCMS makes, and at most 1 from what another version of it makes."""
         profile = PROFILES[name]
-        rows = np.s_[:] if name in ALL_COLORS else np.s_[::31]
+        rows = np.s_[:: ROWS.get(name, 31)]
         stored = np.ascontiguousarray(EVERY[rows])
         found = table_of(profile).colors.view(np.uint8).reshape(4096, 4096, 4)[rows]
         assert not found[..., 3].any()
         found = found[..., :3]
         intent = int(name == "tables")
         np.testing.assert_array_equal(found, by_imagecodecs(stored, profile, intent))
-        some = np.s_[::31] if name in ALL_COLORS else np.s_[:]
+        some = np.s_[::31] if name in ROWS else np.s_[:]
         other = by_pillow(np.ascontiguousarray(stored[some]), profile)
         assert (np.maximum(found[some], other) - np.minimum(found[some], other)).max() <= 1
         assert (found == stored).all() == (name == "sRGB")

@@ -558,7 +558,7 @@ class TestHostile:
         lines = run_probe(*tmp_path.glob("*/a.dcm"))
         assert len(lines) == 4 * len(claims)
 
-    def test_damaged_lists_of_frames(self, tmp_path, run_probe):
+    def test_damaged_lists_of_frames_and_cuts_anywhere(self, tmp_path, run_probe):
         for table in ("basic", "extended", "none"):
             content = save(tmp_path / "a.dcm", PIXELS[:90, :90], table=table).read_bytes()
             begin = content.index(b"\xe0\x7f\x10\x00OB")
@@ -571,14 +571,11 @@ class TestHostile:
                     damaged[place] = rng.choice([0, 1, 127, 255])
                 (tmp_path / f"{table} {index}").mkdir()
                 (tmp_path / f"{table} {index}" / "a.dcm").write_bytes(damaged)
-        assert len(run_probe(*tmp_path.glob("*/a.dcm"))) == 36
-
-    def test_cut_anywhere(self, tmp_path, run_probe):
         content = save(tmp_path / "a.dcm", PIXELS[:90, :90]).read_bytes()
         for length in range(140, len(content), len(content) // 40):
             (tmp_path / f"{length}").mkdir()
             (tmp_path / f"{length}" / "a.dcm").write_bytes(content[:length])
-        assert len(run_probe(*tmp_path.glob("*/a.dcm"))) >= 40
+        assert len(run_probe(*tmp_path.glob("*/a.dcm"))) >= 36 + 40
 
     def test_deeply_nested(self, tmp_path):
         dataset = dicomslides.item(CodeMeaning="x")

@@ -51,6 +51,7 @@ class SharedViewer:
             self._size, self._layout = window.size(), window.saveState()
             gc.collect()
             gc.freeze()  # napari collects garbage whenever a layer goes
+        self._viewer.window._qt_window.setUpdatesEnabled(True)
         return self._viewer
 
     def empty(self) -> None:
@@ -61,9 +62,10 @@ class SharedViewer:
         if viewer not in napari.Viewer._instances:
             self.close()
             return
+        window = viewer.window._qt_window
+        window.setUpdatesEnabled(False)  # nobody sees how it is emptied
         viewer.layers.clear()
         self._forget_slides(viewer)
-        window = viewer.window._qt_window
         for dock in list(viewer.window._wrapped_dock_widgets.values()):
             viewer.window.remove_dock_widget(dock)
         for widget in QApplication.topLevelWidgets():
