@@ -8,8 +8,9 @@ import os
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
@@ -41,6 +42,21 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "slides"))
+
+
+_tell_apart = np.testing.assert_array_equal
+
+
+def assert_array_equal(actual: Any, desired: Any, *more: Any, **options: Any) -> None:
+    """Compare first, and let NumPy look for NaNs and tell what differs only where that fails.
+
+    What it does at all costs is twenty times as long, and the tests compare many pixels.
+    """
+    if options or not np.array_equal(actual, desired):
+        _tell_apart(actual, desired, *more, **options)
+
+
+np.testing.assert_array_equal = assert_array_equal
 
 
 def shared_slide(name: str) -> Path:

@@ -116,8 +116,8 @@ def test_ome_zarr_and_back(tmp_path, source, compression):
     convert(source.path, target, compression=compression, private=True)
     assert_equal_levels(zarr_levels(target), source.pyramid)
     assert_same_slide(target, source)
-    if source.is_large:
-        return  # the way back is that of other slides, and as long again
+    if source.is_large or compression == "raw":
+        return  # the way back is that of others, and as long again
     convert(target, back, compression=compression, private=True)
     assert_tiff(back, source)
 
