@@ -33,6 +33,7 @@ SHARED_SLIDES = Path(
     or Path(__file__).resolve().parents[2] / "shared" / "slides"
 )
 
+gc.disable()  # until all modules are there
 # Several processes of tests keep all cores busy; Mesa would draw in as many threads in each.
 os.environ.setdefault("LP_NUM_THREADS", "0")
 settings.register_profile(
@@ -140,6 +141,8 @@ def modules_are_no_garbage(pytestconfig: pytest.Config) -> Iterator[None]:
         importlib.import_module("napari._qt.qt_main_window")  # as its fixtures do for each test
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000)  # tests that look for what is left collect it themselves
+    gc.enable()
     yield
     gc.unfreeze()
 
