@@ -574,61 +574,59 @@ FORK = """
 import importlib.abc, os, signal, sys, threading
 from napari_wsigpu import convert, open_slide
 
-path, library, ending, compression = sys.argv[1:]
-begun, forked = threading.Event(), threading.Event()
-
 class Slow(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name == library and not begun.is_set():
-            begun.set()
-            forked.wait(0.3)  # unless a fork waits for this
+    def __init__(self, library):
+        self.library, self.begun, self.forked = library, threading.Event(), threading.Event()
 
-def work():
+    def find_spec(self, name, path, target=None):
+        if name == self.library and not self.begun.is_set():
+            self.begun.set()
+            self.forked.wait(0.3)  # unless a fork waits for this
+
+def work(path, ending, compression):
     with open_slide(path, "cpu") as slide:
         if ending:
             convert(slide, f"{path}.{os.getpid()}.{ending}", compression=compression or None)
         for level in slide.levels:
             level[...]
 
-sys.meta_path.insert(0, Slow())
-worker = threading.Thread(target=work)
-worker.start()
-assert begun.wait(20)
-child = os.fork()
-if not child:
-    signal.alarm(10)
-    work()
-    os._exit(0)
-forked.set()
-assert os.waitpid(child, 0)[1] == 0
-worker.join()
+for words in sys.argv[1:]:
+    library, *given = words.split("|")
+    assert library not in sys.modules
+    slow = Slow(library)
+    sys.meta_path.insert(0, slow)
+    worker = threading.Thread(target=work, args=given)
+    worker.start()
+    assert slow.begun.wait(20), library
+    child = os.fork()
+    if not child:
+        signal.alarm(10)
+        work(*given)
+        os._exit(0)
+    slow.forked.set()
+    assert os.waitpid(child, 0)[1] == 0, library
+    worker.join()
 """
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked on this system")
-@pytest.mark.parametrize(
-    ("kind", "library", "ending", "compression"),
-    [
-        ("deflate", "imagecodecs._deflate", "", ""),
-        ("ndpi", "PIL.JpegImagePlugin", "", ""),
-        ("none", "imagecodecs._jpeg8", "tif", "jpeg"),
-        ("none", "imagecodecs._png", "png", ""),
-    ],
-)
-def test_a_process_forked_while_a_codec_is_loaded_works(
-    tmp_path, kind, library, ending, compression
-):
+def test_a_process_forked_while_a_codec_is_loaded_works(tmp_path):
+    """In one process, whose slides need one library more each."""
     pixels = slides.picture(192, 192)
-    path = tmp_path / "a.tif"
-    if kind == "ndpi":
-        pixels = slides.picture(192, 384)
-        coarse = np.ascontiguousarray(pixels[::4, ::4])
-        ndpi.write(path, [ndpi.level(pixels, 6), ndpi.level(coarse, 6)])
-    else:
-        encode, code = (tiffbytes.deflate, 8) if kind == "deflate" else (bytes, 1)
-        made = tiffbytes.page(pixels, encode, compression=code, tile=(64, 64))
-        tiffbytes.write(path, [made])
-    command = [sys.executable, "-c", FORK, path, library, ending, compression]
+    raw, deflated, jpegs = (tmp_path / f"{name}.tif" for name in ("raw", "deflated", "jpegs"))
+    tiffbytes.write(raw, [tiffbytes.page(pixels, bytes, tile=(64, 64))])
+    options = {"compression": 8, "tile": (64, 64)}
+    tiffbytes.write(deflated, [tiffbytes.page(pixels, tiffbytes.deflate, **options)])
+    pixels = slides.picture(192, 384)
+    coarse = np.ascontiguousarray(pixels[::4, ::4])
+    ndpi.write(jpegs, [ndpi.level(pixels, 6), ndpi.level(coarse, 6)])
+    needs = (
+        ("imagecodecs._deflate", deflated, "", ""),
+        ("imagecodecs._png", raw, "png", ""),
+        ("imagecodecs._jpeg8", raw, "tif", "jpeg"),
+        ("PIL.JpegImagePlugin", jpegs, "", ""),
+    )
+    command = [sys.executable, "-c", FORK, *("|".join(map(str, each)) for each in needs)]
     done = subprocess.run(command, capture_output=True, timeout=60)
     assert not done.returncode, done.stderr.decode()
 
