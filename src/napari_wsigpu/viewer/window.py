@@ -66,7 +66,7 @@ def close_unsaved(viewer: Viewer) -> None:
     window = main_window(viewer)
     if window is not None:
         window._save_current_window_settings = lambda: None
-        viewer.close()
+        viewer.window.close()
 
 
 def close_toasts(window: QWidget, message: str) -> None:
