@@ -8,6 +8,7 @@ import shutil
 
 import numpy as np
 import pytest
+import tifffile
 
 from napari_wsigpu import open_slide, runtime
 from napari_wsigpu.errors import (
@@ -284,6 +285,29 @@ def test_a_pixel_of_too_many_finer_ones_is_refused(slide, monkeypatch):
     monkeypatch.setattr(scaling, "LARGEST_FINER", 2000)
     with pytest.raises(RegionError, match="smaller mpp"):
         slide.read_region((0, 0), (5000, 5000), mpp=40)
+
+
+@pytest.mark.parametrize(
+    ("spacing", "mpp", "words"),
+    [
+        ((25400, 0.003), 25400, r"span 8\.47e\+06 pixels of level 0 .* 25400 x 0\.003 µm"),
+        ((2e-4, 2e-4), 10, r"span 5e\+04 pixels"),
+        ((2e-4, 2e-4), 2.4, r"mean of 411 MiB"),
+    ],
+)
+def test_a_pixel_that_spans_far_more_than_the_slide_is_refused(tmp_path, spacing, mpp, words):
+    """Of a damaged resolution, one took minutes or gigabytes."""
+    path = tmp_path / "a.tif"
+    pixels = slides.picture(70, 101)
+    across, down = (10_000 / each for each in spacing)
+    options = {"photometric": "rgb", "resolutionunit": "CENTIMETER"}
+    tifffile.imwrite(path, pixels, resolution=(across, down), **options)
+    with open_slide(path, "cpu") as slide:
+        assert slide.mpp == pytest.approx(spacing)
+        for read in slide.read_region, slide.read_mask:
+            with pytest.raises(RegionError, match=words):
+                read((3, 5), (40, 40), mpp=mpp)
+        assert np.array_equal(slide.read_region((0, 0), (101, 70), level=0), pixels)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from napari_wsigpu.reading.reader import RegionReader
 
 # What is read at once to be averaged, and the most that one pixel may be the average of.
-FINER_BYTES, LARGEST_FINER = 256 << 20, 2 << 30
+FINER_BYTES, LARGEST_FINER = 256 << 20, 256 << 20
+# How many pixels of the coarsest level one may span along an axis: each is looked at in turn.
+LARGEST_SCALE = 1 << 15
 # What is averaged together on the host: memory that `RegionMemory` keeps. To fetch it anew for each
 # batch of 256 patches took a quarter of the time.
 KEPT_FINER_BYTES = 32 << 20
@@ -103,6 +105,12 @@ def find_target(
         raise RegionError(
             f"A pixel of '{path}' spans {max(finest):g} µm at least, so there is none of "
             f"{mpp:g} µm; use a larger mpp."
+        )
+    if max(found.scale) > LARGEST_SCALE:
+        raise RegionError(
+            f"A pixel of {mpp:g} µm would span {max(found.scale):.3g} pixels of level "
+            f"{found.level} of '{path}', which says that one of these spans {finest[0]:g} x "
+            f"{finest[1]:g} µm at level 0; use a smaller mpp."
         )
     return found
 
