@@ -53,7 +53,8 @@ def assert_array_equal(actual: Any, desired: Any, *more: Any, **options: Any) ->
 
     What it does at all costs is twenty times as long, and the tests compare many pixels.
     """
-    if options or not np.array_equal(actual, desired):
+    plain = isinstance(actual, np.ndarray) and isinstance(desired, np.ndarray)
+    if options or not plain or not np.array_equal(actual, desired):
         _tell_apart(actual, desired, *more, **options)
 
 

@@ -42,7 +42,7 @@ class SharedViewer:
             self._patch.setattr("napari._qt.threads.status_checker.StatusChecker.start", _nothing)
             self._patch.setattr("napari._qt.qt_viewer.QtViewer._get_console", _no_console)
             self._patch.setattr("napari._qt.qt_main_window.SHOW_QT_WARNING", False)
-            self._patch.setattr(PROGRESS_BARS, _nothing)  # each step would draw the whole window
+            self._patch.setattr(PROGRESS_BARS, _let_events_pass)
             self._viewer = viewer = make_viewer()
             window = viewer.window._qt_window
             look_after_slides(viewer)
@@ -51,7 +51,6 @@ class SharedViewer:
             self._size, self._layout = window.size(), window.saveState()
             gc.collect()
             gc.freeze()  # napari collects garbage whenever a layer goes
-        self._viewer.window._qt_window.setUpdatesEnabled(True)
         return self._viewer
 
     def empty(self) -> None:
@@ -63,7 +62,6 @@ class SharedViewer:
             self.close()
             return
         window = viewer.window._qt_window
-        window.setUpdatesEnabled(False)  # nobody sees how it is emptied
         viewer.layers.clear()
         self._forget_slides(viewer)
         for dock in list(viewer.window._wrapped_dock_widgets.values()):
@@ -171,6 +169,11 @@ def listeners(viewer: napari.Viewer) -> Counter[str]:
 
 def _nothing(*_: object, **__: object) -> None:
     pass
+
+
+def _let_events_pass(*_: object) -> None:
+    """Do what napari does meanwhile, without bars that would have the window drawn anew."""
+    QApplication.processEvents()
 
 
 def _no_console(*_: object) -> QWidget:
