@@ -35,7 +35,7 @@ run.convert(sys.argv[1], sys.argv[2], compression="zstd", tile_size=64, workers=
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
     path = tmp_path_factory.mktemp("source") / "s.svs"
-    slides.write_aperio(path, large_picture(1000, 900), (4,), tile=(256, 256))
+    slides.write_aperio(path, large_picture(1000, 1100), (4,), tile=(256, 256))
     return path
 
 
