@@ -123,6 +123,8 @@ def test_slices_do_not_wait_and_are_never_blank(viewer, slicing, gate):
 def test_tiles_that_soon_land_are_waited_for(viewer, slicing, monkeypatch):
     """Once it is known that they take no longer than a slice may wait, no frame is coarse."""
     monkeypatch.setattr(frames, "PATIENCE_SECONDS", 20)
+    # Of tiles of another level, fetched ahead and in flight, it isn't known how long they take.
+    monkeypatch.setattr(progressive, "IDLE_MS", 100_000)
     [layer] = viewer.open(sample_path(), plugin=PLUGIN)
     look_at(viewer, layer, 2600, 3300, 1)
     napari_wsigpu.wait(layer, 30)
