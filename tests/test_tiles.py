@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import shutil
+from types import FrameType
 
 import numpy as np
 import pytest
@@ -347,3 +349,31 @@ def test_what_is_no_path(path):
 def test_a_path_of_bytes(path):
     with open_slide(os.fsencode(path)) as slide:
         assert slide.dimensions == (WIDTH, HEIGHT)
+
+
+@pytest.mark.parametrize("compression", ["lzw", "zlib", "jpeg", "jpeg2000", "zstd", "webp"])
+def test_what_a_damaged_tile_took_is_let_go_at_once(tmp_path, compression):
+    """An error whose traceback led to itself kept a batch's pixels until memory was tidied."""
+    path = tmp_path / "a.tif"
+    options = {"photometric": "rgb", "tile": (64, 64), "compression": compression}
+    tifffile.imwrite(path, slides.picture(100, 120), **options)
+    with tifffile.TiffFile(path) as file:
+        offsets, counts = file.pages[0].dataoffsets, file.pages[0].databytecounts
+    with path.open("r+b") as file:
+        for offset, count in zip(offsets, counts, strict=True):
+            file.seek(offset)
+            file.write(bytes(count))
+    with open_slide(path, "cpu") as slide:
+        gc.collect()
+        gc.disable()
+        try:
+            with pytest.raises(TileError):
+                slide.levels[0][...]
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            gc.collect()
+            kept = [each.f_code.co_name for each in gc.garbage if isinstance(each, FrameType)]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+    assert kept == []

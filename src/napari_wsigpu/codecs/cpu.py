@@ -233,8 +233,12 @@ class CpuBatch:
             self.work()
         finally:
             self.cancel()
-        if self._error is not None:
-            raise self._error
+        error, self._error = self._error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # which its own traceback leads to, and so to the pixels
         return self._failures
 
     def cancel(self) -> None:

@@ -55,7 +55,10 @@ def lzw_decode(data: Any, sizes: Sequence[int]) -> bytes:
         except RuntimeError:
             return segment
     assert first_error is not None
-    raise first_error
+    try:
+        raise first_error
+    finally:
+        del first_error  # an error that its own traceback leads to would keep a batch's pixels
 
 
 def _decode(data: Any, size: int) -> bytes:

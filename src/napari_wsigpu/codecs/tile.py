@@ -212,7 +212,10 @@ def _decode_segment(
         else:
             return pixels
     assert first_error is not None
-    raise first_error
+    try:
+        raise first_error
+    finally:
+        del first_error  # an error that its own traceback leads to would keep a batch's pixels
 
 
 def _possible_views(
