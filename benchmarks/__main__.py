@@ -15,7 +15,7 @@ from benchmarks.display import add_options as add_display_options
 from benchmarks.display import run as run_display
 from napari_wsigpu.bench import output_file
 from napari_wsigpu.cli import run_command
-from napari_wsigpu.errors import SlideError, TargetWriteError
+from napari_wsigpu.model.errors import SlideError, TargetWriteError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from napari_wsigpu.doctor import find_driver, find_kvikio
-from napari_wsigpu.errors import RegionError
+from napari_wsigpu.model.errors import RegionError
 
 if TYPE_CHECKING:
     from napari_wsigpu.doctor import Driver

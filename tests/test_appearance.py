@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from napari_wsigpu.appearance import (
+from napari_wsigpu.model.appearance import (
     BLUE,
     COLORS,
     GREEN,
@@ -16,7 +16,7 @@ from napari_wsigpu.appearance import (
     dye_color,
     shown_limits,
 )
-from napari_wsigpu.layout import Channel
+from napari_wsigpu.model.layout import Channel
 
 
 @pytest.mark.parametrize(

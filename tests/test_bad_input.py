@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from napari_wsigpu import SlideError, errors, open_slide
+from napari_wsigpu import SlideError, open_slide
+from napari_wsigpu.model import errors
 from tests import slides, tiffbytes
 from tests.conftest import SHARED_SLIDES
 from tests.tiffbytes import LONG, LONG8, SHORT, UNDEFINED

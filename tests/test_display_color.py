@@ -12,15 +12,15 @@ import pytest
 import tifffile
 
 from napari_wsigpu import open_slide, runtime
-from napari_wsigpu.errors import (
+from napari_wsigpu.formats.describe import describe
+from napari_wsigpu.model.errors import (
     RegionError,
     SlideClosedError,
     SlideError,
     TileError,
     UnsupportedSlideError,
 )
-from napari_wsigpu.formats.describe import describe
-from napari_wsigpu.layout import LevelLayout, Part
+from napari_wsigpu.model.layout import LevelLayout, Part
 from napari_wsigpu.reading.cache import TileKey
 from napari_wsigpu.slide import Slide
 from tests import slides, tiffbytes

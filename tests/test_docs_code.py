@@ -15,7 +15,7 @@ import pytest
 
 from napari_wsigpu import Slide
 from napari_wsigpu.cli import main
-from napari_wsigpu.limits import Limits, limits
+from napari_wsigpu.model.limits import Limits, limits
 from napari_wsigpu.viewer.sample import sample_path
 from tests.conftest import has_display
 from tests.icc import ADOBE

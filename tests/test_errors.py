@@ -2,7 +2,7 @@
 
 import pytest
 
-from napari_wsigpu.errors import NotASlideError, SlideError
+from napari_wsigpu.model.errors import NotASlideError, SlideError
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from napari_wsigpu.geometry import Rect, Rects
+from napari_wsigpu.model.geometry import Rect, Rects
 
 numbers = st.integers(0, 6)
 rects = st.builds(Rect, numbers, numbers, numbers, numbers)

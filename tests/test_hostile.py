@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from napari_wsigpu import SlideError, convert, open_slide
-from napari_wsigpu.errors import TargetExistsError, UnsupportedSlideError
-from napari_wsigpu.limits import Limits, limits
+from napari_wsigpu.model.errors import TargetExistsError, UnsupportedSlideError
+from napari_wsigpu.model.limits import Limits, limits
 from tests import slides, tiffbytes
 from tests.test_bad_input import run_probe
 from tests.tiffbytes import FLOAT, LONG, SHORT, SLONG, UNDEFINED

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from napari_wsigpu import convert, open_slide
-from napari_wsigpu.errors import (
+from napari_wsigpu.formats.describe import describe
+from napari_wsigpu.model.errors import (
     ConversionError,
     CorruptSlideError,
     PlaneError,
     SlideChangedError,
     SlideClosedError,
 )
-from napari_wsigpu.formats.describe import describe
 from tests import ndpi, slides, tiffbytes
 from tests.stacks import SIZES, of_plane, save, stack, write_ome, write_stack
 

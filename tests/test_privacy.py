@@ -8,8 +8,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from napari_wsigpu import open_slide
-from napari_wsigpu.privacy import MASK, PRIVATE_IMAGES, Screen, masked
-from napari_wsigpu.technical import SECTIONS, Kind, kind_of
+from napari_wsigpu.model.privacy import MASK, PRIVATE_IMAGES, Screen, masked
+from napari_wsigpu.model.technical import SECTIONS, Kind, kind_of
 from tests import slides
 from tests.conftest import shared_slide
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from napari_wsigpu import open_slide, opened, runtime
-from napari_wsigpu.errors import LevelError, TileError
+from napari_wsigpu.model.errors import LevelError, TileError
 from tests import leica, oracles, slides, tiffbytes
 from tests.icc import PROFILES
 from tests.leica import SPACING

@@ -226,7 +226,9 @@ def test_a_decoder(package, tmp_path):
         to="codecs/choose.py",
         lines={
             "    for image in chain": "    decoder = PlaceDecoder()\n",
-            "from napari_wsigpu.errors": ("from napari_wsigpu.codecs.place import PlaceDecoder\n"),
+            "from napari_wsigpu.model.errors": (
+                "from napari_wsigpu.codecs.place import PlaceDecoder\n"
+            ),
         },
     )
     path = tiffbytes.write(tmp_path / "slide.tif", [tiffbytes.page(slides.picture(64, 96), bytes)])

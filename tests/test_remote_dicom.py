@@ -10,7 +10,8 @@ pytest.importorskip("wsidicom")
 pytest.importorskip("obstore")
 
 from napari_wsigpu import open_slide
-from napari_wsigpu.errors import (
+from napari_wsigpu.formats import dicom_instance, dicom_served
+from napari_wsigpu.model.errors import (
     NotASlideError,
     SlideChangedError,
     SlideError,
@@ -20,8 +21,7 @@ from napari_wsigpu.errors import (
     TileError,
     UnsupportedSlideError,
 )
-from napari_wsigpu.formats import dicom_instance, dicom_served
-from napari_wsigpu.limits import limits
+from napari_wsigpu.model.limits import limits
 from napari_wsigpu.storage import disk_cache
 from tests import dicomslides, slides
 from tests.conftest import shared_slide

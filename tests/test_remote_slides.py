@@ -14,7 +14,8 @@ import tifffile
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.cli import main
-from napari_wsigpu.errors import (
+from napari_wsigpu.formats import describe as describing
+from napari_wsigpu.model.errors import (
     CorruptSlideError,
     DeviceError,
     NotASlideError,
@@ -26,7 +27,6 @@ from napari_wsigpu.errors import (
     TileError,
     UnsupportedSlideError,
 )
-from napari_wsigpu.formats import describe as describing
 from napari_wsigpu.storage import connection, disk_cache
 from tests import slides, sparse
 from tests.conftest import decoding_threads, shared_slide

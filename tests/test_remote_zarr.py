@@ -12,7 +12,7 @@ pytest.importorskip("obstore")
 import zarr
 
 from napari_wsigpu import open_slide
-from napari_wsigpu.errors import (
+from napari_wsigpu.model.errors import (
     NotASlideError,
     SlideClosedError,
     SlideNotFoundError,

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import napari_wsigpu
 from napari_wsigpu import SlideError, open_slide, runtime
-from napari_wsigpu.errors import (
+from napari_wsigpu.model.errors import (
     DeviceError,
     LevelError,
     RegionError,

@@ -13,7 +13,7 @@ import pytest
 import tifffile
 
 from napari_wsigpu import open_slide, runtime
-from napari_wsigpu.errors import (
+from napari_wsigpu.model.errors import (
     LevelError,
     NotASlideError,
     RegionError,

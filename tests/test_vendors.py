@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from napari_wsigpu import open_slide
-from napari_wsigpu.errors import SlideChangedError, SlideClosedError
 from napari_wsigpu.formats.describe import describe
+from napari_wsigpu.model.errors import SlideChangedError, SlideClosedError
 from napari_wsigpu.slide import Slide
 from tests import dicomslides, icc, leica, mirax, ndpi, philips, slides, trestle, ventana
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from napari_wsigpu.errors import MissingPackageError, UnsupportedSlideError
 from napari_wsigpu.gpu.nvcomp import HEADERS, codec
+from napari_wsigpu.model.errors import MissingPackageError, UnsupportedSlideError
 from napari_wsigpu.storage.zarr_write import ChunkWriter, blocks, put_chunk, whole_file
 
 if TYPE_CHECKING:

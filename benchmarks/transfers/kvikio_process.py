@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.transfers import reading
 from benchmarks.transfers.readers import OURS
 from benchmarks.transfers.timing import Absent, Way
-from napari_wsigpu.errors import DeviceError
+from napari_wsigpu.model.errors import DeviceError
 from napari_wsigpu.probes import probe_kvikio
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
-from napari_wsigpu.errors import MissingPackageError
+from napari_wsigpu.model.errors import MissingPackageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

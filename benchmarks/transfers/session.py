@@ -17,8 +17,8 @@ from benchmarks.transfers.readers import OURS
 from benchmarks.transfers.target import Target
 from benchmarks.transfers.timing import Row, measure
 from napari_wsigpu.bench import print_table
-from napari_wsigpu.errors import UnsupportedSlideError
-from napari_wsigpu.interrupt import late_interrupt
+from napari_wsigpu.model.errors import UnsupportedSlideError
+from napari_wsigpu.model.interrupt import late_interrupt
 from napari_wsigpu.storage.url import is_url, public_url
 
 if TYPE_CHECKING:

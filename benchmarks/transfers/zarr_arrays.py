@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from napari_wsigpu.errors import MissingPackageError
+from napari_wsigpu.model.errors import MissingPackageError
 from napari_wsigpu.storage.zarr_array import open_array
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from benchmarks.transfers.reference import Region
-    from napari_wsigpu.layout import ZarrArray
+    from napari_wsigpu.model.layout import ZarrArray
 
 ZarrCodec = Literal["none", "lz4"]
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         write_geojson,
     )
     from napari_wsigpu.conversion import Conversion, convert
-    from napari_wsigpu.errors import SlideError
+    from napari_wsigpu.model.errors import SlideError
     from napari_wsigpu.slide import Slide, open_slide
     from napari_wsigpu.zarr_to_gpu import read_zarr_to_gpu
 
@@ -53,7 +53,7 @@ _PLACES = {
     "Annotation": "annotations",
     "Conversion": "conversion",
     "Slide": "slide",
-    "SlideError": "errors",
+    "SlideError": "model.errors",
     "convert": "conversion",
     "label_image": "annotations",
     "measure": "annotations",

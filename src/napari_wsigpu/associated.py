@@ -6,15 +6,15 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from napari_wsigpu.codecs.color import wants_srgb
-from napari_wsigpu.errors import UnsupportedSlideError
-from napari_wsigpu.limits import limits
-from napari_wsigpu.units import byte_size
+from napari_wsigpu.model.errors import UnsupportedSlideError
+from napari_wsigpu.model.limits import limits
+from napari_wsigpu.model.units import byte_size
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.color import Color, EmbeddedProfile
-    from napari_wsigpu.layout import AssociatedLayout
+    from napari_wsigpu.model.layout import AssociatedLayout
     from napari_wsigpu.reading.level import LevelArray
 
 

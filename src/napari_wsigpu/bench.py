@@ -16,8 +16,8 @@ import numpy as np
 
 from napari_wsigpu.codecs.table import storage_name
 from napari_wsigpu.doctor import diagnose
-from napari_wsigpu.errors import DeviceError, SlideError, TargetWriteError, TileError
-from napari_wsigpu.interrupt import noticed_interrupt
+from napari_wsigpu.model.errors import DeviceError, SlideError, TargetWriteError, TileError
+from napari_wsigpu.model.interrupt import noticed_interrupt
 from napari_wsigpu.slide import Slide, open_slide
 
 if TYPE_CHECKING:

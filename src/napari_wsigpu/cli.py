@@ -16,10 +16,10 @@ from napari_wsigpu.codecs.table import storage_name
 from napari_wsigpu.conversion.command import add_command as add_convert
 from napari_wsigpu.conversion.command import with_value
 from napari_wsigpu.doctor import report
-from napari_wsigpu.errors import SlideError
 from napari_wsigpu.formats.wsigpu import region_of
-from napari_wsigpu.interrupt import INTERRUPTED
-from napari_wsigpu.privacy import MASK, Screen
+from napari_wsigpu.model.errors import SlideError
+from napari_wsigpu.model.interrupt import INTERRUPTED
+from napari_wsigpu.model.privacy import MASK, Screen
 from napari_wsigpu.slide import Slide, open_slide
 
 if TYPE_CHECKING:

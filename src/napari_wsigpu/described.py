@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from napari_wsigpu.layout import Planes, SlideLayout
+    from napari_wsigpu.model.layout import Planes, SlideLayout
 
 
 class Described:

@@ -21,18 +21,18 @@ import numpy as np
 
 from napari_wsigpu import __version__
 from napari_wsigpu.codecs.table import COMPRESSIONS, storage_name
-from napari_wsigpu.errors import SlideError
 from napari_wsigpu.gpu.codestream import recipe
 from napari_wsigpu.gpu.driver import CONNECTIONS
 from napari_wsigpu.gpu.jpeg_engine import JPEG_ENGINE
+from napari_wsigpu.model.errors import SlideError
+from napari_wsigpu.model.tags import COMPRESSION, JPEG_2000
 from napari_wsigpu.probes import HARDWARE, HYBRID, JPEG2000, cuda_version, run_probe
 from napari_wsigpu.slide import open_slide
-from napari_wsigpu.tags import COMPRESSION, JPEG_2000
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from napari_wsigpu.layout import LevelLayout
+    from napari_wsigpu.model.layout import LevelLayout
 
     SlideRoutes = dict["Route", list[int]]
 

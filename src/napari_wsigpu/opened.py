@@ -15,9 +15,9 @@ from napari_wsigpu.codecs.choose import choose_decoder
 from napari_wsigpu.codecs.color import EmbeddedProfile, wants_srgb
 from napari_wsigpu.described import Described
 from napari_wsigpu.display.source import DisplaySource
-from napari_wsigpu.errors import CorruptSlideError, LevelError, RegionError, changed_error
 from napari_wsigpu.formats.describe import described
 from napari_wsigpu.formats.tiff import background, is_rgb
+from napari_wsigpu.model.errors import CorruptSlideError, LevelError, RegionError, changed_error
 from napari_wsigpu.open_planes import OpenPlanes
 from napari_wsigpu.reading.level import LevelArray
 from napari_wsigpu.reading.log import TileLog
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from napari_wsigpu.codecs.color import Color
     from napari_wsigpu.codecs.cpu import CpuDecoder
     from napari_wsigpu.display.device_source import DeviceSource
-    from napari_wsigpu.geometry import Span
-    from napari_wsigpu.layout import LevelLayout, PyramidLevel, SlideLayout
+    from napari_wsigpu.model.geometry import Span
+    from napari_wsigpu.model.layout import LevelLayout, PyramidLevel, SlideLayout
     from napari_wsigpu.reading.level import LevelOwner
     from napari_wsigpu.runtime import Runtime
     from napari_wsigpu.storage.source import ByteSource

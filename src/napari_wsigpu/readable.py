@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from napari_wsigpu.display.device_source import DeviceSource
-from napari_wsigpu.errors import LevelError, PlaneError, RegionError, changed_error
 from napari_wsigpu.formats.describe import describe
+from napari_wsigpu.model.errors import LevelError, PlaneError, RegionError, changed_error
 from napari_wsigpu.opened import OpenedSlide
 from napari_wsigpu.reading.asked import check_out, regions_of
 from napari_wsigpu.reading.dask_level import dask_array
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.color import Color
-    from napari_wsigpu.geometry import Span
-    from napari_wsigpu.layout import Channel, SlideLayout
+    from napari_wsigpu.model.geometry import Span
+    from napari_wsigpu.model.layout import Channel, SlideLayout
 
 
 class ReadableSlide(OpenedSlide):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from napari_wsigpu.errors import RegionError, TileError
 from napari_wsigpu.formats.describe import described
+from napari_wsigpu.model.errors import RegionError, TileError
 from napari_wsigpu.readable import ReadableSlide
 from napari_wsigpu.reading.asked import batches_ahead, check_out, count_of, regions_of, size_of
 from napari_wsigpu.reading.batches import in_turn, read_ahead
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.color import Color
-    from napari_wsigpu.layout import SlideLayout
+    from napari_wsigpu.model.layout import SlideLayout
     from napari_wsigpu.reading.plan import Keep
     from napari_wsigpu.reading.scaling import ScaledReader, Target
     from napari_wsigpu.reading.uses import Wanted

@@ -13,7 +13,7 @@ from napari_wsigpu.storage.remote_files import RemoteFilesSource
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from napari_wsigpu.layout import SlideFile, SlideLayout
+    from napari_wsigpu.model.layout import SlideFile, SlideLayout
     from napari_wsigpu.storage.source import ByteSource
 
 

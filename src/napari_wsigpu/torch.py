@@ -19,9 +19,9 @@ import numpy as np
 
 from napari_wsigpu.datasets.batches import PatchBatches, PatchReader
 from napari_wsigpu.datasets.order import Order
-from napari_wsigpu.errors import DeviceError, MissingPackageError, RegionError
 from napari_wsigpu.gpu.devices import cuda_index
 from napari_wsigpu.gpu.driver import import_cuda
+from napari_wsigpu.model.errors import DeviceError, MissingPackageError, RegionError
 
 try:
     import torch

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.layout import LevelLayout, SlideFile, SlideLayout
+    from napari_wsigpu.model.layout import LevelLayout, SlideFile, SlideLayout
 
 
 def problem(layout: SlideLayout) -> str | None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from napari_wsigpu import Annotation, measure, read_geojson, write_geojson
-from napari_wsigpu.errors import AnnotationError, SlideNotFoundError, TargetWriteError
+from napari_wsigpu.model.errors import AnnotationError, SlideNotFoundError, TargetWriteError
 
 SQUARE = np.array([(10, 20), (110, 20), (110, 120), (10, 120)], float)
 HOLE = np.array([(30, 40), (50, 40), (50, 60), (30, 60)], float)

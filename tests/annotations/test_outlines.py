@@ -16,8 +16,8 @@ from napari_wsigpu.annotations import masks
 from napari_wsigpu.annotations.masks import inside
 from napari_wsigpu.annotations.rings import ellipse, joined, polygons, split
 from napari_wsigpu.annotations.tracing import outlines
-from napari_wsigpu.errors import AnnotationError
-from napari_wsigpu.geometry import Rect
+from napari_wsigpu.model.errors import AnnotationError
+from napari_wsigpu.model.geometry import Rect
 
 small_labels = arrays(np.uint16, st.tuples(st.integers(1, 9), st.integers(1, 9)),
                       elements=st.integers(0, 3))  # fmt: skip

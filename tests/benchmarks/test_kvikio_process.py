@@ -14,7 +14,7 @@ from benchmarks.transfers.kvikio_process import MODES, KvikioModes, KvikioProces
 from benchmarks.transfers.reference import Region
 from benchmarks.transfers.round_trip import copy_by_kvikio
 from benchmarks.transfers.timing import Absent
-from napari_wsigpu.errors import DeviceError
+from napari_wsigpu.model.errors import DeviceError
 from tests import slides
 from tests.host_cupy import install
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.transfers.timing import Absent, Case, Row, Way, measure, way
-from napari_wsigpu.errors import CorruptSlideError
+from napari_wsigpu.model.errors import CorruptSlideError
 
 SIZE = 3_000_000
 

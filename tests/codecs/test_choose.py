@@ -1,7 +1,7 @@
 import pytest
 
 from napari_wsigpu import open_slide
-from napari_wsigpu.errors import UnsupportedSlideError
+from napari_wsigpu.model.errors import UnsupportedSlideError
 from tests import slides, tiffbytes
 from tests.tiffbytes import SHORT
 

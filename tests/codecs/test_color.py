@@ -12,7 +12,7 @@ from PIL import Image, ImageCms
 
 from napari_wsigpu.codecs import color
 from napari_wsigpu.codecs.color import ColorProfile, ColorTable, EmbeddedProfile
-from napari_wsigpu.errors import RegionError, SlideClosedError, UnsupportedSlideError
+from napari_wsigpu.model.errors import RegionError, SlideClosedError, UnsupportedSlideError
 from tests.host_device import level_of
 from tests.icc import ADOBE, PROFILES, SRGB, changed, stain, swapped, table_profile
 

@@ -16,8 +16,8 @@ from napari_wsigpu import open_slide
 from napari_wsigpu.codecs import raw
 from napari_wsigpu.codecs.cpu import CpuDecoder, HostSlots
 from napari_wsigpu.codecs.decoder import EncodedBatch
-from napari_wsigpu.errors import SlideReadError, TileError
 from napari_wsigpu.formats.describe import describe
+from napari_wsigpu.model.errors import SlideReadError, TileError
 from tests import oracles, slides, tiffbytes
 from tests.conftest import decoding_threads
 from tests.tiffbytes import LONG, SHORT, UNDEFINED

@@ -17,7 +17,7 @@ from napari_wsigpu.compat.cucim import (
     DLDataTypeCode,
     preferred_memory_capacity,
 )
-from napari_wsigpu.errors import DeviceError
+from napari_wsigpu.model.errors import DeviceError
 from tests import oracles, philips, slides
 from tests.conftest import decoding_threads
 

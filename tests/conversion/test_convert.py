@@ -17,8 +17,9 @@ import pytest
 import tifffile
 from PIL import Image
 
-from napari_wsigpu import Slide, convert, errors, open_slide
+from napari_wsigpu import Slide, convert, open_slide
 from napari_wsigpu.conversion.journal import Journal
+from napari_wsigpu.model import errors
 from tests import dicomslides, oracles, slides, tiffbytes
 
 KINDS = [

@@ -5,7 +5,7 @@ import pytest
 
 from napari_wsigpu import convert, open_slide
 from napari_wsigpu.conversion.labels import save_labels
-from napari_wsigpu.errors import ConversionError, TargetExistsError
+from napari_wsigpu.model.errors import ConversionError, TargetExistsError
 from napari_wsigpu.viewer.sample import sample_path
 
 

@@ -7,7 +7,7 @@ import pytest
 import tifffile
 
 from napari_wsigpu import convert, open_slide
-from napari_wsigpu.layout import Channel
+from napari_wsigpu.model.layout import Channel
 from tests import slides
 from tests.conftest import shared_slide
 

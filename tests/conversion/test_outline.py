@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from napari_wsigpu import convert, open_slide
-from napari_wsigpu.errors import ConversionError
+from napari_wsigpu.model.errors import ConversionError
 from napari_wsigpu.viewer.sample import sample_path
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from napari_wsigpu import cli, convert, open_slide
-from napari_wsigpu.errors import ConversionError, PlaneError
+from napari_wsigpu.model.errors import ConversionError, PlaneError
 from tests import czis, slides
 from tests.stacks import SIZES, of_plane, save, stack
 

@@ -10,7 +10,7 @@ from PIL import Image
 
 from napari_wsigpu import convert, open_slide
 from napari_wsigpu.conversion import png
-from napari_wsigpu.errors import RegionError, SlideError, UnsupportedSlideError
+from napari_wsigpu.model.errors import RegionError, SlideError, UnsupportedSlideError
 from napari_wsigpu.viewer.sample import sample_path
 from tests import icc, slides
 

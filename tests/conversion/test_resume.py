@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from napari_wsigpu import convert, errors, open_slide
+from napari_wsigpu import convert, open_slide
 from napari_wsigpu.conversion.journal import RECORD, Journal
+from napari_wsigpu.model import errors
 from tests import slides
 from tests.conversion.test_convert import (
     assert_equal_levels,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from napari_wsigpu import datasets, open_slide
 from napari_wsigpu.datasets import Order, PatchBatches, Patches
 from napari_wsigpu.datasets.batches import PatchReader
-from napari_wsigpu.errors import RegionError, SlideNotFoundError, TileError
+from napari_wsigpu.model.errors import RegionError, SlideNotFoundError, TileError
 from napari_wsigpu.reading import uses
 from tests import slides
 

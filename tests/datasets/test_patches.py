@@ -9,8 +9,8 @@ import pytest
 from napari_wsigpu import Annotation, open_slide, write_geojson
 from napari_wsigpu.annotations.masks import inside
 from napari_wsigpu.datasets import Patches
-from napari_wsigpu.errors import LevelError, PlaneError, RegionError, SlideNotFoundError
-from napari_wsigpu.geometry import Rect
+from napari_wsigpu.model.errors import LevelError, PlaneError, RegionError, SlideNotFoundError
+from napari_wsigpu.model.geometry import Rect
 
 
 @pytest.mark.parametrize(

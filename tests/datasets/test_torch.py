@@ -7,7 +7,7 @@ import pytest
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.datasets import Patches
-from napari_wsigpu.errors import DeviceError, RegionError
+from napari_wsigpu.model.errors import DeviceError, RegionError
 from tests import slides
 
 torch = pytest.importorskip("torch")

@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from napari_wsigpu.display.blocks import blocks
-from napari_wsigpu.geometry import Rect
+from napari_wsigpu.model.geometry import Rect
 
 tiles = st.sets(st.tuples(st.integers(0, 9), st.integers(0, 9)))
 

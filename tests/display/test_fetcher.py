@@ -8,7 +8,7 @@ import pytest
 
 from napari_wsigpu.codecs.cpu import threads_at_work
 from napari_wsigpu.display.fetcher import TileFetcher
-from napari_wsigpu.errors import SlideClosedError
+from napari_wsigpu.model.errors import SlideClosedError
 from napari_wsigpu.reading.cache import TileKey
 
 TIMEOUT = 20

@@ -8,8 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from napari_wsigpu import convert, open_slide
-from napari_wsigpu.errors import CorruptSlideError, SlideError, TileError, UnsupportedSlideError
-from napari_wsigpu.privacy import masked
+from napari_wsigpu.model.errors import (
+    CorruptSlideError,
+    SlideError,
+    TileError,
+    UnsupportedSlideError,
+)
+from napari_wsigpu.model.privacy import masked
 from tests import czis, slides
 from tests.conftest import SHARED_SLIDES
 from tests.czis import Block

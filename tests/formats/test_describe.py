@@ -10,14 +10,14 @@ import pytest
 import tifffile
 
 from napari_wsigpu.cli import main
-from napari_wsigpu.errors import (
+from napari_wsigpu.formats.describe import describe
+from napari_wsigpu.model.errors import (
     CorruptSlideError,
     NotASlideError,
     SlideNotFoundError,
     SlidePermissionError,
     SlideReadError,
 )
-from napari_wsigpu.formats.describe import describe
 from tests import gallery, philips, slides
 
 

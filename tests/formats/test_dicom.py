@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from napari_wsigpu import formats, open_slide
-from napari_wsigpu.errors import NotASlideError, UnsupportedSlideError
 from napari_wsigpu.formats import dicom
+from napari_wsigpu.model.errors import NotASlideError, UnsupportedSlideError
 
 META = b"\x02\0\x02\0UI\x1e\0"
 WSI = bytes(128) + b"DICM" + META + b"1.2.840.10008.5.1.4.1.1.77.1.6" + bytes(9)

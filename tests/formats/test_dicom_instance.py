@@ -17,7 +17,8 @@ import pytest
 
 from napari_wsigpu import Slide, open_slide
 from napari_wsigpu.compat.cucim import CuImage, CuImageOpenError
-from napari_wsigpu.errors import (
+from napari_wsigpu.formats.describe import describe, describe_source
+from napari_wsigpu.model.errors import (
     CorruptSlideError,
     NotASlideError,
     SlideChangedError,
@@ -25,8 +26,7 @@ from napari_wsigpu.errors import (
     TileError,
     UnsupportedSlideError,
 )
-from napari_wsigpu.formats.describe import describe, describe_source
-from napari_wsigpu.layout import SlideFile
+from napari_wsigpu.model.layout import SlideFile
 from napari_wsigpu.storage.file import FileSource
 from tests import oracles, slides
 

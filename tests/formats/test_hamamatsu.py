@@ -8,8 +8,8 @@ import tifffile
 from PIL import Image
 
 from napari_wsigpu import open_slide
-from napari_wsigpu.errors import CorruptSlideError, TileError, UnsupportedSlideError
 from napari_wsigpu.formats.describe import describe
+from napari_wsigpu.model.errors import CorruptSlideError, TileError, UnsupportedSlideError
 from tests import ndpi, oracles, slides
 from tests.conftest import shared_slide
 

@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from napari_wsigpu.layout import Encoding, LevelLayout, Part, SlideLayout, TileGrid
+from napari_wsigpu.model.layout import Encoding, LevelLayout, Part, SlideLayout, TileGrid
 
 
 def level(width, height, counts=None):

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from napari_wsigpu import open_slide
-from napari_wsigpu.errors import UnsupportedSlideError
 from napari_wsigpu.formats.describe import describe
+from napari_wsigpu.model.errors import UnsupportedSlideError
 from tests import leica, oracles, slides
 from tests.leica import SPACING, scan
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from napari_wsigpu import convert, open_slide
-from napari_wsigpu.errors import (
+from napari_wsigpu.model.errors import (
     NotASlideError,
     SlideChangedError,
     SlideClosedError,
     TileError,
     UnsupportedSlideError,
 )
-from napari_wsigpu.privacy import masked
+from napari_wsigpu.model.privacy import masked
 from tests import ndpi, oracles, slides
 
 PIXELS = slides.picture(300, 528)

@@ -1,7 +1,7 @@
 import pytest
 
 from napari_wsigpu.formats import markup
-from napari_wsigpu.limits import limits
+from napari_wsigpu.model.limits import limits
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from napari_wsigpu import open_slide
-from napari_wsigpu.errors import CorruptSlideError, SlideError, TileError
-from napari_wsigpu.privacy import masked
+from napari_wsigpu.model.errors import CorruptSlideError, SlideError, TileError
+from napari_wsigpu.model.privacy import masked
 from tests import mirax, oracles
 from tests.mirax import Mirax
 

@@ -20,14 +20,14 @@ from zarr.codecs import (
 )
 
 from napari_wsigpu import open_slide
-from napari_wsigpu.errors import (
+from napari_wsigpu.formats.describe import describe
+from napari_wsigpu.model.errors import (
     CorruptSlideError,
     NotASlideError,
     SlideError,
     SlideNotFoundError,
     UnsupportedSlideError,
 )
-from napari_wsigpu.formats.describe import describe
 from tests import slides
 from tests.zarrs import halved, read_array, write_array, write_group, write_image, write_label
 

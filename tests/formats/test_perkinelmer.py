@@ -5,7 +5,7 @@ import pytest
 import tifffile
 
 from napari_wsigpu import open_slide
-from napari_wsigpu.errors import CorruptSlideError
+from napari_wsigpu.model.errors import CorruptSlideError
 from tests import slides
 
 NAMES = ["DAPI", "Opal 520", "Opal 690", "Sample AF"]

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from napari_wsigpu import open_slide
-from napari_wsigpu.errors import PlaneError, UnsupportedSlideError
+from napari_wsigpu.model.errors import PlaneError, UnsupportedSlideError
 from tests import czis, dicomslides, ndpi, slides, vsis
 
 wsidicom, pydicom = pytest.importorskip("wsidicom"), pytest.importorskip("pydicom")

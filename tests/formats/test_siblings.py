@@ -10,7 +10,7 @@ import pytest
 import tifffile
 
 from napari_wsigpu import open_slide
-from napari_wsigpu.errors import (
+from napari_wsigpu.model.errors import (
     CorruptSlideError,
     SlideChangedError,
     SlideError,
@@ -18,7 +18,7 @@ from napari_wsigpu.errors import (
     TileError,
     UnsupportedSlideError,
 )
-from napari_wsigpu.limits import limits
+from napari_wsigpu.model.limits import limits
 from tests import micromanager, stacks
 from tests.rangeserver import RangeServer
 

@@ -7,15 +7,15 @@ import pytest
 import tifffile
 
 from napari_wsigpu import open_slide
-from napari_wsigpu.errors import (
+from napari_wsigpu.formats import claims
+from napari_wsigpu.model.errors import (
     CorruptSlideError,
     NotASlideError,
     SlideError,
     TileError,
     UnsupportedSlideError,
 )
-from napari_wsigpu.formats import claims
-from napari_wsigpu.limits import limits
+from napari_wsigpu.model.limits import limits
 from tests import oracles, slides, tiffbytes
 from tests.tiffbytes import ASCII, LONG, RATIONAL, SHORT
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from napari_wsigpu import SlideError, open_slide
-from napari_wsigpu.errors import CorruptSlideError
 from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.formats.fields import iso_date
+from napari_wsigpu.model.errors import CorruptSlideError
 from tests import oracles, slides, ventana
 from tests.ventana import TILE, Area
 

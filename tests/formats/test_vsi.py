@@ -9,9 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from napari_wsigpu import open_slide
-from napari_wsigpu.errors import CorruptSlideError, SlideError, TileError, UnsupportedSlideError
 from napari_wsigpu.formats.describe import describe
-from napari_wsigpu.privacy import masked
+from napari_wsigpu.model.errors import (
+    CorruptSlideError,
+    SlideError,
+    TileError,
+    UnsupportedSlideError,
+)
+from napari_wsigpu.model.privacy import masked
 from tests import slides, vsis
 from tests.conftest import shared_slide
 from tests.vsis import Tile

@@ -22,7 +22,7 @@ import numpy as np
 
 from napari_wsigpu import SlideError, convert, open_slide
 from napari_wsigpu.memory import RegionMemory, TileMemory
-from napari_wsigpu.privacy import masked
+from napari_wsigpu.model.privacy import masked
 from tests import probe
 
 if TYPE_CHECKING:

@@ -22,10 +22,10 @@ import tifffile
 
 from napari_wsigpu import open_slide, opened, runtime
 from napari_wsigpu.codecs.jpeg import header_length
-from napari_wsigpu.errors import DeviceError, RegionError, SlideReadError
 from napari_wsigpu.gpu.cuda import CudaDevice, PinnedMemory
 from napari_wsigpu.gpu.devices import Devices
 from napari_wsigpu.gpu.verify import TOLERANCES
+from napari_wsigpu.model.errors import DeviceError, RegionError, SlideReadError
 from napari_wsigpu.reading import device_pipeline as device_module
 from napari_wsigpu.reading.cache import TileKey
 from napari_wsigpu.runtime import Runtime

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from napari_wsigpu.errors import DeviceError
 from napari_wsigpu.gpu import cuda, driver, jpeg_engine, library
 from napari_wsigpu.gpu.cuda import CudaDevice, PinnedMemory
+from napari_wsigpu.model.errors import DeviceError
 
 VARIABLES = (driver.CONNECTIONS, "PYNVIMGCODEC_VERBOSITY")
 

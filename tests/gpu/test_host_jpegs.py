@@ -14,12 +14,12 @@ from PIL import Image
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.codecs.jpeg import header_length, segments
-from napari_wsigpu.errors import DeviceError, SlideClosedError, TileError
 from napari_wsigpu.gpu import host_jpegs, jpeg_rows
 from napari_wsigpu.gpu.devices import Devices
 from napari_wsigpu.gpu.host_jpegs import HostJpegs, host_library
 from napari_wsigpu.gpu.library import Library
 from napari_wsigpu.gpu.library_handles import LibraryParts
+from napari_wsigpu.model.errors import DeviceError, SlideClosedError, TileError
 from napari_wsigpu.runtime import Runtime
 from tests import slides, tiffbytes
 from tests.host_device import library

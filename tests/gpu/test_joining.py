@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from napari_wsigpu.codecs.decoder import EncodedBatch
 from napari_wsigpu.gpu.joining import MOST_FILL, cut
 from napari_wsigpu.gpu.stack import MARGIN
-from napari_wsigpu.layout import SlideFile
+from napari_wsigpu.model.layout import SlideFile
 from napari_wsigpu.storage.file import FileSource
 from tests import slides
 from tests.gpu.test_codestream import Streams, maker_of, workspace

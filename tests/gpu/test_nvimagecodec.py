@@ -17,9 +17,9 @@ import pytest
 
 from napari_wsigpu.codecs.decoder import EncodedTile
 from napari_wsigpu.codecs.tile import decode_tile
-from napari_wsigpu.errors import DeviceError
 from napari_wsigpu.gpu.worker import MOST_IDLE
 from napari_wsigpu.gpu.workspace import SMALLEST
+from napari_wsigpu.model.errors import DeviceError
 from tests import slides, tiffbytes
 from tests.codecs.test_cpu import jpeg_2000_ycbcr
 from tests.gpu.test_codestream import with_ids, without_adobe

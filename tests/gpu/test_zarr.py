@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import napari_wsigpu
-from napari_wsigpu.errors import (
+from napari_wsigpu.gpu import driver
+from napari_wsigpu.gpu import zarr as zarr_gpu
+from napari_wsigpu.model.errors import (
     DeviceError,
     MissingPackageError,
     RegionError,
     SlideReadError,
     UnsupportedArrayError,
 )
-from napari_wsigpu.gpu import driver
-from napari_wsigpu.gpu import zarr as zarr_gpu
 from napari_wsigpu.storage.zarr_chunks import (
     MOST_CHUNKS,
     axes_of,

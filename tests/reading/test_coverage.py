@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from napari_wsigpu import open_slide
-from napari_wsigpu.errors import LevelError
+from napari_wsigpu.model.errors import LevelError
 from napari_wsigpu.slide import Slide
 from tests import leica, mirax, slides
 

@@ -18,7 +18,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from napari_wsigpu import open_slide, opened, runtime
-from napari_wsigpu.errors import (
+from napari_wsigpu.gpu import workspace
+from napari_wsigpu.gpu.batch import GpuBatch
+from napari_wsigpu.gpu.tiles import DeviceTiles
+from napari_wsigpu.gpu.worker import DecodeWorker
+from napari_wsigpu.gpu.workspace import Workspace
+from napari_wsigpu.model.errors import (
     DeviceError,
     RegionError,
     SlideChangedError,
@@ -27,12 +32,7 @@ from napari_wsigpu.errors import (
     SlideNotFoundError,
     TileError,
 )
-from napari_wsigpu.geometry import Rect
-from napari_wsigpu.gpu import workspace
-from napari_wsigpu.gpu.batch import GpuBatch
-from napari_wsigpu.gpu.tiles import DeviceTiles
-from napari_wsigpu.gpu.worker import DecodeWorker
-from napari_wsigpu.gpu.workspace import Workspace
+from napari_wsigpu.model.geometry import Rect
 from napari_wsigpu.reading import device_pipeline as device_module
 from napari_wsigpu.reading import halving
 from napari_wsigpu.reading.plan import Regions, Wish

@@ -10,8 +10,13 @@ import pytest
 from napari_wsigpu import open_slide, runtime
 from napari_wsigpu.codecs import raw
 from napari_wsigpu.codecs.cpu import CpuDecoder
-from napari_wsigpu.errors import SlideChangedError, SlideClosedError, SlideNotFoundError, TileError
-from napari_wsigpu.geometry import Rect
+from napari_wsigpu.model.errors import (
+    SlideChangedError,
+    SlideClosedError,
+    SlideNotFoundError,
+    TileError,
+)
+from napari_wsigpu.model.geometry import Rect
 from napari_wsigpu.reading import host
 from napari_wsigpu.reading.cache import TileCache
 from napari_wsigpu.reading.host import HostExecutor

@@ -7,8 +7,8 @@ import pytest
 import tifffile
 
 from napari_wsigpu import open_slide
-from napari_wsigpu.errors import DeviceError
 from napari_wsigpu.gpu import devices, verify
+from napari_wsigpu.model.errors import DeviceError
 from napari_wsigpu.reading.throughput import FEWEST_TILES, SHARES, TRIALS, tile_kind
 from tests import slides
 from tests.reading.test_reader import TILES, decoded, files, read_cold, wait_for

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from napari_wsigpu import SlideError, open_slide, opened
 from napari_wsigpu.codecs.cpu import CpuDecoder
-from napari_wsigpu.errors import UnsupportedSlideError
-from napari_wsigpu.geometry import Rect, Span
-from napari_wsigpu.layout import Encoding, LevelLayout, Part, Pieces, TileGrid
+from napari_wsigpu.model.errors import UnsupportedSlideError
+from napari_wsigpu.model.geometry import Rect, Span
+from napari_wsigpu.model.layout import Encoding, LevelLayout, Part, Pieces, TileGrid
 from napari_wsigpu.reading.cache import TileCache
 from napari_wsigpu.reading.host import HostExecutor
 from napari_wsigpu.reading.log import TileLog

@@ -7,7 +7,7 @@ import tifffile
 from napari_wsigpu import open_slide
 from napari_wsigpu.display.device_picture import DevicePicture, DeviceTilesAtHand
 from napari_wsigpu.display.drawing import View
-from napari_wsigpu.geometry import Rect
+from napari_wsigpu.model.geometry import Rect
 
 
 @pytest.fixture(scope="module")

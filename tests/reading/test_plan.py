@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from napari_wsigpu.geometry import Rect, Span
-from napari_wsigpu.layout import Encoding, LevelLayout, Part, Pieces, TileGrid
+from napari_wsigpu.model.geometry import Rect, Span
+from napari_wsigpu.model.layout import Encoding, LevelLayout, Part, Pieces, TileGrid
 from napari_wsigpu.reading.plan import Regions, Wish, tile_rect
 from napari_wsigpu.reading.planning import plan_regions
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from napari_wsigpu import open_slide
-from napari_wsigpu.errors import LevelError, RegionError, TileError
+from napari_wsigpu.model.errors import LevelError, RegionError, TileError
 from tests import slides
 
 PLACES = [(0, 0), (-20, 7), (133, 101), (5000, 0), (133, 101)]

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from napari_wsigpu import open_slide, runtime
-from napari_wsigpu.errors import (
+from napari_wsigpu.gpu import driver
+from napari_wsigpu.model.errors import (
     DeviceError,
     SlideChangedError,
     SlideClosedError,
     SlideReadError,
 )
-from napari_wsigpu.gpu import driver
 from napari_wsigpu.reading.cache import TileKey
 from napari_wsigpu.reading.throughput import SHARES, TRIALS, tile_kind
 from tests import slides, tiffbytes

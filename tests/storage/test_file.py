@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from napari_wsigpu.errors import (
+from napari_wsigpu.model.errors import (
     SlideChangedError,
     SlideClosedError,
     SlideError,
     SlideNotFoundError,
     SlidePermissionError,
 )
-from napari_wsigpu.layout import SlideFile
+from napari_wsigpu.model.layout import SlideFile
 from napari_wsigpu.storage.file import MERGE_GAP, MERGE_LIMIT, MUCH, FileSource, merge_ranges
 from napari_wsigpu.storage.source import ByteRange
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from napari_wsigpu.errors import SlideChangedError, SlideClosedError
-from napari_wsigpu.layout import SlideFile
+from napari_wsigpu.model.errors import SlideChangedError, SlideClosedError
+from napari_wsigpu.model.layout import SlideFile
 from napari_wsigpu.storage.files import FilesSource
 from napari_wsigpu.storage.source import Spacing
 

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from napari_wsigpu.errors import SlideError
+from napari_wsigpu.model.errors import SlideError
 from tests.conftest import decoding_threads
 from tests.rangeserver import (
     RangeServer,

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from napari_wsigpu.layout import SlideFile
+from napari_wsigpu.model.layout import SlideFile
 from napari_wsigpu.storage.file import FileSource
 from napari_wsigpu.storage.memory import MemorySource
 

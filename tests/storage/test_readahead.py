@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tifffile
 
-from napari_wsigpu.errors import CorruptSlideError, SlideReadError
-from napari_wsigpu.limits import limits
+from napari_wsigpu.model.errors import CorruptSlideError, SlideReadError
+from napari_wsigpu.model.limits import limits
 from napari_wsigpu.storage.memory import MemorySource
 from napari_wsigpu.storage.readahead import FIRST_STEP, GROWTH, TAIL, ReadAheadFile
 

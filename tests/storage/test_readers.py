@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from napari_wsigpu import open_slide
-from napari_wsigpu.errors import SlideClosedError
+from napari_wsigpu.model.errors import SlideClosedError
 from napari_wsigpu.storage.readers import Readers
 from tests import slides
 

@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 import pytest
 
-from napari_wsigpu.errors import (
+from napari_wsigpu.model.errors import (
     NotASlideError,
     SlideChangedError,
     SlideClosedError,
@@ -21,7 +21,7 @@ from napari_wsigpu.errors import (
     SlideReadError,
     UnsupportedSlideError,
 )
-from napari_wsigpu.limits import limits
+from napari_wsigpu.model.limits import limits
 from napari_wsigpu.storage import connection, signed
 from napari_wsigpu.storage.disk_cache import disk_cache
 from napari_wsigpu.storage.remote import BLOCK, HEAD, LONGEST_REQUEST, MERGED_GAP, RemoteSource

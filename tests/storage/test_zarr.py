@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 
 from napari_wsigpu import open_slide
-from napari_wsigpu.errors import (
+from napari_wsigpu.formats.describe import describe
+from napari_wsigpu.model.errors import (
     SlideClosedError,
     SlideError,
     SlideReadError,
     TileError,
     UnsupportedSlideError,
 )
-from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.storage.source import Unreadable
 from napari_wsigpu.storage.zarr import ZarrSource
 from tests import slides

@@ -11,7 +11,7 @@ from benchmarks.transfers.device_chunks import (
     KvikioChunkWriter,
     Lz4Encoder,
 )
-from napari_wsigpu.errors import MissingPackageError, UnsupportedSlideError
+from napari_wsigpu.model.errors import MissingPackageError, UnsupportedSlideError
 from napari_wsigpu.storage import zarr_write
 from napari_wsigpu.storage.zarr_write import ChunkWriter, blocks
 from tests import slides

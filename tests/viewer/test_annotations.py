@@ -11,7 +11,7 @@ from napari.layers import Labels, Layer, Points, Shapes
 from napari.utils.notifications import notification_manager
 
 from napari_wsigpu import Annotation, label_image, open_slide, read_geojson, write_geojson
-from napari_wsigpu.errors import AnnotationError
+from napari_wsigpu.model.errors import AnnotationError
 from napari_wsigpu.viewer.annotations import (
     MANY,
     MOST_SHAPES,

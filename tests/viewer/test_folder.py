@@ -8,7 +8,7 @@ from qtpy.QtCore import QMimeData, QPointF, Qt, QTimer, QUrl
 from qtpy.QtGui import QDropEvent
 from qtpy.QtWidgets import QApplication, QMessageBox
 
-from napari_wsigpu.errors import NotASlideError
+from napari_wsigpu.model.errors import NotASlideError
 from napari_wsigpu.viewer import folder as folder_module
 from napari_wsigpu.viewer.sample import sample_path
 from napari_wsigpu.viewer.settings import prefer_this_reader

@@ -7,7 +7,7 @@ from napari.settings import get_settings
 
 import napari_wsigpu
 from napari_wsigpu import open_slide
-from napari_wsigpu.errors import DisplayTimeoutError
+from napari_wsigpu.model.errors import DisplayTimeoutError
 from napari_wsigpu.viewer.canvas import update_view
 from napari_wsigpu.viewer.layers import slide_layers, slide_of
 from napari_wsigpu.viewer.progressive import display_of

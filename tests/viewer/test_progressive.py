@@ -19,7 +19,7 @@ from qtpy.QtWidgets import QApplication
 import napari_wsigpu
 from napari_wsigpu import open_slide, runtime
 from napari_wsigpu.codecs import cpu
-from napari_wsigpu.errors import (
+from napari_wsigpu.model.errors import (
     DisplayTimeoutError,
     LayerError,
     SlideClosedError,

@@ -10,7 +10,7 @@ import psutil
 import pytest
 import tifffile
 
-from napari_wsigpu.errors import (
+from napari_wsigpu.model.errors import (
     CorruptSlideError,
     NotASlideError,
     SlideError,

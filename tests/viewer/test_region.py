@@ -10,7 +10,7 @@ from napari.components import ViewerModel
 from napari.layers import Layer
 
 from napari_wsigpu import open_slide
-from napari_wsigpu.errors import RegionError
+from napari_wsigpu.model.errors import RegionError
 from napari_wsigpu.viewer.layers import slide_layers
 from napari_wsigpu.viewer.region import Region, drawn, seen, whole
 from napari_wsigpu.viewer.sample import sample_path

@@ -8,7 +8,7 @@ from napari.utils.notifications import notification_manager
 from qtpy.QtWidgets import QApplication
 
 import napari_wsigpu
-from napari_wsigpu.errors import SlideError, SlideNotFoundError
+from napari_wsigpu.model.errors import SlideError, SlideNotFoundError
 from napari_wsigpu.storage.disk_cache import disk_cache
 from napari_wsigpu.viewer import progressive
 from napari_wsigpu.viewer.layers import slide_of

@@ -11,7 +11,7 @@ from qtpy.QtWidgets import QFileDialog
 import napari_wsigpu
 from napari_wsigpu import open_slide
 from napari_wsigpu.conversion import convert
-from napari_wsigpu.errors import SlideError
+from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.viewer.sample import sample_path
 
 REGION = (0, 0, 1024, 768)

@@ -17,7 +17,7 @@ from qtpy.QtCore import Qt
 from qtpy.QtWidgets import QComboBox
 
 from napari_wsigpu import Annotation, open_slide, write_geojson
-from napari_wsigpu.errors import SlideError, SlideReadError
+from napari_wsigpu.model.errors import SlideError, SlideReadError
 from napari_wsigpu.viewer.sample import sample_path
 from napari_wsigpu.widgets.export import CANCELLED, Export
 from napari_wsigpu.widgets.export_form import VIEW, WHOLE

@@ -9,7 +9,7 @@ import tifffile
 from napari.utils.notifications import notification_manager
 
 from napari_wsigpu import open_slide
-from napari_wsigpu.errors import SlideError
+from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.viewer.sample import sample_path
 from napari_wsigpu.widgets.disclosure import Disclosure, by_default
 from napari_wsigpu.widgets.facts import damage

@@ -13,7 +13,7 @@ from qtpy.QtTest import QTest
 from qtpy.QtWidgets import QAbstractButton, QApplication, QLabel
 
 from napari_wsigpu.associated import AssociatedImage
-from napari_wsigpu.privacy import MASK
+from napari_wsigpu.model.privacy import MASK
 from napari_wsigpu.storage.file import FileSource
 from napari_wsigpu.viewer import layers as layer_module
 from napari_wsigpu.viewer.sample import sample_path

@@ -7,7 +7,7 @@ from napari.utils.notifications import notification_manager
 from qtpy.QtCore import QObject
 
 from napari_wsigpu import open_slide
-from napari_wsigpu.errors import SlideError
+from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.viewer.sample import sample_path
 from tests.widgets.conftest import workers
 

@@ -6,7 +6,7 @@ import pytest
 import tifffile
 
 from napari_wsigpu import open_slide
-from napari_wsigpu.errors import SlideError
+from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.viewer.sample import sample_path
 from napari_wsigpu.widgets.pictures import associated, overlay, overview, rgb, save, save_text
 from tests import slides

@@ -15,7 +15,7 @@ import numpy as np
 
 from napari_wsigpu.annotations.annotation import Annotation
 from napari_wsigpu.annotations.rings import polygons
-from napari_wsigpu.errors import AnnotationError, TargetWriteError, file_error
+from napari_wsigpu.model.errors import AnnotationError, TargetWriteError, file_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from napari_wsigpu.errors import AnnotationError
-from napari_wsigpu.geometry import Rect
+from napari_wsigpu.model.errors import AnnotationError
+from napari_wsigpu.model.geometry import Rect
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

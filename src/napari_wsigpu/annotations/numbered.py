@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.annotations.annotation import Annotation
-    from napari_wsigpu.geometry import Rect
+    from napari_wsigpu.model.geometry import Rect
 
 
 class NumberedObjects:

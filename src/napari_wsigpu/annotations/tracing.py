@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from napari_wsigpu.errors import AnnotationError
+from napari_wsigpu.model.errors import AnnotationError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -6,10 +6,10 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from napari_wsigpu.codecs.cpu import CpuDecoder
-from napari_wsigpu.errors import DeviceError, UnsupportedSlideError
+from napari_wsigpu.model.errors import DeviceError, UnsupportedSlideError
 
 if TYPE_CHECKING:
-    from napari_wsigpu.layout import SlideLayout
+    from napari_wsigpu.model.layout import SlideLayout
 
 
 def choose_decoder(

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import imagecodecs
 import numpy as np
 
-from napari_wsigpu.errors import RegionError, UnsupportedSlideError
+from napari_wsigpu.model.errors import RegionError, UnsupportedSlideError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.layout import LevelLayout
+    from napari_wsigpu.model.layout import LevelLayout
 
     Place = tuple[int, int]
 

@@ -11,9 +11,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from napari_wsigpu.codecs.tile import decode_tile, load_for, refusal, whole_tiles
-from napari_wsigpu.errors import SlideError
-from napari_wsigpu.limits import limits
 from napari_wsigpu.memory import TileMemory
+from napari_wsigpu.model.errors import SlideError
+from napari_wsigpu.model.limits import limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.decoder import Deliver, EncodedBatch
-    from napari_wsigpu.layout import LevelLayout
+    from napari_wsigpu.model.layout import LevelLayout
 
 FEW_CORES = 4
 # More threads than these decode no more small JPEGs a second: they wait for the interpreter.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.layout import LevelLayout
+    from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.storage.source import Buffer, Fill, JoinedBytes, LaterReads
 
 Slots = TypeVar("Slots", contravariant=True)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.layout import Encoding
+    from napari_wsigpu.model.layout import Encoding
 
 
 def decode_of_type(decode: Callable[..., NDArray[Any]], data: Any, out: NDArray[Any]) -> None:

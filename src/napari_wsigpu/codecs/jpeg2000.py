@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import imagecodecs
 import numpy as np
 
-from napari_wsigpu.tags import COMPRESSION
+from napari_wsigpu.model.tags import COMPRESSION
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from napari_wsigpu.layout import Encoding
+    from napari_wsigpu.model.layout import Encoding
 
 CODESTREAM, CODESTREAM_HEAD = b"\xff\x4f\xff\x51", 48
 BOXES = b"\0\0\0\x0cjP  "

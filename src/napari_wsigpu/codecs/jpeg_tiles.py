@@ -14,14 +14,14 @@ import numpy as np
 
 from napari_wsigpu.codecs.intervals import join_intervals
 from napari_wsigpu.codecs.jpeg import START_OF_SCAN, ends_whole
-from napari_wsigpu.limits import limits
+from napari_wsigpu.model.limits import limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.layout import Encoding
+    from napari_wsigpu.model.layout import Encoding
 
 SCAN = bytes((0xFF, START_OF_SCAN))
 PROGRESSIVE = b"\xff\xc2", b"\xff\xca"

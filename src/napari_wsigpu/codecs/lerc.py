@@ -11,7 +11,7 @@ from napari_wsigpu.codecs.images import decode_of_type
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from napari_wsigpu.layout import Encoding
+    from napari_wsigpu.model.layout import Encoding
 
 # By the second of the tag's LERC parameters, names of decoders, each of which is a library.
 WRAPPINGS = {1: "deflate_decode", 2: "zstd_decode"}

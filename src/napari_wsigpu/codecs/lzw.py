@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import imagecodecs
 
-from napari_wsigpu.tags import COMPRESSION, DATATYPE, PHOTOMETRIC, Tag
+from napari_wsigpu.model.tags import COMPRESSION, DATATYPE, PHOTOMETRIC, Tag
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.tags import COMPRESSION, FILLORDER, PREDICTOR
+from napari_wsigpu.model.tags import COMPRESSION, FILLORDER, PREDICTOR
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from napari_wsigpu.layout import LevelLayout
+    from napari_wsigpu.model.layout import LevelLayout
 
 NUMBERS = "iuf"
 NOWHERE = -1

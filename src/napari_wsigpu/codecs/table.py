@@ -25,7 +25,7 @@ from napari_wsigpu.codecs.packed import (
     unpack_packbits,
     unpack_zstd,
 )
-from napari_wsigpu.tags import (
+from napari_wsigpu.model.tags import (
     BMP,
     COMPRESSION,
     CZI_ZSTD,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.packed import Bytes
-    from napari_wsigpu.layout import Encoding, LevelLayout
+    from napari_wsigpu.model.layout import Encoding, LevelLayout
 
 # Decodes a picture: its data, its encoding, which plane of the tile it is, and an array, shape
 # (height, width, samples), to decode into. It raises RuntimeError or ValueError, before it

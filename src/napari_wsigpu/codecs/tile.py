@@ -14,8 +14,8 @@ from napari_wsigpu.codecs.jpeg_tiles import decode_intervals, decode_jpeg, jpeg_
 from napari_wsigpu.codecs.lerc import WRAPPINGS, decode_lerc
 from napari_wsigpu.codecs.libraries import PILLOW, load
 from napari_wsigpu.codecs.table import BY_CODE, ByteCompression, compression_name
+from napari_wsigpu.model.tags import FILLORDER, PHOTOMETRIC, PREDICTOR
 from napari_wsigpu.storage.source import Unreadable
-from napari_wsigpu.tags import FILLORDER, PHOTOMETRIC, PREDICTOR
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.codecs.decoder import EncodedBatch, EncodedTile
     from napari_wsigpu.codecs.table import Unpack
-    from napari_wsigpu.layout import Encoding, LevelLayout
+    from napari_wsigpu.model.layout import Encoding, LevelLayout
 
 # Of each predictor that can be undone, the function that does.
 PREDICTORS: dict[int, str | None] = {

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from napari_wsigpu.conversion.ngff import image_attributes
-from napari_wsigpu.errors import MissingPackageError
+from napari_wsigpu.model.errors import MissingPackageError
 from napari_wsigpu.reading.level import LevelArray
 
 try:

@@ -16,9 +16,9 @@ from napari_wsigpu.codecs.libraries import load
 from napari_wsigpu.codecs.tile import decode_tile
 from napari_wsigpu.conversion.options import DEFAULT_QUALITY, TILE_UNIT
 from napari_wsigpu.conversion.stripped import stripped
-from napari_wsigpu.errors import ConversionError
 from napari_wsigpu.formats.pictures import jpeg_color
-from napari_wsigpu.tags import (
+from napari_wsigpu.model.errors import ConversionError
+from napari_wsigpu.model.tags import (
     COMPRESSION,
     DEFLATE,
     FILLORDER,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.conversion.options import Options
-    from napari_wsigpu.layout import LevelLayout, SlideLayout
+    from napari_wsigpu.model.layout import LevelLayout, SlideLayout
     from napari_wsigpu.slide import Slide
 
     Encode = Callable[[NDArray[Any]], bytes]

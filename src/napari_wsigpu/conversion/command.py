@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from napari_wsigpu.conversion.options import kind_of
 from napari_wsigpu.conversion.run import convert
-from napari_wsigpu.errors import SlideError
-from napari_wsigpu.interrupt import INTERRUPTED, noticed_interrupt
+from napari_wsigpu.model.errors import SlideError
+from napari_wsigpu.model.interrupt import INTERRUPTED, noticed_interrupt
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from napari_wsigpu.formats.claims import MOST_TAGS
-from napari_wsigpu.limits import limits
-from napari_wsigpu.privacy import PRIVATE_IMAGES
-from napari_wsigpu.tags import TIFF_MAGIC, Tag
+from napari_wsigpu.model.limits import limits
+from napari_wsigpu.model.privacy import PRIVATE_IMAGES
+from napari_wsigpu.model.tags import TIFF_MAGIC, Tag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.layout import SlideFile, TileGrid
+    from napari_wsigpu.model.layout import SlideFile, TileGrid
     from napari_wsigpu.slide import Slide
 
     Read = Callable[[int, int], bytes]

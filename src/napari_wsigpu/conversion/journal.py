@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from napari_wsigpu.conversion.checksum import crc32
-from napari_wsigpu.errors import ConversionError
+from napari_wsigpu.model.errors import ConversionError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

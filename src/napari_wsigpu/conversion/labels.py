@@ -10,7 +10,7 @@ import numpy as np
 
 from napari_wsigpu.conversion.paths import refused, remove
 from napari_wsigpu.conversion.run import convert
-from napari_wsigpu.errors import ConversionError, MissingPackageError, TargetExistsError
+from napari_wsigpu.model.errors import ConversionError, MissingPackageError, TargetExistsError
 
 if TYPE_CHECKING:
     import os

@@ -9,9 +9,9 @@ from xml.etree import ElementTree
 
 from defusedxml import ElementTree as DefusedTree
 
-from napari_wsigpu.appearance import WHITE, channel_colors
 from napari_wsigpu.formats.wsigpu import RECORD_NAMESPACE, first_pixel
-from napari_wsigpu.layout import Channel
+from napari_wsigpu.model.appearance import WHITE, channel_colors
+from napari_wsigpu.model.layout import Channel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from napari_wsigpu.codecs.color import wants_srgb
-from napari_wsigpu.errors import ConversionError
+from napari_wsigpu.model.errors import ConversionError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 from napari_wsigpu.conversion.options import kind_of
 from napari_wsigpu.conversion.plan import segments_of
-from napari_wsigpu.errors import (
+from napari_wsigpu.model.errors import (
     ConversionError,
     SlideError,
     TargetExistsError,
     TargetWriteError,
 )
+from napari_wsigpu.model.units import byte_size
 from napari_wsigpu.storage.zarr_array import DOCUMENTS
-from napari_wsigpu.units import byte_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

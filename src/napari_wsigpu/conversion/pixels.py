@@ -11,8 +11,8 @@ from napari_wsigpu.annotations.masks import inside
 from napari_wsigpu.conversion.checksum import crc32
 from napari_wsigpu.conversion.plan import segments_of
 from napari_wsigpu.conversion.stripped import stripped
-from napari_wsigpu.errors import TileError
-from napari_wsigpu.geometry import Rect
+from napari_wsigpu.model.errors import TileError
+from napari_wsigpu.model.geometry import Rect
 from napari_wsigpu.reading.average import area_average
 from napari_wsigpu.reading.batches import read_ahead
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.conversion.options import Outline
     from napari_wsigpu.conversion.plan import Plan
-    from napari_wsigpu.layout import PyramidLevel
+    from napari_wsigpu.model.layout import PyramidLevel
     from napari_wsigpu.slide import Slide
 
     Mask = Callable[[NDArray[Any], int, int], NDArray[Any]]

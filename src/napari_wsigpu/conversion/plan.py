@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.errors import ConversionError
-from napari_wsigpu.geometry import Rect
+from napari_wsigpu.model.errors import ConversionError
+from napari_wsigpu.model.geometry import Rect
 from napari_wsigpu.reading.mosaic import touches
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.codecs.color import Color
     from napari_wsigpu.conversion.coding import Coding
     from napari_wsigpu.conversion.options import Outline, Region
-    from napari_wsigpu.layout import PyramidLevel
+    from napari_wsigpu.model.layout import PyramidLevel
     from napari_wsigpu.slide import Slide
 
 BLOCK_SIDE = 2048

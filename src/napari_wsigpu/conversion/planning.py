@@ -10,14 +10,14 @@ from napari_wsigpu.conversion.coding import Coding, check_ome, copied_coding, ne
 from napari_wsigpu.conversion.elsewhere import Elsewhere
 from napari_wsigpu.conversion.options import LARGEST_TILE, TILE_UNIT
 from napari_wsigpu.conversion.plan import Plan, PlaneNumber, PlannedLevel, Window, window_of
-from napari_wsigpu.errors import ConversionError, LevelError, PlaneError
 from napari_wsigpu.formats.tiff import is_rgb
-from napari_wsigpu.layout import COMPUTED_TILE
+from napari_wsigpu.model.errors import ConversionError, LevelError, PlaneError
+from napari_wsigpu.model.layout import COMPUTED_TILE
 from napari_wsigpu.opened import LARGEST_OVERVIEW
 
 if TYPE_CHECKING:
     from napari_wsigpu.conversion.options import Options
-    from napari_wsigpu.layout import PyramidLevel
+    from napari_wsigpu.model.layout import PyramidLevel
     from napari_wsigpu.slide import Slide
 
 SMALLEST_TILE = 64

@@ -16,7 +16,7 @@ from napari_wsigpu.conversion.coding import OME_TYPES
 from napari_wsigpu.conversion.paths import check_path, work_of
 from napari_wsigpu.conversion.pixels import mask_of
 from napari_wsigpu.conversion.plan import window_of
-from napari_wsigpu.errors import ConversionCancelledError, RegionError, UnsupportedSlideError
+from napari_wsigpu.model.errors import ConversionCancelledError, RegionError, UnsupportedSlideError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.codecs.color import Color
     from napari_wsigpu.conversion.options import Options
-    from napari_wsigpu.layout import LevelLayout
+    from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.slide import Slide
 
 MOST_PIXELS = 1 << 27

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from napari_wsigpu.errors import SlideError
 from napari_wsigpu.formats.tiff import is_rgb
 from napari_wsigpu.formats.wsigpu import VERSION, region_of
-from napari_wsigpu.privacy import MASK, PRIVATE_IMAGES, Screen
+from napari_wsigpu.model.errors import SlideError
+from napari_wsigpu.model.privacy import MASK, PRIVATE_IMAGES, Screen
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -27,10 +27,7 @@ from napari_wsigpu.conversion.record import make_record, notes_on, pictures
 from napari_wsigpu.conversion.tiff import TiffTarget
 from napari_wsigpu.conversion.work import working_on
 from napari_wsigpu.conversion.zarr import ZarrTarget
-from napari_wsigpu.errors import (
-    ConversionCancelledError,
-    ConversionError,
-)
+from napari_wsigpu.model.errors import ConversionCancelledError, ConversionError
 from napari_wsigpu.slide import Slide, open_slide
 from napari_wsigpu.storage.url import is_url, public_url
 

@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING
 
 from napari_wsigpu.codecs.jpeg import ADOBE, START_OF_SCAN
-from napari_wsigpu.tags import COMPRESSION, JPEG_2000, JPEG_XL, WEBP
+from napari_wsigpu.model.tags import COMPRESSION, JPEG_2000, JPEG_XL, WEBP
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

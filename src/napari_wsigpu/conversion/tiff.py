@@ -17,7 +17,7 @@ from napari_wsigpu.conversion.journal import no_link
 from napari_wsigpu.conversion.ome import described, image_metadata
 from napari_wsigpu.conversion.pixels import Segment
 from napari_wsigpu.formats.wsigpu import VERSION
-from napari_wsigpu.tags import COMPRESSION, DATATYPE, FILETYPE, PHOTOMETRIC, PREDICTOR, Tag
+from napari_wsigpu.model.tags import COMPRESSION, DATATYPE, FILETYPE, PHOTOMETRIC, PREDICTOR, Tag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

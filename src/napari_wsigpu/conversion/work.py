@@ -19,7 +19,7 @@ from napari_wsigpu.conversion.paths import (
     remove,
     work_of,
 )
-from napari_wsigpu.errors import ConversionCancelledError, TileError
+from napari_wsigpu.model.errors import ConversionCancelledError, TileError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

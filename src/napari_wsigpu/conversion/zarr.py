@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from napari_wsigpu.appearance import WHITE, channel_colors, shown_limits
 from napari_wsigpu.conversion.checksum import crc32
 from napari_wsigpu.conversion.ngff import image_attributes
 from napari_wsigpu.conversion.paths import HEAD, remove
 from napari_wsigpu.conversion.pixels import Segment
-from napari_wsigpu.errors import MissingPackageError
 from napari_wsigpu.formats.wsigpu import first_pixel
-from napari_wsigpu.layout import Channel
+from napari_wsigpu.model.appearance import WHITE, channel_colors, shown_limits
+from napari_wsigpu.model.errors import MissingPackageError
+from napari_wsigpu.model.layout import Channel
 from napari_wsigpu.storage.zarr_write import put_chunk
 
 if TYPE_CHECKING:

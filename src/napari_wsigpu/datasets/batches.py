@@ -14,7 +14,7 @@ import numpy as np
 from napari_wsigpu.codecs.cpu import threads_at_work
 from napari_wsigpu.datasets.patches import SHOWN
 from napari_wsigpu.datasets.run import Run
-from napari_wsigpu.errors import RegionError
+from napari_wsigpu.model.errors import RegionError
 from napari_wsigpu.reading.batches import read_ahead
 from napari_wsigpu.reading.open_slides import OpenSlides, pack
 from napari_wsigpu.slide import Slide, open_slide

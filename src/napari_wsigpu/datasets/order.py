@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from napari_wsigpu.errors import RegionError
+from napari_wsigpu.model.errors import RegionError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

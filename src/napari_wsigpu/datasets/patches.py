@@ -12,8 +12,8 @@ import numpy as np
 
 from napari_wsigpu.annotations.geojson import read_geojson
 from napari_wsigpu.annotations.masks import inside as within_rings
-from napari_wsigpu.errors import RegionError
-from napari_wsigpu.geometry import Rect
+from napari_wsigpu.model.errors import RegionError
+from napari_wsigpu.model.geometry import Rect
 from napari_wsigpu.readable import check_plane
 from napari_wsigpu.slide import open_slide
 

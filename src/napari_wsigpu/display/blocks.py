@@ -5,12 +5,12 @@ from __future__ import annotations
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
 
-from napari_wsigpu.geometry import Rect
+from napari_wsigpu.model.geometry import Rect
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from napari_wsigpu.layout import LevelLayout
+    from napari_wsigpu.model.layout import LevelLayout
 
 
 def blocks(tiles: Collection[tuple[int, int]]) -> list[Rect]:

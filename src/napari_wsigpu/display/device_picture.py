@@ -13,8 +13,8 @@ from napari_wsigpu.display.blocks import blocks, covered, touched
 from napari_wsigpu.display.device_pixels import DevicePixels
 from napari_wsigpu.display.picture import WORTH_DRAWING, Composed, stand_ins
 from napari_wsigpu.display.resample import Axis
-from napari_wsigpu.geometry import Rect
 from napari_wsigpu.gpu.tables import SCALED
+from napari_wsigpu.model.geometry import Rect
 from napari_wsigpu.reading.on_device import Drawn
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.codecs.color import ColorTable
     from napari_wsigpu.display.drawing import View
-    from napari_wsigpu.layout import LevelLayout
+    from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.reading.cache import TileKey
     from napari_wsigpu.reading.on_device import TilesOnDevice
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from napari_wsigpu.display.blocks import blocks, covered, touched
 from napari_wsigpu.display.resample import COARSE, Axis, draw, draw_smoothly, shows_blocks
-from napari_wsigpu.geometry import Rect
+from napari_wsigpu.model.geometry import Rect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

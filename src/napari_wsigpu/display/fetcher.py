@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from napari_wsigpu.codecs.cpu import threads_at_work
-from napari_wsigpu.errors import SlideError
+from napari_wsigpu.model.errors import SlideError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence

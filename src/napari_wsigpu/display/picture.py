@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from napari_wsigpu.display.at_hand import Hand, TilesAtHand
 from napari_wsigpu.display.drawing import Drawing, View
-from napari_wsigpu.geometry import Rect
+from napari_wsigpu.model.geometry import Rect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.layout import LevelLayout
     from napari_wsigpu.memory import PictureMemory
+    from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.reading.cache import TileKey
 
     Tile = tuple[int, int]

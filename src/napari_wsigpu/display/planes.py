@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from napari_wsigpu.errors import SlideError, SlideReadError
+from napari_wsigpu.model.errors import SlideError, SlideReadError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.color import Color, ColorTable
-    from napari_wsigpu.layout import PyramidLevel, SlideLayout
+    from napari_wsigpu.model.layout import PyramidLevel, SlideLayout
     from napari_wsigpu.reading.cache import TileKey
     from napari_wsigpu.reading.log import TileLog
 

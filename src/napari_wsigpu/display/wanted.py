@@ -6,7 +6,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from napari_wsigpu.display.blocks import touched
-from napari_wsigpu.geometry import Rect
+from napari_wsigpu.model.geometry import Rect
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.display.device_picture import DevicePicture
     from napari_wsigpu.display.drawing import View
     from napari_wsigpu.display.picture import Picture
-    from napari_wsigpu.layout import LevelLayout
+    from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.reading.cache import TileKey
 
     AnyPicture = Picture | DevicePicture

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Literal
 
 from napari_wsigpu.formats import tiff
 from napari_wsigpu.formats.fields import pairs, positive_number
-from napari_wsigpu.layout import Planes
-from napari_wsigpu.tags import FILETYPE
+from napari_wsigpu.model.layout import Planes
+from napari_wsigpu.model.tags import FILETYPE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from tifffile import TiffFile, TiffPage
 
-    from napari_wsigpu.layout import LevelLayout, SlideFile, SlideLayout
+    from napari_wsigpu.model.layout import LevelLayout, SlideFile, SlideLayout
 
 NAMES_BY_SUBFILE_TYPE: dict[int, str] = {
     FILETYPE.REDUCEDIMAGE: "label",

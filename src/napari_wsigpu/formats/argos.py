@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from napari_wsigpu.formats import markup, tiff
 from napari_wsigpu.formats.fields import positive_number
-from napari_wsigpu.layout import Planes
+from napari_wsigpu.model.layout import Planes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tifffile import TiffFile, TiffPage
 
-    from napari_wsigpu.layout import SlideFile, SlideLayout
+    from napari_wsigpu.model.layout import SlideFile, SlideLayout
 
 METADATA, ROOT = 65000, "Argos.Scan.Metadata"
 NAMES_FROM_THE_END = {2: "thumbnail", 1: "macro"}

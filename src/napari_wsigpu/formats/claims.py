@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from defusedxml import DefusedXmlException, ElementTree
 
-from napari_wsigpu.errors import CorruptSlideError, SlideError, UnsupportedSlideError
 from napari_wsigpu.formats import markup
-from napari_wsigpu.limits import limits
-from napari_wsigpu.tags import Tag
+from napari_wsigpu.model.errors import CorruptSlideError, SlideError, UnsupportedSlideError
+from napari_wsigpu.model.limits import limits
+from napari_wsigpu.model.tags import Tag
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -9,10 +9,15 @@ from xml.etree import ElementTree  # writes only; `markup` parses
 
 from tifffile import TiffFile, TiffFileError
 
-from napari_wsigpu.errors import CorruptSlideError, SlideError, UnsupportedSlideError, file_error
 from napari_wsigpu.formats import claims, markup
-from napari_wsigpu.limits import limits
-from napari_wsigpu.tags import TIFF_MAGIC
+from napari_wsigpu.model.errors import (
+    CorruptSlideError,
+    SlideError,
+    UnsupportedSlideError,
+    file_error,
+)
+from napari_wsigpu.model.limits import limits
+from napari_wsigpu.model.tags import TIFF_MAGIC
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,12 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.errors import (
-    CorruptSlideError,
-    PlaneError,
-    SlideError,
-    UnsupportedSlideError,
-)
 from napari_wsigpu.formats import markup, tiff
 from napari_wsigpu.formats.czi_file import MAGIC, CziFile, Subblocks
 from napari_wsigpu.formats.fields import LONGEST_TEXT, even_step, number, positive_number
@@ -23,8 +17,14 @@ from napari_wsigpu.formats.pictures import (
     jpeg_picture,
     side_by_side,
 )
-from napari_wsigpu.geometry import Rect, Rects
-from napari_wsigpu.layout import (
+from napari_wsigpu.model.errors import (
+    CorruptSlideError,
+    PlaneError,
+    SlideError,
+    UnsupportedSlideError,
+)
+from napari_wsigpu.model.geometry import Rect, Rects
+from napari_wsigpu.model.layout import (
     AssociatedLayout,
     Channel,
     LevelLayout,
@@ -34,7 +34,7 @@ from napari_wsigpu.layout import (
     SlideLayout,
     TileGrid,
 )
-from napari_wsigpu.tags import COMPRESSION, CZI_ZSTD
+from napari_wsigpu.model.tags import COMPRESSION, CZI_ZSTD
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.geometry import Integers
-    from napari_wsigpu.layout import Encoding
+    from napari_wsigpu.model.geometry import Integers
+    from napari_wsigpu.model.layout import Encoding
 
 COMPRESSIONS = {
     0: COMPRESSION.NONE,

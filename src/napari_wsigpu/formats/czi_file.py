@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.geometry import Integers
+    from napari_wsigpu.model.geometry import Integers
 
 MAGIC = b"ZISRAWFILE"
 SEGMENT = 32

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from napari_wsigpu.errors import NotASlideError, SlideError, UnsupportedSlideError
 from napari_wsigpu.formats import tiff
 from napari_wsigpu.formats.fields import even_step, positive_number
-from napari_wsigpu.layout import (
+from napari_wsigpu.model.errors import NotASlideError, SlideError, UnsupportedSlideError
+from napari_wsigpu.model.layout import (
     AssociatedLayout,
     Channel,
     LevelLayout,
@@ -21,14 +21,14 @@ from napari_wsigpu.layout import (
     SlideLayout,
     TileGrid,
 )
-from napari_wsigpu.limits import limits
+from napari_wsigpu.model.limits import limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from napari_wsigpu.formats.dicom_instance import Instance
-    from napari_wsigpu.layout import Encoding
+    from napari_wsigpu.model.layout import Encoding
     from napari_wsigpu.storage.served import ServedFile
 
     File = Path | ServedFile

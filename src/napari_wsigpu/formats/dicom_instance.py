@@ -38,19 +38,19 @@ from wsidicom.file.io import WsiDicomReader, WsiDicomReadIO
 from wsidicom.file.io.frame_index import OffsetTableType
 from wsidicom.instance import TileType
 
-from napari_wsigpu.errors import (
+from napari_wsigpu.formats.fields import positive_number
+from napari_wsigpu.formats.tiff import LARGEST_SIDE
+from napari_wsigpu.model.errors import (
     CorruptSlideError,
     SlideError,
     UnsupportedSlideError,
     file_error,
 )
-from napari_wsigpu.formats.fields import positive_number
-from napari_wsigpu.formats.tiff import LARGEST_SIDE
-from napari_wsigpu.layout import Encoding, JpegColor, SlideFile
-from napari_wsigpu.limits import limits
+from napari_wsigpu.model.layout import Encoding, JpegColor, SlideFile
+from napari_wsigpu.model.limits import limits
+from napari_wsigpu.model.tags import COMPRESSION, FILLORDER, JPEG_LS, PHOTOMETRIC, PREDICTOR
 from napari_wsigpu.storage.bounded import BoundedReader
 from napari_wsigpu.storage.served import ServedFile
-from napari_wsigpu.tags import COMPRESSION, FILLORDER, JPEG_LS, PHOTOMETRIC, PREDICTOR
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

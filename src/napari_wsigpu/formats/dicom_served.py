@@ -9,10 +9,10 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from napari_wsigpu.errors import SlideError
 from napari_wsigpu.formats import dicom, tiff
 from napari_wsigpu.formats.siblings import SIBLING
-from napari_wsigpu.layout import RemoteFile, SlideFile
+from napari_wsigpu.model.errors import SlideError
+from napari_wsigpu.model.layout import RemoteFile, SlideFile
 from napari_wsigpu.storage.connection import Connection
 from napari_wsigpu.storage.remote import HEAD, RemoteSource
 from napari_wsigpu.storage.remote_files import RemoteFilesSource
@@ -22,7 +22,7 @@ from napari_wsigpu.storage.url import gives_lists, public_url
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from napari_wsigpu.layout import SlideLayout
+    from napari_wsigpu.model.layout import SlideLayout
 
 ALONE = (
     "Only this file of its series is shown, as its server gives no list in which others, such as "

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.errors import UnsupportedSlideError
-from napari_wsigpu.limits import limits
-from napari_wsigpu.tags import BMP, COMPRESSION
+from napari_wsigpu.model.errors import UnsupportedSlideError
+from napari_wsigpu.model.limits import limits
+from napari_wsigpu.model.tags import BMP, COMPRESSION
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from napari_wsigpu.geometry import Integers
+    from napari_wsigpu.model.geometry import Integers
 
 HEAD, INNER, SIZE = 64, 188, 8  # bytes; the last two numbers may be missing
 MOST_DIMENSIONS = 16

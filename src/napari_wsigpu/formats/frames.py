@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING
 
-from napari_wsigpu.errors import UnsupportedSlideError
-from napari_wsigpu.tags import PHOTOMETRIC, PLANARCONFIG
+from napari_wsigpu.model.errors import UnsupportedSlideError
+from napari_wsigpu.model.tags import PHOTOMETRIC, PLANARCONFIG
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tifffile.tifffile import jpeg_shape
 
-from napari_wsigpu.errors import CorruptSlideError
 from napari_wsigpu.formats import claims, tiff
 from napari_wsigpu.formats.fields import MOST_FIELDS, even_step
-from napari_wsigpu.layout import (
+from napari_wsigpu.model.errors import CorruptSlideError
+from napari_wsigpu.model.layout import (
     LevelLayout,
     Planes,
     SlideFile,
@@ -22,7 +22,7 @@ from napari_wsigpu.layout import (
     TileGrid,
     computed_level,
 )
-from napari_wsigpu.tags import COMPRESSION, DATATYPE, Tag
+from napari_wsigpu.model.tags import COMPRESSION, DATATYPE, Tag
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from napari_wsigpu.formats import aperio, tiff
 from napari_wsigpu.formats.fields import pairs
-from napari_wsigpu.tags import Tag
+from napari_wsigpu.model.tags import Tag
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tifffile import TiffFile
 
-    from napari_wsigpu.layout import SlideFile, SlideLayout
+    from napari_wsigpu.model.layout import SlideFile, SlideLayout
 
 
 def probe(file: TiffFile) -> bool:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from napari_wsigpu.formats.fields import positive_number
 from napari_wsigpu.formats.ngff import MICROMETRES
-from napari_wsigpu.tags import RESUNIT, Tag
+from napari_wsigpu.model.tags import RESUNIT, Tag
 
 if TYPE_CHECKING:
     from tifffile import TiffFile, TiffPage

@@ -9,10 +9,10 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from napari_wsigpu.errors import SlideError, UnsupportedSlideError
 from napari_wsigpu.formats import markup, tiff
 from napari_wsigpu.formats.fields import LONGEST_TEXT, positive_number, texts, whole_number
-from napari_wsigpu.layout import (
+from napari_wsigpu.model.errors import SlideError, UnsupportedSlideError
+from napari_wsigpu.model.layout import (
     AssociatedLayout,
     Channel,
     LevelLayout,
@@ -21,7 +21,7 @@ from napari_wsigpu.layout import (
     SlideFile,
     SlideLayout,
 )
-from napari_wsigpu.tags import Tag
+from napari_wsigpu.model.tags import Tag
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

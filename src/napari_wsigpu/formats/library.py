@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from napari_wsigpu.errors import UnsupportedSlideError
 from napari_wsigpu.formats import tiff
 from napari_wsigpu.formats.fields import positive_number
 from napari_wsigpu.formats.pictures import encoding, jpeg_picture
-from napari_wsigpu.layout import (
+from napari_wsigpu.model.errors import UnsupportedSlideError
+from napari_wsigpu.model.layout import (
     AssociatedLayout,
     LevelLayout,
     LibraryImage,
@@ -21,9 +21,9 @@ from napari_wsigpu.layout import (
     SlideLayout,
     TileGrid,
 )
-from napari_wsigpu.limits import limits
+from napari_wsigpu.model.limits import limits
+from napari_wsigpu.model.tags import COMPRESSION, TIFF_MAGIC
 from napari_wsigpu.storage.library import LIBRARIES, open_library
-from napari_wsigpu.tags import COMPRESSION, TIFF_MAGIC
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from defusedxml import DefusedXmlException, ElementTree
 
-from napari_wsigpu.limits import limits
+from napari_wsigpu.model.limits import limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.errors import CorruptSlideError, SlideError, UnsupportedSlideError
 from napari_wsigpu.formats import tiff
 from napari_wsigpu.formats.fields import LONGEST_TEXT, number, positive_number, whole_number
 from napari_wsigpu.formats.mirax_index import Index, Piece, read_positions
@@ -22,8 +21,9 @@ from napari_wsigpu.formats.pictures import (
     jpeg_picture,
     side_by_side,
 )
-from napari_wsigpu.geometry import Rects, expand
-from napari_wsigpu.layout import (
+from napari_wsigpu.model.errors import CorruptSlideError, SlideError, UnsupportedSlideError
+from napari_wsigpu.model.geometry import Rects, expand
+from napari_wsigpu.model.layout import (
     AssociatedLayout,
     LevelLayout,
     Scattered,
@@ -31,8 +31,8 @@ from napari_wsigpu.layout import (
     SlideLayout,
     TileGrid,
 )
+from napari_wsigpu.model.tags import BMP, COMPRESSION
 from napari_wsigpu.storage.files import FilesSource
-from napari_wsigpu.tags import BMP, COMPRESSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.geometry import Integers
-    from napari_wsigpu.layout import Encoding, JpegColor
+    from napari_wsigpu.model.geometry import Integers
+    from napari_wsigpu.model.layout import Encoding, JpegColor
     from napari_wsigpu.storage.source import ByteSource
 
     Sections = Mapping[str, Mapping[str, str]]

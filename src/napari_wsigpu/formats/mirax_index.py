@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from napari_wsigpu.geometry import Integers
+    from napari_wsigpu.model.geometry import Integers
 
 VERSION = b"01.02"
 LARGEST = 1 << 29

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from napari_wsigpu.layout import Channel
+from napari_wsigpu.model.layout import Channel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tifffile import TiffFile, TiffFileError
 
-from napari_wsigpu.errors import SlideError
 from napari_wsigpu.formats import claims, companion, markup, tiff, wsigpu
 from napari_wsigpu.formats.fields import even_step, number, positive_number
-from napari_wsigpu.layout import AssociatedLayout, Channel, SlideFile, SlideLayout
-from napari_wsigpu.limits import limits
+from napari_wsigpu.model.errors import SlideError
+from napari_wsigpu.model.layout import AssociatedLayout, Channel, SlideFile, SlideLayout
+from napari_wsigpu.model.limits import limits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from napari_wsigpu.errors import (
+from napari_wsigpu.formats import markup, ngff, ome, tiff, wsigpu
+from napari_wsigpu.formats.zarr_image import ZarrImage, bare_image, child, read_image, slide_file
+from napari_wsigpu.model.errors import (
     CorruptSlideError,
     NotASlideError,
     SlideError,
     UnsupportedSlideError,
     file_error,
 )
-from napari_wsigpu.formats import markup, ngff, ome, tiff, wsigpu
-from napari_wsigpu.formats.zarr_image import ZarrImage, bare_image, child, read_image, slide_file
-from napari_wsigpu.layout import AssociatedLayout, LabelLayout, Planes, SlideFile, SlideLayout
-from napari_wsigpu.limits import limits
+from napari_wsigpu.model.layout import AssociatedLayout, LabelLayout, Planes, SlideFile, SlideLayout
+from napari_wsigpu.model.limits import limits
 from napari_wsigpu.storage.zarr_array import DOCUMENTS, brief, folder_of, open_array, read_node
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from napari_wsigpu.formats import markup, tiff
 from napari_wsigpu.formats.fields import positive_number
-from napari_wsigpu.layout import Channel, SlideFile, SlideLayout
+from napari_wsigpu.model.layout import Channel, SlideFile, SlideLayout
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element

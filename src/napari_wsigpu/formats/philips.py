@@ -14,7 +14,7 @@ from tifffile.tifffile import jpeg_shape
 
 from napari_wsigpu.formats import philips_xml, tiff
 from napari_wsigpu.formats.fields import positive_number
-from napari_wsigpu.layout import (
+from napari_wsigpu.model.layout import (
     AssociatedLayout,
     Encoding,
     LevelLayout,
@@ -22,8 +22,8 @@ from napari_wsigpu.layout import (
     SlideLayout,
     TileGrid,
 )
-from napari_wsigpu.limits import limits
-from napari_wsigpu.tags import COMPRESSION, FILLORDER, PHOTOMETRIC, PREDICTOR
+from napari_wsigpu.model.limits import limits
+from napari_wsigpu.model.tags import COMPRESSION, FILLORDER, PHOTOMETRIC, PREDICTOR
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from napari_wsigpu.codecs.jpeg import ADOBE, FRAMES, segments
-from napari_wsigpu.layout import Encoding, LevelLayout, TileGrid
-from napari_wsigpu.limits import limits
-from napari_wsigpu.tags import COMPRESSION, FILLORDER, PHOTOMETRIC, PREDICTOR
+from napari_wsigpu.model.layout import Encoding, LevelLayout, TileGrid
+from napari_wsigpu.model.limits import limits
+from napari_wsigpu.model.tags import COMPRESSION, FILLORDER, PHOTOMETRIC, PREDICTOR
 
 if TYPE_CHECKING:
-    from napari_wsigpu.layout import JpegColor
+    from napari_wsigpu.model.layout import JpegColor
 
 JPEG_HEAD = 1 << 16
 JFIF = 0xE0

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from tifffile import TiffFile
 
-    from napari_wsigpu.layout import SlideFile, SlideLayout
+    from napari_wsigpu.model.layout import SlideFile, SlideLayout
 
 
 class PathModule(Protocol):

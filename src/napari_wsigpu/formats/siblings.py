@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tifffile.tifffile import read_ndtiff_index
 
-from napari_wsigpu.errors import CorruptSlideError, UnsupportedSlideError, file_error
 from napari_wsigpu.formats import claims
-from napari_wsigpu.layout import SlideFile
+from napari_wsigpu.model.errors import CorruptSlideError, UnsupportedSlideError, file_error
+from napari_wsigpu.model.layout import SlideFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from tifffile import TiffFile, TiffFrame, TiffPage, TiffPageSeries
 
-    from napari_wsigpu.layout import TileGrid
+    from napari_wsigpu.model.layout import TileGrid
 
 # What stands for the name of one in sentences.
 SIBLING = "another file"

@@ -16,16 +16,16 @@ import numpy as np
 from tifffile import TiffPage
 
 from napari_wsigpu.codecs.table import is_of_images
-from napari_wsigpu.errors import (
+from napari_wsigpu.formats import claims, imagej
+from napari_wsigpu.formats.frames import pages_of
+from napari_wsigpu.formats.siblings import PageFiles, check_stack, stack_problem
+from napari_wsigpu.model.errors import (
     CorruptSlideError,
     NotASlideError,
     SlideError,
     UnsupportedSlideError,
 )
-from napari_wsigpu.formats import claims, imagej
-from napari_wsigpu.formats.frames import pages_of
-from napari_wsigpu.formats.siblings import PageFiles, check_stack, stack_problem
-from napari_wsigpu.layout import (
+from napari_wsigpu.model.layout import (
     AssociatedLayout,
     Channel,
     Encoding,
@@ -36,8 +36,8 @@ from napari_wsigpu.layout import (
     SlideLayout,
     TileGrid,
 )
-from napari_wsigpu.limits import limits
-from napari_wsigpu.tags import (
+from napari_wsigpu.model.limits import limits
+from napari_wsigpu.model.tags import (
     COMPRESSION,
     FILETYPE,
     PHOTOMETRIC,
@@ -46,7 +46,7 @@ from napari_wsigpu.tags import (
     RESUNIT,
     Tag,
 )
-from napari_wsigpu.units import byte_size
+from napari_wsigpu.model.units import byte_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -10,8 +10,8 @@ import numpy as np
 
 from napari_wsigpu.formats import tiff
 from napari_wsigpu.formats.fields import LONGEST_TEXT, positive_number
-from napari_wsigpu.layout import LevelLayout, Part, Pieces, SlideFile, SlideLayout
-from napari_wsigpu.tags import Tag
+from napari_wsigpu.model.layout import LevelLayout, Part, Pieces, SlideFile, SlideLayout
+from napari_wsigpu.model.tags import Tag
 
 if TYPE_CHECKING:
     from tifffile import TiffFile, TiffPage

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.errors import CorruptSlideError, NotASlideError
 from napari_wsigpu.formats import markup, tiff
 from napari_wsigpu.formats.fields import number, positive_number, texts, whole_number
-from napari_wsigpu.layout import LevelLayout, Part, Pieces, Planes, SlideFile, SlideLayout
-from napari_wsigpu.tags import Tag
+from napari_wsigpu.model.errors import CorruptSlideError, NotASlideError
+from napari_wsigpu.model.layout import LevelLayout, Part, Pieces, Planes, SlideFile, SlideLayout
+from napari_wsigpu.model.tags import Tag
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

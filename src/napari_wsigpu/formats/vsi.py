@@ -11,13 +11,13 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.errors import CorruptSlideError, PlaneError, SlideError
 from napari_wsigpu.formats import tiff
 from napari_wsigpu.formats.ets import Ets, read_ets
 from napari_wsigpu.formats.fields import LONGEST_TEXT, even_step, positive_number
 from napari_wsigpu.formats.pictures import JPEG_HEAD, encoding, jpeg_color
 from napari_wsigpu.formats.vsi_tags import FIRST, MAGIC, Node, read_tags
-from napari_wsigpu.layout import (
+from napari_wsigpu.model.errors import CorruptSlideError, PlaneError, SlideError
+from napari_wsigpu.model.layout import (
     AssociatedLayout,
     Channel,
     LevelLayout,
@@ -27,8 +27,8 @@ from napari_wsigpu.layout import (
     SlideLayout,
     TileGrid,
 )
+from napari_wsigpu.model.tags import COMPRESSION
 from napari_wsigpu.storage.bounded import BoundedReader
-from napari_wsigpu.tags import COMPRESSION
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.layout import Encoding
+    from napari_wsigpu.model.layout import Encoding
 
 COLLECTION, IMAGE, FRAME, FILE, STACK = 2000, 2001, 2002, 2018, 2005
 EXTERNAL, BOUNDARY, ORIGIN, OTHER_FILE = 20005, 2053, 2410, 2037

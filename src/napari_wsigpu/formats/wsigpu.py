@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from napari_wsigpu.formats import tiff
 from napari_wsigpu.formats.fields import LONGEST_TEXT, positive_number
-from napari_wsigpu.layout import Channel, LevelLayout, SlideFile, SlideLayout
+from napari_wsigpu.model.layout import Channel, LevelLayout, SlideFile, SlideLayout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,25 +11,25 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.errors import (
+from napari_wsigpu.formats import ngff, tiff
+from napari_wsigpu.model.errors import (
     CorruptSlideError,
     NotASlideError,
     SlideError,
     UnsupportedSlideError,
     file_error,
 )
-from napari_wsigpu.formats import ngff, tiff
-from napari_wsigpu.layout import SHOWN, Encoding, LevelLayout, SlideFile, TileGrid, ZarrArray
-from napari_wsigpu.limits import limits
+from napari_wsigpu.model.layout import SHOWN, Encoding, LevelLayout, SlideFile, TileGrid, ZarrArray
+from napari_wsigpu.model.limits import limits
+from napari_wsigpu.model.tags import COMPRESSION, FILLORDER, PHOTOMETRIC, PREDICTOR
 from napari_wsigpu.storage.zarr_array import open_array, read_node
 from napari_wsigpu.storage.zarr_server import ServerFolder
-from napari_wsigpu.tags import COMPRESSION, FILLORDER, PHOTOMETRIC, PREDICTOR
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from napari_wsigpu.formats.ngff import Axes, Transform
-    from napari_wsigpu.layout import Channel
+    from napari_wsigpu.model.layout import Channel
     from napari_wsigpu.storage.zarr_array import Folder, Node
 
 VERSIONS = ("0.1", "0.2", "0.3", "0.4", "0.5")

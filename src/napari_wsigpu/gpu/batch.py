@@ -9,7 +9,7 @@ from itertools import chain, compress
 from typing import TYPE_CHECKING, Any
 
 from napari_wsigpu.codecs.cpu import HostSlots
-from napari_wsigpu.errors import DeviceError, device_error
+from napari_wsigpu.model.errors import DeviceError, device_error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

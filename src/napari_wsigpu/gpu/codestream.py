@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 from napari_wsigpu.codecs.jpeg import LONGEST_HEADER
 from napari_wsigpu.codecs.table import storage_name
 from napari_wsigpu.gpu.library_handles import ImageFormat
-from napari_wsigpu.tags import COMPRESSION, JPEG_2000
+from napari_wsigpu.model.tags import COMPRESSION, JPEG_2000
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.gpu.device import Device, Slots, Stream
     from napari_wsigpu.gpu.worker import DecodeWorker
     from napari_wsigpu.gpu.workspace import Workspace
-    from napari_wsigpu.layout import LevelLayout
+    from napari_wsigpu.model.layout import LevelLayout
 
 FORGOTTEN = (b"\xff\xdd", b"\xff\xee")
 SIZE_HEADER, MOST_COMPONENTS = 42, 3

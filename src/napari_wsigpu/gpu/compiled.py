@@ -6,7 +6,7 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from napari_wsigpu.errors import DeviceError
+from napari_wsigpu.model.errors import DeviceError
 
 if TYPE_CHECKING:
     from napari_wsigpu.gpu.device import Stream

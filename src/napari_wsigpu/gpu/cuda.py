@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from napari_wsigpu.errors import DeviceError
 from napari_wsigpu.gpu.driver import import_cuda
 from napari_wsigpu.gpu.interop import SharedBuffer
 from napari_wsigpu.gpu.jpeg_engine import (
@@ -25,6 +24,7 @@ from napari_wsigpu.gpu.jpeg_engine import (
 from napari_wsigpu.gpu.launching import Kernels
 from napari_wsigpu.gpu.library import GPU_ONLY, Library
 from napari_wsigpu.gpu.pinned import PinnedMemory
+from napari_wsigpu.model.errors import DeviceError
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray

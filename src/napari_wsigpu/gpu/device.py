@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.gpu.interop import SharedBuffer
     from napari_wsigpu.gpu.library import LibraryDecoder
     from napari_wsigpu.gpu.library_handles import LibraryImages, LibraryStreams
-    from napari_wsigpu.layout import LevelLayout
+    from napari_wsigpu.model.layout import LevelLayout
 
 
 # Samples that a device averages to any size.

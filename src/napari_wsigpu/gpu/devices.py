@@ -8,12 +8,12 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from napari_wsigpu.errors import DeviceError
 from napari_wsigpu.gpu.cuda import CudaDevice
 from napari_wsigpu.gpu.driver import driver_is_there
 from napari_wsigpu.gpu.host_jpegs import HostJpegs, host_library
 from napari_wsigpu.gpu.tiles import SLAB_BYTES, DeviceTiles
 from napari_wsigpu.gpu.worker import DecodeWorker
+from napari_wsigpu.model.errors import DeviceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

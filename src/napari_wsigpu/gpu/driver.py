@@ -8,7 +8,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from napari_wsigpu.errors import DeviceError
+from napari_wsigpu.model.errors import DeviceError
 
 DRIVERS = {"win32": "nvcuda.dll"}
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.errors import SlideChangedError, SlideError
+from napari_wsigpu.model.errors import SlideChangedError, SlideError
 from napari_wsigpu.storage.batch import PAGE
 
 if TYPE_CHECKING:

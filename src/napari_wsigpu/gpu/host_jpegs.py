@@ -25,11 +25,11 @@ from napari_wsigpu.codecs.jpeg import (
     segments,
 )
 from napari_wsigpu.codecs.jpeg_tiles import CHECKED
-from napari_wsigpu.errors import SlideError
 from napari_wsigpu.gpu.codestream import recipe
 from napari_wsigpu.gpu.jpeg_rows import JpegRows, at_once
 from napari_wsigpu.gpu.library import HOST_JPEGS, Library
 from napari_wsigpu.gpu.library_handles import ImageFormat
+from napari_wsigpu.model.errors import SlideError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.decoder import Deliver, EncodedBatch, PendingBatch
-    from napari_wsigpu.layout import LevelLayout
+    from napari_wsigpu.model.layout import LevelLayout
 
     Data = bytes | memoryview
 

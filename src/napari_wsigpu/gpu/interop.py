@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from napari_wsigpu.errors import DeviceError
 from napari_wsigpu.gpu.driver import import_cuda
+from napari_wsigpu.model.errors import DeviceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

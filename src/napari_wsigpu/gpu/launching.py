@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.codecs.color import ColorTable
     from napari_wsigpu.gpu.device import Stream, TileFormat
-    from napari_wsigpu.layout import LevelLayout
+    from napari_wsigpu.model.layout import LevelLayout
 
 THREADS = 256
 MOST_UPLOADED = 64 << 10

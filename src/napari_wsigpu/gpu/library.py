@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from napari_wsigpu.errors import DeviceError
 from napari_wsigpu.gpu.library_handles import (
     SUCCESS,
     LibraryImages,
@@ -32,6 +31,7 @@ from napari_wsigpu.gpu.library_structs import (
     InstanceInfo,
     Properties,
 )
+from napari_wsigpu.model.errors import DeviceError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

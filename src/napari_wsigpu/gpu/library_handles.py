@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.errors import DeviceError
 from napari_wsigpu.gpu.library_structs import ImageInfo, Orientation, Plane, Region, View
+from napari_wsigpu.model.errors import DeviceError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

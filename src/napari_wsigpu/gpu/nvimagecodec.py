@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.gpu.device import Slots, Stream
     from napari_wsigpu.gpu.verify import Verifier
     from napari_wsigpu.gpu.worker import DecodeWorker
-    from napari_wsigpu.layout import LevelLayout
+    from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.storage.source import Spacing
 
     Maker = JpegStreams | Jpeg2000Streams | Jpeg2000Tiles

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.codecs.raw import Segments
     from napari_wsigpu.gpu.device import Stream
     from napari_wsigpu.gpu.gds import Loader
-    from napari_wsigpu.layout import LevelLayout
+    from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.storage.file import FileSource
 
 BATCH_BYTES = 512 << 20

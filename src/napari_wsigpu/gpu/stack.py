@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.gpu.device import Device, Slots, Stream
     from napari_wsigpu.gpu.worker import DecodeWorker
     from napari_wsigpu.gpu.workspace import Workspace
-    from napari_wsigpu.layout import LevelLayout
+    from napari_wsigpu.model.layout import LevelLayout
 
 SHORTEST, MOST_PADDING = 4, 64
 # Where tiles are put together as they lie, the header of a stack goes before its first one.

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from napari_wsigpu.codecs.tile import decode_tile
-from napari_wsigpu.errors import DeviceError
 from napari_wsigpu.gpu.gds import Loader
 from napari_wsigpu.gpu.jpeg2000.engine import KERNELS, Jpeg2000Engine
 from napari_wsigpu.gpu.workspace import Workspace
+from napari_wsigpu.model.errors import DeviceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from napari_wsigpu.errors import (
+from napari_wsigpu.gpu.devices import cuda_index
+from napari_wsigpu.gpu.gds import Transfer
+from napari_wsigpu.gpu.nvcomp import decompress
+from napari_wsigpu.model.errors import (
     DeviceError,
     MissingPackageError,
     RegionError,
@@ -19,9 +22,6 @@ from napari_wsigpu.errors import (
     SlideReadError,
     UnsupportedArrayError,
 )
-from napari_wsigpu.gpu.devices import cuda_index
-from napari_wsigpu.gpu.gds import Transfer
-from napari_wsigpu.gpu.nvcomp import decompress
 from napari_wsigpu.storage.zarr_chunks import axes_of, batches_of, encoded, find_chunks, plan
 
 if TYPE_CHECKING:

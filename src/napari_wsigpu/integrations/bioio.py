@@ -11,8 +11,8 @@ from bioio_base.reader import Reader as BaseReader
 from bioio_base.reader_metadata import ReaderMetadata as BaseMetadata
 from bioio_base.types import PhysicalPixelSizes
 
-from napari_wsigpu.errors import SlideError
 from napari_wsigpu.formats.registry import FORMATS
+from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.slide import open_slide
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from monai.data.wsi_reader import BaseWSIReader
 
-from napari_wsigpu.errors import RegionError
+from napari_wsigpu.model.errors import RegionError
 from napari_wsigpu.slide import Slide, open_slide
 
 if TYPE_CHECKING:

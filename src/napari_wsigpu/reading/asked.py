@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from napari_wsigpu.errors import RegionError
-from napari_wsigpu.geometry import Rect
+from napari_wsigpu.model.errors import RegionError
+from napari_wsigpu.model.geometry import Rect
 from napari_wsigpu.reading.plan import Regions
 
 if TYPE_CHECKING:

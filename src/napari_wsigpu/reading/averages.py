@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.geometry import Rect
+from napari_wsigpu.model.geometry import Rect
 from napari_wsigpu.reading.average import area_average
 from napari_wsigpu.reading.mosaic import touches
 from napari_wsigpu.reading.plan import Regions, tile_rect
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.layout import LevelLayout, PyramidLevel
     from napari_wsigpu.memory import RegionMemory, TileMemory
+    from napari_wsigpu.model.layout import LevelLayout, PyramidLevel
 
 GROUP_BYTES = 64 << 20
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from napari_wsigpu.errors import RegionError
+from napari_wsigpu.model.errors import RegionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from napari_wsigpu.errors import RegionError
+from napari_wsigpu.model.errors import RegionError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import dask.array
 
-    from napari_wsigpu.layout import LevelLayout
+    from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.reading.level import LevelArray, LevelOwner, PackedOwner
 
 CHUNK_BYTES = 32 << 20

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from napari_wsigpu.errors import RegionError, SlideError, device_error
+from napari_wsigpu.model.errors import RegionError, SlideError, device_error
 from napari_wsigpu.reading.device_pipeline import DevicePipeline, Output
 from napari_wsigpu.reading.plan import regions_with
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.gpu.device import Device, Stream
-    from napari_wsigpu.layout import LevelLayout
+    from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.reading.plan import ReadPlan, Wish
 
     Integers = NDArray[np.int64]

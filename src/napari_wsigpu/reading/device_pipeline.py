@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.gpu.device import Device, Stream
     from napari_wsigpu.gpu.nvimagecodec import NvImageCodecDecoder
     from napari_wsigpu.gpu.tiles import DeviceTiles, Reserved
-    from napari_wsigpu.layout import LevelLayout
+    from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.reading.log import TileLog
     from napari_wsigpu.reading.plan import Pastes, ReadPlan, Wish
     from napari_wsigpu.storage.source import ByteSource

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from napari_wsigpu.errors import RegionError
+from napari_wsigpu.model.errors import RegionError
 from napari_wsigpu.reading.average import EDGE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from napari_wsigpu.layout import LevelLayout
+    from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.reading.scaling import Target
 
     Integers = NDArray[np.int64]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from napari_wsigpu.geometry import Rect
+from napari_wsigpu.model.geometry import Rect
 from napari_wsigpu.reading.average import area_average
 from napari_wsigpu.reading.plan import Regions
 from napari_wsigpu.reading.planning import plan_regions
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.gpu.device import Stream
-    from napari_wsigpu.layout import LevelLayout
+    from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.reading.device import DeviceExecutor
     from napari_wsigpu.reading.plan import Wish
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.codecs.color import ColorTable
     from napari_wsigpu.codecs.cpu import Parts
     from napari_wsigpu.codecs.decoder import Decoder, PendingBatch
-    from napari_wsigpu.layout import LevelLayout, PyramidLevel
+    from napari_wsigpu.model.layout import LevelLayout, PyramidLevel
     from napari_wsigpu.reading.cache import TileCache
     from napari_wsigpu.reading.log import TileLog
     from napari_wsigpu.reading.pasting import Targets

@@ -10,7 +10,7 @@ from napari_wsigpu.reading.throughput import tile_kind
 if TYPE_CHECKING:
     from napari_wsigpu.gpu.codestream import Recipe
     from napari_wsigpu.gpu.devices import Devices
-    from napari_wsigpu.layout import LevelLayout
+    from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.reading.throughput import Throughput
 
 CPU = "CPU"

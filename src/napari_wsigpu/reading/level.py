@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from napari_wsigpu.geometry import Span
+from napari_wsigpu.model.geometry import Span
 from napari_wsigpu.reading.dask_level import dask_array
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import dask.array
     from numpy.typing import DTypeLike, NDArray
 
-    from napari_wsigpu.layout import LevelLayout
+    from napari_wsigpu.model.layout import LevelLayout
 
     Read = Callable[[Span, Span, int | None], NDArray[Any]]
 

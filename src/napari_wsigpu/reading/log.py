@@ -8,7 +8,7 @@ from collections import Counter
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from napari_wsigpu.errors import TileError
+from napari_wsigpu.model.errors import TileError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

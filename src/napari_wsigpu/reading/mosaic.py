@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from napari_wsigpu.geometry import Rect
-    from napari_wsigpu.layout import LevelLayout
+    from napari_wsigpu.model.geometry import Rect
+    from napari_wsigpu.model.layout import LevelLayout
 
 
 class NamedPart(NamedTuple):

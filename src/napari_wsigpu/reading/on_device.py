@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.codecs.color import ColorTable
     from napari_wsigpu.gpu.device import Device, Stream
     from napari_wsigpu.gpu.tiles import Reserved
-    from napari_wsigpu.layout import LevelLayout
+    from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.reading.device import DeviceExecutor
     from napari_wsigpu.reading.log import TileLog
 

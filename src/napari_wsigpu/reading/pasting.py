@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from napari_wsigpu.codecs.cpu import Parts
-from napari_wsigpu.geometry import computed_once
+from napari_wsigpu.model.geometry import computed_once
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

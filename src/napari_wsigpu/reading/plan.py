@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from napari_wsigpu.geometry import Rect, computed_once
+from napari_wsigpu.model.geometry import Rect, computed_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.color import ColorTable
-    from napari_wsigpu.geometry import Span
-    from napari_wsigpu.layout import LevelLayout
+    from napari_wsigpu.model.geometry import Span
+    from napari_wsigpu.model.layout import LevelLayout
 
     Integers = NDArray[np.int64]
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.geometry import Rects, expand
-from napari_wsigpu.layout import Scattered
+from napari_wsigpu.model.geometry import Rects, expand
+from napari_wsigpu.model.layout import Scattered
 from napari_wsigpu.reading.plan import NO_PASTES, Pastes, ReadPlan, Regions
 
 if TYPE_CHECKING:
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.geometry import Integers
-    from napari_wsigpu.layout import LevelLayout, Pieces
+    from napari_wsigpu.model.geometry import Integers
+    from napari_wsigpu.model.layout import LevelLayout, Pieces
 
 
 def plan_regions(

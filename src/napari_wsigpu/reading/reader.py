@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from napari_wsigpu.errors import RegionError
 from napari_wsigpu.gpu.host_jpegs import HostDecoder
 from napari_wsigpu.memory import RegionMemory, into
+from napari_wsigpu.model.errors import RegionError
 from napari_wsigpu.reading.cache import TileKey
 from napari_wsigpu.reading.coverage import find_held
 from napari_wsigpu.reading.host import HostExecutor
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.codecs.cpu import CpuDecoder
     from napari_wsigpu.gpu.device import Stream
     from napari_wsigpu.gpu.devices import Devices
-    from napari_wsigpu.layout import LevelLayout, PyramidLevel, SlideLayout
+    from napari_wsigpu.model.layout import LevelLayout, PyramidLevel, SlideLayout
     from napari_wsigpu.reading.cache import TileCache
     from napari_wsigpu.reading.log import TileLog
     from napari_wsigpu.reading.plan import ReadPlan

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.errors import RegionError
 from napari_wsigpu.gpu.device import AVERAGED_TYPES
 from napari_wsigpu.memory import into
+from napari_wsigpu.model.errors import RegionError
 from napari_wsigpu.reading.average import EDGE, resample_area, source_span
 from napari_wsigpu.reading.plan import NO_TURN, Regions
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.layout import LevelLayout
+    from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.reading.plan import Wish
     from napari_wsigpu.reading.reader import RegionReader
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from napari_wsigpu.errors import PlaneError
+from napari_wsigpu.model.errors import PlaneError
 from napari_wsigpu.reading.level import expand
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from napari_wsigpu.layout import LevelLayout, TileGrid
+    from napari_wsigpu.model.layout import LevelLayout, TileGrid
     from napari_wsigpu.reading.plan import Regions
 
     Integers = NDArray[np.int64]

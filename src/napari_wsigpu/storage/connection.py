@@ -13,13 +13,13 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from napari_wsigpu.errors import (
+from napari_wsigpu.model.errors import (
     SlideNotFoundError,
     SlidePermissionError,
     SlideReadError,
     UnsupportedSlideError,
 )
-from napari_wsigpu.limits import limits
+from napari_wsigpu.model.limits import limits
 from napari_wsigpu.storage.readers import closed_error
 from napari_wsigpu.storage.redirect import final_url, same_server
 from napari_wsigpu.storage.refusal import BREAKS_OFF, SILENT, SLOW, UNREADABLE, server_error

@@ -15,7 +15,7 @@ from pathlib import Path
 from secrets import token_bytes
 from typing import TYPE_CHECKING, NamedTuple
 
-from napari_wsigpu.units import byte_size
+from napari_wsigpu.model.units import byte_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

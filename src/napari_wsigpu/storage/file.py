@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.errors import SlideChangedError, changed_error, file_error
+from napari_wsigpu.model.errors import SlideChangedError, changed_error, file_error
 from napari_wsigpu.storage.listed_reads import read_rows
 from napari_wsigpu.storage.readers import Readers
 from napari_wsigpu.storage.source import ByteRange, JoinedBytes
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.layout import SlideFile
+    from napari_wsigpu.model.layout import SlideFile
     from napari_wsigpu.storage.source import Fill, LaterReads, NewBuffer, Spacing
 
 MERGE_GAP = 64 << 10

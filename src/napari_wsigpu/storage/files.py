@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.layout import SlideFile
+    from napari_wsigpu.model.layout import SlideFile
     from napari_wsigpu.storage.source import Fill, NewBuffer, Spacing
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from napari_wsigpu.errors import UnsupportedSlideError
-from napari_wsigpu.geometry import Rect
+from napari_wsigpu.model.errors import UnsupportedSlideError
+from napari_wsigpu.model.geometry import Rect
 from napari_wsigpu.storage.file import check_unchanged
 from napari_wsigpu.storage.readers import Readers, closed_error
 from napari_wsigpu.storage.source import Unreadable, ViewSource
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.layout import LevelLayout, SlideFile
+    from napari_wsigpu.model.layout import LevelLayout, SlideFile
     from napari_wsigpu.storage.source import Fill
 
 

@@ -6,8 +6,8 @@ import io
 import os
 from typing import TYPE_CHECKING
 
-from napari_wsigpu.errors import CorruptSlideError, SlideError
-from napari_wsigpu.limits import limits
+from napari_wsigpu.model.errors import CorruptSlideError, SlideError
+from napari_wsigpu.model.limits import limits
 
 if TYPE_CHECKING:
     from typing import Any

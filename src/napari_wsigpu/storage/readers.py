@@ -6,7 +6,7 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from napari_wsigpu.errors import SlideClosedError
+from napari_wsigpu.model.errors import SlideClosedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

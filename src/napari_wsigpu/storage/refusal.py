@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from napari_wsigpu.errors import (
+from napari_wsigpu.model.errors import (
     NotASlideError,
     SlideError,
     SlideNotFoundError,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cachetools import LRUCache
 
-from napari_wsigpu.errors import NotASlideError, changed_error
+from napari_wsigpu.model.errors import NotASlideError, changed_error
 from napari_wsigpu.storage.connection import ENTITY_TAG, Connection
 from napari_wsigpu.storage.disk_cache import disk_cache
 from napari_wsigpu.storage.readers import Readers, closed_error

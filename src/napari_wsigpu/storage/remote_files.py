@@ -11,7 +11,7 @@ from napari_wsigpu.storage.source import SourcesInTurn, ViewSource
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from napari_wsigpu.layout import RemoteFile, SlideFile
+    from napari_wsigpu.model.layout import RemoteFile, SlideFile
 
 
 class RemoteFilesSource(SourcesInTurn[RemoteSource], ViewSource):

@@ -12,7 +12,7 @@ from napari_wsigpu.storage.url import file_name
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from napari_wsigpu.layout import SlideFile
+    from napari_wsigpu.model.layout import SlideFile
     from napari_wsigpu.storage.source import ByteSource
 
 

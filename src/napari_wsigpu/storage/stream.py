@@ -6,7 +6,7 @@ import os
 import threading
 from typing import IO, TYPE_CHECKING
 
-from napari_wsigpu.errors import SlideClosedError, file_error
+from napari_wsigpu.model.errors import SlideClosedError, file_error
 from napari_wsigpu.storage.source import ViewSource
 
 if TYPE_CHECKING:

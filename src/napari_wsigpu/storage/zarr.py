@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import imagecodecs
 import numpy as np
 
-from napari_wsigpu.errors import (
+from napari_wsigpu.memory import TileMemory
+from napari_wsigpu.model.errors import (
     SlideClosedError,
     SlideError,
     UnsupportedArrayError,
     file_error,
 )
-from napari_wsigpu.layout import SHOWN
-from napari_wsigpu.memory import TileMemory
+from napari_wsigpu.model.layout import SHOWN
 from napari_wsigpu.storage.connection import MOST_AT_ONCE
 from napari_wsigpu.storage.file import check_unchanged
 from napari_wsigpu.storage.source import Unreadable, ViewSource
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.layout import LevelLayout, SlideFile
+    from napari_wsigpu.model.layout import LevelLayout, SlideFile
     from napari_wsigpu.storage.source import Fill
     from napari_wsigpu.storage.zarr_chunks import Chunk, Encoded
 

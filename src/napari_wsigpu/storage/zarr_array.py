@@ -6,7 +6,12 @@ import json
 import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from napari_wsigpu.errors import CorruptSlideError, SlideError, UnsupportedSlideError, file_error
+from napari_wsigpu.model.errors import (
+    CorruptSlideError,
+    SlideError,
+    UnsupportedSlideError,
+    file_error,
+)
 from napari_wsigpu.storage.zarr_guard import guard_of, guarded_store
 from napari_wsigpu.storage.zarr_server import LARGEST_DOCUMENT, ServerFolder
 

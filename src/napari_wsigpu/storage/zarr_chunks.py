@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.errors import RegionError, UnsupportedArrayError
+from napari_wsigpu.model.errors import RegionError, UnsupportedArrayError
 from napari_wsigpu.storage.batch import PAGE, Batch
 from napari_wsigpu.storage.file import Run, join_ranges
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import imagecodecs
 import numpy as np
 
-from napari_wsigpu.errors import UnsupportedSlideError
-from napari_wsigpu.limits import limits
+from napari_wsigpu.model.errors import UnsupportedSlideError
+from napari_wsigpu.model.limits import limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sized

@@ -8,12 +8,12 @@ from functools import cache
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from napari_wsigpu.errors import (
+from napari_wsigpu.model.errors import (
     SlideNotFoundError,
     SlidePermissionError,
     UnsupportedSlideError,
 )
-from napari_wsigpu.limits import limits
+from napari_wsigpu.model.limits import limits
 from napari_wsigpu.storage.connection import Connection
 from napari_wsigpu.storage.readers import closed_error
 from napari_wsigpu.storage.signed import is_secret

@@ -14,7 +14,7 @@ from napari_wsigpu.annotations.annotation import Annotation
 from napari_wsigpu.annotations.masks import WITH_AREA
 from napari_wsigpu.annotations.rings import ellipse, joined, split
 from napari_wsigpu.annotations.tracing import outlines
-from napari_wsigpu.errors import AnnotationError
+from napari_wsigpu.model.errors import AnnotationError
 from napari_wsigpu.viewer.layers import slide_of
 from napari_wsigpu.viewer.object_labels import object_labels
 from napari_wsigpu.viewer.region import on_slide

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.layout import LabelLayout
+    from napari_wsigpu.model.layout import LabelLayout
     from napari_wsigpu.reading.level import LevelArray
     from napari_wsigpu.slide import Slide
 

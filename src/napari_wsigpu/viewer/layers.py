@@ -10,10 +10,10 @@ import numpy as np
 from napari.layers import Image
 from napari.utils import progress
 
-from napari_wsigpu.appearance import channel_colors, shown_limits
-from napari_wsigpu.errors import PlaneError
-from napari_wsigpu.layout import Channel
-from napari_wsigpu.privacy import Screen
+from napari_wsigpu.model.appearance import channel_colors, shown_limits
+from napari_wsigpu.model.errors import PlaneError
+from napari_wsigpu.model.layout import Channel
+from napari_wsigpu.model.privacy import Screen
 from napari_wsigpu.reading.level import LevelArray
 from napari_wsigpu.reading.stack import StackLevel
 from napari_wsigpu.slide import Slide

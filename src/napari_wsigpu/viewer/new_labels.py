@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from napari_wsigpu.errors import LevelError
+from napari_wsigpu.model.errors import LevelError
 from napari_wsigpu.viewer.annotations import SLIDE, flat_placement
 
 if TYPE_CHECKING:

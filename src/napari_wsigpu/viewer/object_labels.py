@@ -9,7 +9,7 @@ import numpy as np
 from napari.utils.colormaps import CyclicLabelColormap
 
 from napari_wsigpu.annotations.numbered import NumberedObjects
-from napari_wsigpu.geometry import Rect
+from napari_wsigpu.model.geometry import Rect
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.errors import RegionError
+from napari_wsigpu.model.errors import RegionError
 from napari_wsigpu.viewer.annotations import CENTRE, placement, shape_annotations, to_pixels
 from napari_wsigpu.viewer.region import region_around
 

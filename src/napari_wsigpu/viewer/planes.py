@@ -13,7 +13,7 @@ from napari_wsigpu.display.device_picture import DeviceTilesAtHand
 from napari_wsigpu.display.device_source import DeviceSource
 from napari_wsigpu.display.planes import PlaneLoader, VolumeLoader
 from napari_wsigpu.display.wanted import tiles_of_view
-from napari_wsigpu.errors import PlaneError, SlideError
+from napari_wsigpu.model.errors import PlaneError, SlideError
 from napari_wsigpu.reading.stack import StackLevel
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.display.drawing import View
     from napari_wsigpu.display.planes import Plane, Position
     from napari_wsigpu.display.source import DisplaySource
-    from napari_wsigpu.layout import Planes
+    from napari_wsigpu.model.layout import Planes
     from napari_wsigpu.reading.cache import TileKey
     from napari_wsigpu.reading.level import LevelArray
     from napari_wsigpu.slide import Slide

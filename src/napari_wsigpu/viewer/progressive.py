@@ -25,15 +25,15 @@ from napari_wsigpu.display.device_pixels import DevicePixels
 from napari_wsigpu.display.device_source import DeviceSource
 from napari_wsigpu.display.picture import Picture
 from napari_wsigpu.display.wanted import next_likely, on_screen, own_tiles
-from napari_wsigpu.errors import (
+from napari_wsigpu.memory import PictureMemory
+from napari_wsigpu.model.errors import (
     DeviceError,
     PlaneError,
     SlideChangedError,
     SlideClosedError,
     SlideError,
 )
-from napari_wsigpu.geometry import Rect
-from napari_wsigpu.memory import PictureMemory
+from napari_wsigpu.model.geometry import Rect
 from napari_wsigpu.reading.level import VIEWER_CHUNK
 from napari_wsigpu.reading.stack import StackLevel
 from napari_wsigpu.viewer.canvas import slice_before_drawing, without_collection

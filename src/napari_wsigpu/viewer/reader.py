@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import napari
 from cachetools import TTLCache
 
-from napari_wsigpu.errors import (
+from napari_wsigpu.formats.describe import describe
+from napari_wsigpu.formats.registry import SLIDE_ENDINGS
+from napari_wsigpu.model.errors import (
     NotASlideError,
     SlideError,
     SlideReadError,
     UnsupportedSlideError,
 )
-from napari_wsigpu.formats.describe import describe
-from napari_wsigpu.formats.registry import SLIDE_ENDINGS
 from napari_wsigpu.slide import Slide
 from napari_wsigpu.storage.url import file_name, is_url
 from napari_wsigpu.viewer.folder import chosen, is_slide_folder, slides_in, what_is_in
@@ -27,7 +27,7 @@ from napari_wsigpu.viewer.settings import settings
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from napari_wsigpu.layout import SlideLayout
+    from napari_wsigpu.model.layout import SlideLayout
     from napari_wsigpu.viewer.layers import LayerData
 
 LARGE_SIDE = 4096

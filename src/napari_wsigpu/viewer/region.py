@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.errors import RegionError
+from napari_wsigpu.model.errors import RegionError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

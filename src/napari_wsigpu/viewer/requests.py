@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from napari_wsigpu.display.drawing import View
-from napari_wsigpu.geometry import Rect
+from napari_wsigpu.model.geometry import Rect
 from napari_wsigpu.viewer.layers import image_of
 
 if TYPE_CHECKING:
     from napari.layers import Image, Layer
     from numpy.typing import NDArray
 
-    from napari_wsigpu.layout import LevelLayout
+    from napari_wsigpu.model.layout import LevelLayout
 
 MOST_PIXELS = 40 << 20
 SEAM = ("_make_slice_request_internal", "_make_slice_request", "_update_slice_response")

@@ -17,7 +17,7 @@ import numpy as np
 from vispy.gloo import get_current_canvas
 
 from napari_wsigpu.display.device_pixels import DevicePixels
-from napari_wsigpu.errors import DeviceError
+from napari_wsigpu.model.errors import DeviceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from napari_wsigpu.errors import LayerError
+from napari_wsigpu.model.errors import LayerError
 from napari_wsigpu.viewer.layers import slide_of
 from napari_wsigpu.viewer.window import fit_to
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from napari.layers import Labels
 from qtpy.QtWidgets import QApplication
 
-from napari_wsigpu.errors import DisplayTimeoutError, LayerError
+from napari_wsigpu.model.errors import DisplayTimeoutError, LayerError
 from napari_wsigpu.viewer.arrival import furnish
 from napari_wsigpu.viewer.canvas import update_view
 from napari_wsigpu.viewer.layers import slide_of

@@ -12,7 +12,7 @@ from napari_builtins.io import napari_write_image
 
 from napari_wsigpu.conversion import convert
 from napari_wsigpu.conversion.options import kind_of
-from napari_wsigpu.errors import ConversionCancelledError, LayerError, SlideError
+from napari_wsigpu.model.errors import ConversionCancelledError, LayerError, SlideError
 from napari_wsigpu.viewer.layers import slide_of, slide_of_data
 from napari_wsigpu.viewer.notifications import show_info
 from napari_wsigpu.viewer.planes import shown_plane

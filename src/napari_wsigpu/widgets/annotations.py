@@ -26,7 +26,7 @@ from qtpy.QtWidgets import (
 
 from napari_wsigpu.annotations import read_geojson, write_geojson
 from napari_wsigpu.conversion.labels import save_labels
-from napari_wsigpu.errors import SlideError
+from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.viewer.annotations import (
     CENTRE,
     FOR_EXPORT,

@@ -8,7 +8,7 @@ from typing import Any
 from qtpy.QtCore import Qt, Signal
 from qtpy.QtWidgets import QGridLayout, QLabel, QProgressBar, QSlider, QWidget
 
-from napari_wsigpu.units import byte_size
+from napari_wsigpu.model.units import byte_size
 
 LEAST = 64_000_000
 UNKNOWN_MEMORY = 8_000_000_000

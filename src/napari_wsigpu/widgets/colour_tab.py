@@ -10,8 +10,8 @@ from qtpy.QtCore import Signal
 from qtpy.QtWidgets import QCheckBox, QLabel, QVBoxLayout, QWidget
 
 from napari_wsigpu.codecs.color import profile_size
-from napari_wsigpu.errors import SlideError
-from napari_wsigpu.units import byte_size
+from napari_wsigpu.model.errors import SlideError
+from napari_wsigpu.model.units import byte_size
 
 if TYPE_CHECKING:
     from napari_wsigpu.slide import Slide

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from napari_wsigpu.privacy import PRIVATE_IMAGES
+from napari_wsigpu.model.privacy import PRIVATE_IMAGES
 
 
 @dataclass

@@ -22,8 +22,8 @@ from qtpy.QtWidgets import (
 )
 
 from napari_wsigpu.conversion import convert
-from napari_wsigpu.errors import ConversionCancelledError, SlideError
-from napari_wsigpu.units import byte_size
+from napari_wsigpu.model.errors import ConversionCancelledError, SlideError
+from napari_wsigpu.model.units import byte_size
 from napari_wsigpu.viewer.annotations import FOR_EXPORT, flat_placement
 from napari_wsigpu.viewer.layers import slide_name, slide_of
 from napari_wsigpu.viewer.notifications import show_warning

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from napari_wsigpu.conversion.coding import check_ome
 from napari_wsigpu.conversion.plan import window_of
 from napari_wsigpu.conversion.png import check_png
-from napari_wsigpu.units import byte_size
+from napari_wsigpu.model.units import byte_size
 from napari_wsigpu.widgets.facts import TIMES, extent, pixel_size
 
 if TYPE_CHECKING:

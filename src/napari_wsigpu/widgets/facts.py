@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from napari_wsigpu.codecs.table import storage_name
 from napari_wsigpu.formats.wsigpu import region_of
-from napari_wsigpu.privacy import Screen
+from napari_wsigpu.model.privacy import Screen
+from napari_wsigpu.model.units import byte_size
 from napari_wsigpu.storage.url import file_name
-from napari_wsigpu.units import byte_size
 
 if TYPE_CHECKING:
-    from napari_wsigpu.layout import LevelLayout, Planes
+    from napari_wsigpu.model.layout import LevelLayout, Planes
     from napari_wsigpu.slide import Slide
 
 TIMES = "\N{MULTIPLICATION SIGN}"

@@ -16,7 +16,7 @@ from qtpy.QtWidgets import (
 )
 from superqt import QFlowLayout
 
-from napari_wsigpu.privacy import PRIVATE_IMAGES
+from napari_wsigpu.model.privacy import PRIVATE_IMAGES
 from napari_wsigpu.viewer.layers import slide_name
 from napari_wsigpu.viewer.notifications import show_info
 from napari_wsigpu.widgets.facts import TIMES

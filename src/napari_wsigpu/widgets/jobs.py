@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from qtpy.QtCore import QObject, Qt, QTimer, Signal
 
-from napari_wsigpu.errors import SlideError
+from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.viewer.notifications import show_error
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from qtpy.QtCore import QModelIndex, Qt
 from qtpy.QtGui import QStandardItem, QStandardItemModel
 
-from napari_wsigpu.privacy import MASK
+from napari_wsigpu.model.privacy import MASK
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

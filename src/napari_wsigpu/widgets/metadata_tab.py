@@ -24,7 +24,7 @@ from qtpy.QtWidgets import (
     QWidget,
 )
 
-from napari_wsigpu.privacy import MASK
+from napari_wsigpu.model.privacy import MASK
 from napari_wsigpu.viewer.notifications import show_info
 from napari_wsigpu.widgets.facts import Said, said, says_much
 from napari_wsigpu.widgets.metadata_model import Field, MetadataModel, fields_of

@@ -18,9 +18,9 @@ from qtpy.QtWidgets import (
 from superqt import QElidingLabel
 
 from napari_wsigpu.gpu.devices import device_index
+from napari_wsigpu.model.units import byte_size
 from napari_wsigpu.reading.in_use import CPU as CPU_DECODER
 from napari_wsigpu.runtime import default
-from napari_wsigpu.units import byte_size
 from napari_wsigpu.viewer.layers import slide_of
 from napari_wsigpu.viewer.progressive import display_of
 from napari_wsigpu.viewer.texture import ON

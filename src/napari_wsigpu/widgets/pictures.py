@@ -9,15 +9,15 @@ import imagecodecs
 import numpy as np
 import tifffile
 
-from napari_wsigpu.appearance import WHITE, channel_colors, shown_limits
-from napari_wsigpu.errors import SlideError, UnsupportedSlideError
+from napari_wsigpu.model.appearance import WHITE, channel_colors, shown_limits
+from napari_wsigpu.model.errors import SlideError, UnsupportedSlideError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.layout import Encoding
+    from napari_wsigpu.model.layout import Encoding
     from napari_wsigpu.slide import Slide
 
 PNG_TYPES = (np.uint8, np.uint16)

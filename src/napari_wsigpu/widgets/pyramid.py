@@ -14,7 +14,7 @@ from napari_wsigpu.widgets.theme import accent
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from napari_wsigpu.layout import LevelLayout
+    from napari_wsigpu.model.layout import LevelLayout
 
 # In lines of text.
 STEP = 1.15

@@ -14,7 +14,7 @@ from qtpy.QtWidgets import (
 )
 from superqt import QFlowLayout
 
-from napari_wsigpu.errors import SlideError
+from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.viewer.together import show_all, show_only, show_side_by_side, slides_of
 from napari_wsigpu.widgets.facts import title
 from napari_wsigpu.widgets.slide_dock import SlideDock

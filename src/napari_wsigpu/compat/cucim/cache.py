@@ -6,7 +6,7 @@ import math
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
-from napari_wsigpu.errors import RegionError
+from napari_wsigpu.model.errors import RegionError
 from napari_wsigpu.runtime import default
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ import numpy as np
 import tifffile
 
 from napari_wsigpu.compat.shared import truncated
-from napari_wsigpu.errors import SlideError, SlideReadError, file_error
-from napari_wsigpu.geometry import computed_once
+from napari_wsigpu.model.errors import SlideError, SlideReadError, file_error
+from napari_wsigpu.model.geometry import computed_once
+from napari_wsigpu.model.tags import RESUNIT, Tag
 from napari_wsigpu.slide import open_slide
 from napari_wsigpu.storage.url import is_url, public_url
-from napari_wsigpu.tags import RESUNIT, Tag
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

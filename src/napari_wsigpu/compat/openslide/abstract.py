@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from PIL import Image, ImageCms
 
 from napari_wsigpu.compat.openslide.errors import OpenSlideError, check_capacity
-from napari_wsigpu.errors import SlideClosedError
+from napari_wsigpu.model.errors import SlideClosedError
 from napari_wsigpu.runtime import default
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from xml.etree.ElementTree import Element, ElementTree, SubElement
 from PIL import Image
 
 from napari_wsigpu.compat.openslide.abstract import PROPERTY_NAME_BACKGROUND_COLOR
-from napari_wsigpu.errors import RegionError
+from napari_wsigpu.model.errors import RegionError
 
 if TYPE_CHECKING:
     from napari_wsigpu.compat.openslide.abstract import AbstractSlide

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ctypes import ArgumentError
 from typing import TYPE_CHECKING
 
-from napari_wsigpu.errors import SlideClosedError, SlideError
+from napari_wsigpu.model.errors import SlideClosedError, SlideError
 
 if TYPE_CHECKING:
     from typing import Any

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from napari_wsigpu.geometry import Rect
-    from napari_wsigpu.layout import SlideLayout
+    from napari_wsigpu.model.geometry import Rect
+    from napari_wsigpu.model.layout import SlideLayout
     from napari_wsigpu.slide import Slide
 
 # Of slides whose smallest level is larger there is no quickhash: it would take too long.

@@ -18,7 +18,7 @@ from napari_wsigpu.compat.openslide.errors import (
 )
 from napari_wsigpu.compat.openslide.properties import openslide_properties
 from napari_wsigpu.compat.shared import Items, blank
-from napari_wsigpu.errors import (
+from napari_wsigpu.model.errors import (
     NotASlideError,
     RegionError,
     SlideError,

@@ -10,7 +10,8 @@ from warnings import warn
 
 import tifffile
 
-from napari_wsigpu.errors import (
+from napari_wsigpu.formats.describe import describe_source
+from napari_wsigpu.model.errors import (
     CorruptSlideError,
     MissingPackageError,
     NotASlideError,
@@ -19,7 +20,6 @@ from napari_wsigpu.errors import (
     UnsupportedSlideError,
     file_error,
 )
-from napari_wsigpu.formats.describe import describe_source
 from napari_wsigpu.slide import Slide, open_slide
 from napari_wsigpu.storage.readahead import ReadAheadFile
 from napari_wsigpu.storage.remote import RemoteSource

@@ -9,7 +9,7 @@ from napari_wsigpu.compat.openslide.properties import bounds_of, flat
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from napari_wsigpu.layout import SlideLayout
+    from napari_wsigpu.model.layout import SlideLayout
 
 PROPERTY_NAME_COMMENT = "tiffslide.comment"
 PROPERTY_NAME_VENDOR = "tiffslide.vendor"

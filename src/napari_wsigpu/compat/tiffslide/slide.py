@@ -20,8 +20,8 @@ from napari_wsigpu.compat.tiffslide.files import (
     open_tifffile,
 )
 from napari_wsigpu.compat.tiffslide.properties import AXES, tiffslide_properties
-from napari_wsigpu.errors import LevelError, RegionError, SlideError, SlideNotFoundError
-from napari_wsigpu.geometry import computed_once
+from napari_wsigpu.model.errors import LevelError, RegionError, SlideError, SlideNotFoundError
+from napari_wsigpu.model.geometry import computed_once
 from napari_wsigpu.storage.url import file_name
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ import threading
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from napari_wsigpu.errors import DeviceError
 from napari_wsigpu.gpu.jpeg2000.decoder import Form, Jpeg2000, form_of, programs
 from napari_wsigpu.gpu.jpeg2000.header import in_brief, read_header
+from napari_wsigpu.model.errors import DeviceError
 
 if TYPE_CHECKING:
     import numpy as np

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.gpu.jpeg2000.engine import Jpeg2000Engine
     from napari_wsigpu.gpu.worker import DecodeWorker
     from napari_wsigpu.gpu.workspace import Workspace
-    from napari_wsigpu.layout import LevelLayout
+    from napari_wsigpu.model.layout import LevelLayout
 
 
 class Jpeg2000Tiles:

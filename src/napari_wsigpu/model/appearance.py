@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.layout import Channel
+    from napari_wsigpu.model.layout import Channel
 
 PERCENTILES = (0.1, 99.8)
 BLUE, GREEN, ORANGE, RED, MAGENTA = "#0000ff", "#00ff00", "#ff8000", "#ff0000", "#ff00ff"

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.geometry import Rect, Rects
-from napari_wsigpu.tags import PHOTOMETRIC
+from napari_wsigpu.model.geometry import Rect, Rects
+from napari_wsigpu.model.tags import PHOTOMETRIC
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -1,0 +1,1 @@
+"""What a slide is, without its bytes."""
