@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 from napari_wsigpu import runtime
 from napari_wsigpu.codecs.color import ColorProfile
 from napari_wsigpu.runtime import Runtime
-from napari_wsigpu.storage.disk_cache import FOLDER
+from napari_wsigpu.storage.remote.disk_cache import FOLDER
 from tests.host_device import HostDevice, HostMachine
 from tests.icc import PROFILES
 

@@ -15,8 +15,7 @@ ROOT = Path(napari_wsigpu.__file__).parent
 # Rooms from the ground up: each may import those of the lines above its own, and itself.
 FLOORS = [
     {"model"},
-    {"memory", "annotations"},
-    {"storage", "truncation"},
+    {"annotations", "storage"},
     {"codecs"},
     {"formats", "gpu"},
     {"reading"},

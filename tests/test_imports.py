@@ -72,8 +72,8 @@ LATER = {
         f"napari_wsigpu.{name}"
         for name in (
             "annotations", "cli", "compat", "conversion", "datasets", "doctor", "engine",
-            "gpu.nvcomp", "gpu.zarr", "integrations", "storage.zarr", "storage.zarr_chunks",
-            "viewer", "widgets", "zarr_to_gpu",
+            "gpu.nvcomp", "gpu.zarr", "integrations", "storage.zarr.chunks",
+            "storage.zarr.source", "viewer", "widgets", "zarr_to_gpu",
         )
     ),
     *(f"imagecodecs._{name}" for name in ("blosc", "bz2", "imcd", "lz4", "lzma", "zstd")),

@@ -3,8 +3,8 @@ import gc
 import numpy as np
 import pytest
 
-from napari_wsigpu import memory as module
-from napari_wsigpu.memory import PictureMemory, TileMemory
+from napari_wsigpu.storage import buffers as module
+from napari_wsigpu.storage.buffers import PictureMemory, TileMemory
 
 
 def address(array):

@@ -10,7 +10,7 @@ import pytest
 
 from napari_wsigpu import SlideError, convert, open_slide
 from napari_wsigpu.cli import main
-from napari_wsigpu.storage.disk_cache import disk_cache
+from napari_wsigpu.storage.remote.disk_cache import disk_cache
 from napari_wsigpu.viewer.layers import slide_layers
 from napari_wsigpu.widgets.facts import facts, said
 from tests import gallery

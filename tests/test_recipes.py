@@ -200,7 +200,7 @@ def test_a_vendor_a_compression_and_a_storage(package, tmp_path):
             "    if layout.levels[0].array is not None:\n": (
                 '    if layout.vendor == "acme":\n        return WholeSource(layout.path)\n'
             ),
-            "from napari_wsigpu.storage.remote import": (
+            "from napari_wsigpu.storage.remote.source import": (
                 "from napari_wsigpu.storage.whole import WholeSource\n"
             ),
         },

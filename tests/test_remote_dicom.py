@@ -22,7 +22,7 @@ from napari_wsigpu.model.errors import (
     UnsupportedSlideError,
 )
 from napari_wsigpu.model.limits import limits
-from napari_wsigpu.storage import disk_cache
+from napari_wsigpu.storage.remote import disk_cache
 from tests import dicomslides, slides
 from tests.conftest import shared_slide
 from tests.rangeserver import RangeServer, status

@@ -27,7 +27,7 @@ from napari_wsigpu.model.errors import (
     TileError,
     UnsupportedSlideError,
 )
-from napari_wsigpu.storage import connection, disk_cache
+from napari_wsigpu.storage.remote import connection, disk_cache
 from tests import slides, sparse
 from tests.conftest import decoding_threads, shared_slide
 from tests.rangeserver import RangeServer, break_off, status

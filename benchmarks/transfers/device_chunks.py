@@ -10,7 +10,7 @@ import numpy as np
 
 from napari_wsigpu.gpu.nvcomp import HEADERS, codec
 from napari_wsigpu.model.errors import MissingPackageError, UnsupportedSlideError
-from napari_wsigpu.storage.zarr_write import ChunkWriter, blocks, put_chunk, whole_file
+from napari_wsigpu.storage.zarr.writer import ChunkWriter, blocks, put_chunk, whole_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -14,7 +14,7 @@ from benchmarks.transfers.readers import OURS, Reader, peers
 from benchmarks.transfers.reference import Region
 from benchmarks.transfers.timing import Absent, way
 from benchmarks.transfers.zarr_arrays import create, require_zarr, stored
-from napari_wsigpu.storage.zarr_write import ChunkWriter
+from napari_wsigpu.storage.zarr.writer import ChunkWriter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

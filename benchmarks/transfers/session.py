@@ -19,7 +19,7 @@ from benchmarks.transfers.timing import Row, measure
 from napari_wsigpu.bench import print_table
 from napari_wsigpu.model.errors import UnsupportedSlideError
 from napari_wsigpu.model.interrupt import late_interrupt
-from napari_wsigpu.storage.url import is_url, public_url
+from napari_wsigpu.storage.remote.url import is_url, public_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from napari_wsigpu.model.errors import MissingPackageError
-from napari_wsigpu.storage.zarr_array import open_array
+from napari_wsigpu.storage.zarr.array import open_array
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

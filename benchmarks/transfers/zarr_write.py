@@ -27,7 +27,7 @@ from benchmarks.transfers.timing import Absent, Case, way
 from benchmarks.transfers.zarr_arrays import create, require_zarr, stored
 from napari_wsigpu import runtime
 from napari_wsigpu.model.errors import DeviceError, MissingPackageError
-from napari_wsigpu.storage.zarr_write import ChunkWriter
+from napari_wsigpu.storage.zarr.writer import ChunkWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

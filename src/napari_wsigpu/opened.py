@@ -9,7 +9,6 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from napari_wsigpu import truncation
 from napari_wsigpu.associated import AssociatedImage
 from napari_wsigpu.codecs.choose import choose_decoder
 from napari_wsigpu.codecs.color import EmbeddedProfile, wants_srgb
@@ -26,6 +25,7 @@ from napari_wsigpu.reading.plan import Regions, Wish
 from napari_wsigpu.reading.reader import RegionReader
 from napari_wsigpu.runtime import default as default_runtime
 from napari_wsigpu.slide_source import check_files, source_of
+from napari_wsigpu.storage import truncation
 from napari_wsigpu.storage.memory import MemorySource
 from napari_wsigpu.storage.readers import Readers
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from napari_wsigpu.storage.file import FileSource, check_unchanged
 from napari_wsigpu.storage.files import FilesSource
 from napari_wsigpu.storage.library import LibrarySource
-from napari_wsigpu.storage.remote import RemoteSource
-from napari_wsigpu.storage.remote_files import RemoteFilesSource
+from napari_wsigpu.storage.remote.remote_files import RemoteFilesSource
+from napari_wsigpu.storage.remote.source import RemoteSource
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def source_of(layout: SlideLayout) -> ByteSource:
     """Return what reads the bytes of a slide."""
     if layout.levels[0].array is not None:
-        from napari_wsigpu.storage.zarr import ZarrServerSource, ZarrSource
+        from napari_wsigpu.storage.zarr.source import ZarrServerSource, ZarrSource
 
         images = [*layout.levels, *(item.image for item in layout.associated)]
         if layout.remote is not None:

@@ -7,9 +7,9 @@ from napari_wsigpu.display.blocks import touched
 from napari_wsigpu.display.drawing import View
 from napari_wsigpu.display.picture import Picture
 from napari_wsigpu.display.wanted import next_likely, on_screen
-from napari_wsigpu.memory import PictureMemory
 from napari_wsigpu.model.geometry import Rect
 from napari_wsigpu.reading.cache import TileCache
+from napari_wsigpu.storage.buffers import PictureMemory
 from tests import slides
 
 TILE = 16

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from napari_wsigpu import SlideError, convert, open_slide
-from napari_wsigpu.memory import RegionMemory, TileMemory
 from napari_wsigpu.model.privacy import masked
+from napari_wsigpu.storage.buffers import RegionMemory, TileMemory
 from tests import probe
 
 if TYPE_CHECKING:

@@ -18,13 +18,7 @@ from napari_wsigpu.model.errors import (
     SlideReadError,
     UnsupportedArrayError,
 )
-from napari_wsigpu.storage.zarr_chunks import (
-    MOST_CHUNKS,
-    axes_of,
-    batches_of,
-    encoded,
-    find_chunks,
-)
+from napari_wsigpu.storage.zarr.chunks import MOST_CHUNKS, axes_of, batches_of, encoded, find_chunks
 from napari_wsigpu.zarr_to_gpu import read_zarr_to_gpu
 
 pytest.importorskip("nvidia.nvimgcodec")

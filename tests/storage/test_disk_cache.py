@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from napari_wsigpu.storage import disk_cache as module
-from napari_wsigpu.storage.disk_cache import HEAD, SECRET, DiskCache, disk_cache
+from napari_wsigpu.storage.remote import disk_cache as module
+from napari_wsigpu.storage.remote.disk_cache import HEAD, SECRET, DiskCache, disk_cache
 
 BLOCK = 1000
 ENTRY = BLOCK + HEAD.size

@@ -22,9 +22,9 @@ from tests.rangeserver import (
 
 pytest.importorskip("obstore")
 
-from napari_wsigpu.storage import connection, signed
-from napari_wsigpu.storage.disk_cache import disk_cache
-from napari_wsigpu.storage.remote import BLOCK, RemoteSource
+from napari_wsigpu.storage.remote import connection, signed
+from napari_wsigpu.storage.remote.disk_cache import disk_cache
+from napari_wsigpu.storage.remote.source import BLOCK, RemoteSource
 
 SIZE = 40 * BLOCK + 123
 CONTENTS = [np.random.default_rng(seed).bytes(SIZE) for seed in range(2)]

@@ -7,7 +7,7 @@ import tifffile
 from napari_wsigpu.model.errors import CorruptSlideError, SlideReadError
 from napari_wsigpu.model.limits import limits
 from napari_wsigpu.storage.memory import MemorySource
-from napari_wsigpu.storage.readahead import FIRST_STEP, GROWTH, TAIL, ReadAheadFile
+from napari_wsigpu.storage.remote.readahead import FIRST_STEP, GROWTH, TAIL, ReadAheadFile
 
 SIZE = 20 << 20
 CONTENT = np.random.default_rng(0).bytes(SIZE)

@@ -22,9 +22,15 @@ from napari_wsigpu.model.errors import (
     UnsupportedSlideError,
 )
 from napari_wsigpu.model.limits import limits
-from napari_wsigpu.storage import connection, signed
-from napari_wsigpu.storage.disk_cache import disk_cache
-from napari_wsigpu.storage.remote import BLOCK, HEAD, LONGEST_REQUEST, MERGED_GAP, RemoteSource
+from napari_wsigpu.storage.remote import connection, signed
+from napari_wsigpu.storage.remote.disk_cache import disk_cache
+from napari_wsigpu.storage.remote.source import (
+    BLOCK,
+    HEAD,
+    LONGEST_REQUEST,
+    MERGED_GAP,
+    RemoteSource,
+)
 from tests.conftest import decoding_threads
 from tests.rangeserver import (
     RangeServer,
@@ -556,7 +562,7 @@ class TestLifetime:
         code = f"""
 import os, sys
 from napari_wsigpu.errors import SlideReadError
-from napari_wsigpu.storage.remote import RemoteSource
+from napari_wsigpu.storage.remote.source import RemoteSource
 source = RemoteSource.connect({url!r})
 if os.fork() == 0:
     try:

@@ -3,7 +3,7 @@ import pickle
 import pytest
 
 from napari_wsigpu.model.layout import RemoteFile
-from napari_wsigpu.storage.url import file_name, is_supported, is_url, public_url
+from napari_wsigpu.storage.remote.url import file_name, is_supported, is_url, public_url
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from napari_wsigpu.model.errors import (
     UnsupportedSlideError,
 )
 from napari_wsigpu.storage.source import Unreadable
-from napari_wsigpu.storage.zarr import ZarrSource
+from napari_wsigpu.storage.zarr.source import ZarrSource
 from tests import slides
 from tests.zarrs import halved, write_image
 

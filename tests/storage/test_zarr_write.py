@@ -12,8 +12,8 @@ from benchmarks.transfers.device_chunks import (
     Lz4Encoder,
 )
 from napari_wsigpu.model.errors import MissingPackageError, UnsupportedSlideError
-from napari_wsigpu.storage import zarr_write
-from napari_wsigpu.storage.zarr_write import ChunkWriter, blocks
+from napari_wsigpu.storage.zarr import writer as zarr_write
+from napari_wsigpu.storage.zarr.writer import ChunkWriter, blocks
 from tests import slides
 from tests.conftest import decoding_threads
 from tests.host_cupy import DeviceArray, install

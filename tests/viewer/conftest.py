@@ -12,7 +12,7 @@ from napari.utils.notifications import notification_manager
 from npe2 import PluginManifest
 
 from napari_wsigpu.codecs import cpu
-from napari_wsigpu.storage import zarr as storage_zarr
+from napari_wsigpu.storage.zarr import source as storage_zarr
 from napari_wsigpu.viewer.sample import sample_path
 
 

@@ -9,7 +9,7 @@ from qtpy.QtWidgets import QApplication
 
 import napari_wsigpu
 from napari_wsigpu.model.errors import SlideError, SlideNotFoundError
-from napari_wsigpu.storage.disk_cache import disk_cache
+from napari_wsigpu.storage.remote.disk_cache import disk_cache
 from napari_wsigpu.viewer import progressive
 from napari_wsigpu.viewer.layers import slide_of
 from napari_wsigpu.viewer.progressive import display_of

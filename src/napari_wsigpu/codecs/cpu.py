@@ -11,9 +11,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from napari_wsigpu.codecs.tile import decode_tile, load_for, refusal, whole_tiles
-from napari_wsigpu.memory import TileMemory
 from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.model.limits import limits
+from napari_wsigpu.storage.buffers import TileMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

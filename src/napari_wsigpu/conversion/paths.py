@@ -19,7 +19,7 @@ from napari_wsigpu.model.errors import (
     TargetWriteError,
 )
 from napari_wsigpu.model.units import byte_size
-from napari_wsigpu.storage.zarr_array import DOCUMENTS
+from napari_wsigpu.storage.zarr.array import DOCUMENTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,7 +18,7 @@ from napari_wsigpu.formats.wsigpu import first_pixel
 from napari_wsigpu.model.appearance import WHITE, channel_colors, shown_limits
 from napari_wsigpu.model.errors import MissingPackageError
 from napari_wsigpu.model.layout import Channel
-from napari_wsigpu.storage.zarr_write import put_chunk
+from napari_wsigpu.storage.zarr.writer import put_chunk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.memory import PictureMemory
     from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.reading.cache import TileKey
+    from napari_wsigpu.storage.buffers import PictureMemory
 
     Tile = tuple[int, int]
 

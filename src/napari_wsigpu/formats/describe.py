@@ -16,7 +16,6 @@ from typing import IO, TYPE_CHECKING
 import numpy as np
 import tifffile
 
-from napari_wsigpu import truncation
 from napari_wsigpu.formats import claims, companion, dicom, dicom_served, hamamatsu, ome_zarr, vsi
 from napari_wsigpu.formats.fields import finite, iso_date
 from napari_wsigpu.formats.registry import PATH_FORMATS, TIFF_FORMATS
@@ -31,18 +30,19 @@ from napari_wsigpu.model.errors import (
 )
 from napari_wsigpu.model.layout import RemoteFile, SlideFile
 from napari_wsigpu.model.tags import TIFF_MAGIC
+from napari_wsigpu.storage import truncation
 from napari_wsigpu.storage.bounded import BoundedReader
-from napari_wsigpu.storage.readahead import ReadAheadFile
-from napari_wsigpu.storage.remote import RemoteSource
-from napari_wsigpu.storage.served import ServedFile
-from napari_wsigpu.storage.url import file_name, is_url, public_url
-from napari_wsigpu.storage.zarr_server import DOCUMENTS, ServerFolder, ZarrServer
+from napari_wsigpu.storage.remote.readahead import ReadAheadFile
+from napari_wsigpu.storage.remote.served import ServedFile
+from napari_wsigpu.storage.remote.source import RemoteSource
+from napari_wsigpu.storage.remote.url import file_name, is_url, public_url
+from napari_wsigpu.storage.zarr.server import DOCUMENTS, ServerFolder, ZarrServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from napari_wsigpu.model.layout import SlideLayout
-    from napari_wsigpu.storage.remote_files import RemoteFilesSource
+    from napari_wsigpu.storage.remote.remote_files import RemoteFilesSource
     from napari_wsigpu.storage.source import ByteSource
 
     Found = tuple[SlideLayout, RemoteSource | RemoteFilesSource | None]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.formats.dicom_instance import Instance
     from napari_wsigpu.model.layout import Encoding
-    from napari_wsigpu.storage.served import ServedFile
+    from napari_wsigpu.storage.remote.served import ServedFile
 
     File = Path | ServedFile
 

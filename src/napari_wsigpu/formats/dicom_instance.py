@@ -50,7 +50,7 @@ from napari_wsigpu.model.layout import Encoding, JpegColor, SlideFile
 from napari_wsigpu.model.limits import limits
 from napari_wsigpu.model.tags import COMPRESSION, FILLORDER, JPEG_LS, PHOTOMETRIC, PREDICTOR
 from napari_wsigpu.storage.bounded import BoundedReader
-from napari_wsigpu.storage.served import ServedFile
+from napari_wsigpu.storage.remote.served import ServedFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,11 +13,11 @@ from napari_wsigpu.formats import dicom, tiff
 from napari_wsigpu.formats.siblings import SIBLING
 from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.model.layout import RemoteFile, SlideFile
-from napari_wsigpu.storage.connection import Connection
-from napari_wsigpu.storage.remote import HEAD, RemoteSource
-from napari_wsigpu.storage.remote_files import RemoteFilesSource
-from napari_wsigpu.storage.served import ServedFile
-from napari_wsigpu.storage.url import gives_lists, public_url
+from napari_wsigpu.storage.remote.connection import Connection
+from napari_wsigpu.storage.remote.remote_files import RemoteFilesSource
+from napari_wsigpu.storage.remote.served import ServedFile
+from napari_wsigpu.storage.remote.source import HEAD, RemoteSource
+from napari_wsigpu.storage.remote.url import gives_lists, public_url
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

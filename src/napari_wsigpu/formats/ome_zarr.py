@@ -19,13 +19,13 @@ from napari_wsigpu.model.errors import (
 )
 from napari_wsigpu.model.layout import AssociatedLayout, LabelLayout, Planes, SlideFile, SlideLayout
 from napari_wsigpu.model.limits import limits
-from napari_wsigpu.storage.zarr_array import DOCUMENTS, brief, folder_of, open_array, read_node
+from napari_wsigpu.storage.zarr.array import DOCUMENTS, brief, folder_of, open_array, read_node
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from napari_wsigpu.storage.zarr_array import Folder, Node
+    from napari_wsigpu.storage.zarr.array import Folder, Node
 
 MOST_IMAGES = 64
 LONGEST_KEPT = 1 << 18

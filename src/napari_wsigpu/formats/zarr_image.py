@@ -22,15 +22,15 @@ from napari_wsigpu.model.errors import (
 from napari_wsigpu.model.layout import SHOWN, Encoding, LevelLayout, SlideFile, TileGrid, ZarrArray
 from napari_wsigpu.model.limits import limits
 from napari_wsigpu.model.tags import COMPRESSION, FILLORDER, PHOTOMETRIC, PREDICTOR
-from napari_wsigpu.storage.zarr_array import open_array, read_node
-from napari_wsigpu.storage.zarr_server import ServerFolder
+from napari_wsigpu.storage.zarr.array import open_array, read_node
+from napari_wsigpu.storage.zarr.server import ServerFolder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from napari_wsigpu.formats.ngff import Axes, Transform
     from napari_wsigpu.model.layout import Channel
-    from napari_wsigpu.storage.zarr_array import Folder, Node
+    from napari_wsigpu.storage.zarr.array import Folder, Node
 
 VERSIONS = ("0.1", "0.2", "0.3", "0.4", "0.5")
 SMALLEST_TILE = 256

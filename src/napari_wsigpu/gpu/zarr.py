@@ -22,7 +22,7 @@ from napari_wsigpu.model.errors import (
     SlideReadError,
     UnsupportedArrayError,
 )
-from napari_wsigpu.storage.zarr_chunks import axes_of, batches_of, encoded, find_chunks, plan
+from napari_wsigpu.storage.zarr.chunks import axes_of, batches_of, encoded, find_chunks, plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.gpu.device import Device, Stream
     from napari_wsigpu.gpu.devices import Devices
     from napari_wsigpu.gpu.gds import Loader
-    from napari_wsigpu.storage.zarr_chunks import Axis, Chunk, Encoded
+    from napari_wsigpu.storage.zarr.chunks import Axis, Chunk, Encoded
 
 WAYS = ("direct", "nvcomp", "host")
 BATCH_BYTES = 256 << 20

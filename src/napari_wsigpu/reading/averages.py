@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.memory import RegionMemory, TileMemory
     from napari_wsigpu.model.layout import LevelLayout, PyramidLevel
+    from napari_wsigpu.storage.buffers import RegionMemory, TileMemory
 
 GROUP_BYTES = 64 << 20
 

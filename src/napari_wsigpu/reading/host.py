@@ -11,12 +11,12 @@ import numpy as np
 from napari_wsigpu.codecs.cpu import HostSlots
 from napari_wsigpu.codecs.decoder import EncodedBatch
 from napari_wsigpu.codecs.raw import lies_decoded
-from napari_wsigpu.memory import RegionMemory, TileMemory
 from napari_wsigpu.reading.averages import Averages
 from napari_wsigpu.reading.cache import Recurrence, TileKey
 from napari_wsigpu.reading.pasting import Paste, slices_of
 from napari_wsigpu.reading.plan import Wish, regions_with, tile_rect
 from napari_wsigpu.reading.planning import plan_regions
+from napari_wsigpu.storage.buffers import RegionMemory, TileMemory
 from napari_wsigpu.storage.source import FillingSource, ScatteredSource
 
 if TYPE_CHECKING:

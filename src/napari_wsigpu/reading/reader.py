@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from napari_wsigpu.gpu.host_jpegs import HostDecoder
-from napari_wsigpu.memory import RegionMemory, into
 from napari_wsigpu.model.errors import RegionError
 from napari_wsigpu.reading.cache import TileKey
 from napari_wsigpu.reading.coverage import find_held
@@ -19,6 +18,7 @@ from napari_wsigpu.reading.offload import Offload
 from napari_wsigpu.reading.plan import Regions, Wish, tile_rect
 from napari_wsigpu.reading.planning import plan_regions
 from napari_wsigpu.reading.throughput import tile_kind
+from napari_wsigpu.storage.buffers import RegionMemory, into
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

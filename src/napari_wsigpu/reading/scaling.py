@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from napari_wsigpu.gpu.device import AVERAGED_TYPES
-from napari_wsigpu.memory import into
 from napari_wsigpu.model.errors import RegionError
 from napari_wsigpu.reading.average import EDGE, resample_area, source_span
 from napari_wsigpu.reading.plan import NO_TURN, Regions
+from napari_wsigpu.storage.buffers import into
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

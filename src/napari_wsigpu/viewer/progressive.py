@@ -25,7 +25,6 @@ from napari_wsigpu.display.device_pixels import DevicePixels
 from napari_wsigpu.display.device_source import DeviceSource
 from napari_wsigpu.display.picture import Picture
 from napari_wsigpu.display.wanted import next_likely, on_screen, own_tiles
-from napari_wsigpu.memory import PictureMemory
 from napari_wsigpu.model.errors import (
     DeviceError,
     PlaneError,
@@ -36,6 +35,7 @@ from napari_wsigpu.model.errors import (
 from napari_wsigpu.model.geometry import Rect
 from napari_wsigpu.reading.level import VIEWER_CHUNK
 from napari_wsigpu.reading.stack import StackLevel
+from napari_wsigpu.storage.buffers import PictureMemory
 from napari_wsigpu.viewer.canvas import slice_before_drawing, without_collection
 from napari_wsigpu.viewer.frames import Frames
 from napari_wsigpu.viewer.layers import image_of, image_of_data, slide_of

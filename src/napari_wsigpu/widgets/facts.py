@@ -9,7 +9,7 @@ from napari_wsigpu.codecs.table import storage_name
 from napari_wsigpu.formats.wsigpu import region_of
 from napari_wsigpu.model.privacy import Screen
 from napari_wsigpu.model.units import byte_size
-from napari_wsigpu.storage.url import file_name
+from napari_wsigpu.storage.remote.url import file_name
 
 if TYPE_CHECKING:
     from napari_wsigpu.model.layout import LevelLayout, Planes

@@ -14,7 +14,7 @@ from napari_wsigpu.model.errors import SlideError, SlideReadError, file_error
 from napari_wsigpu.model.geometry import computed_once
 from napari_wsigpu.model.tags import RESUNIT, Tag
 from napari_wsigpu.slide import open_slide
-from napari_wsigpu.storage.url import is_url, public_url
+from napari_wsigpu.storage.remote.url import is_url, public_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -21,10 +21,10 @@ from napari_wsigpu.model.errors import (
     file_error,
 )
 from napari_wsigpu.slide import Slide, open_slide
-from napari_wsigpu.storage.readahead import ReadAheadFile
-from napari_wsigpu.storage.remote import RemoteSource
+from napari_wsigpu.storage.remote.readahead import ReadAheadFile
+from napari_wsigpu.storage.remote.source import RemoteSource
+from napari_wsigpu.storage.remote.url import file_name, is_supported, public_url
 from napari_wsigpu.storage.stream import StreamSource
-from napari_wsigpu.storage.url import file_name, is_supported, public_url
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -22,7 +22,7 @@ from napari_wsigpu.compat.tiffslide.files import (
 from napari_wsigpu.compat.tiffslide.properties import AXES, tiffslide_properties
 from napari_wsigpu.model.errors import LevelError, RegionError, SlideError, SlideNotFoundError
 from napari_wsigpu.model.geometry import computed_once
-from napari_wsigpu.storage.url import file_name
+from napari_wsigpu.storage.remote.url import file_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

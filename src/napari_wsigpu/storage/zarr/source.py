@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import imagecodecs
 import numpy as np
 
-from napari_wsigpu.memory import TileMemory
 from napari_wsigpu.model.errors import (
     SlideClosedError,
     SlideError,
@@ -21,13 +20,14 @@ from napari_wsigpu.model.errors import (
     file_error,
 )
 from napari_wsigpu.model.layout import SHOWN
-from napari_wsigpu.storage.connection import MOST_AT_ONCE
+from napari_wsigpu.storage.buffers import TileMemory
 from napari_wsigpu.storage.file import check_unchanged
+from napari_wsigpu.storage.remote.connection import MOST_AT_ONCE
 from napari_wsigpu.storage.source import Unreadable, ViewSource
-from napari_wsigpu.storage.zarr_array import brief, open_array
-from napari_wsigpu.storage.zarr_chunks import Axis, ChunkFile, encoded, find_chunks
-from napari_wsigpu.storage.zarr_guard import decode_blosc
-from napari_wsigpu.storage.zarr_server import ServerFolder, ZarrServer
+from napari_wsigpu.storage.zarr.array import brief, open_array
+from napari_wsigpu.storage.zarr.chunks import Axis, ChunkFile, encoded, find_chunks
+from napari_wsigpu.storage.zarr.guard import decode_blosc
+from napari_wsigpu.storage.zarr.server import ServerFolder, ZarrServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence, Sized
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.model.layout import LevelLayout, SlideFile
     from napari_wsigpu.storage.source import Fill
-    from napari_wsigpu.storage.zarr_chunks import Chunk, Encoded
+    from napari_wsigpu.storage.zarr.chunks import Chunk, Encoded
 
 DECODERS: dict[str, Callable[..., Sized]] = {
     "zstd": imagecodecs.zstd_decode,

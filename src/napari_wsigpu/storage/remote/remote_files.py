@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from napari_wsigpu.storage.connection import Connection
-from napari_wsigpu.storage.remote import RemoteSource
+from napari_wsigpu.storage.remote.connection import Connection
+from napari_wsigpu.storage.remote.source import RemoteSource
 from napari_wsigpu.storage.source import SourcesInTurn, ViewSource
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from napari_wsigpu.storage.redirect import plain_url
+from napari_wsigpu.storage.remote.redirect import plain_url
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping

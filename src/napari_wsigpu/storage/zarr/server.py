@@ -14,16 +14,16 @@ from napari_wsigpu.model.errors import (
     UnsupportedSlideError,
 )
 from napari_wsigpu.model.limits import limits
-from napari_wsigpu.storage.connection import Connection
 from napari_wsigpu.storage.readers import closed_error
-from napari_wsigpu.storage.signed import is_secret
-from napari_wsigpu.storage.url import public_url
+from napari_wsigpu.storage.remote.connection import Connection
+from napari_wsigpu.storage.remote.signed import is_secret
+from napari_wsigpu.storage.remote.url import public_url
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from napari_wsigpu.storage.connection import Answer
-    from napari_wsigpu.storage.zarr_guard import Guard
+    from napari_wsigpu.storage.remote.connection import Answer
+    from napari_wsigpu.storage.zarr.guard import Guard
 
 DOCUMENTS = ("zarr.json", ".zattrs", ".zgroup", ".zarray")
 LARGEST_DOCUMENT = 16 << 20

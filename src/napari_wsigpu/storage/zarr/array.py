@@ -12,8 +12,8 @@ from napari_wsigpu.model.errors import (
     UnsupportedSlideError,
     file_error,
 )
-from napari_wsigpu.storage.zarr_guard import guard_of, guarded_store
-from napari_wsigpu.storage.zarr_server import LARGEST_DOCUMENT, ServerFolder
+from napari_wsigpu.storage.zarr.guard import guard_of, guarded_store
+from napari_wsigpu.storage.zarr.server import LARGEST_DOCUMENT, ServerFolder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

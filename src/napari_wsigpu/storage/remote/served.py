@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from napari_wsigpu.storage.bounded import BoundedReader
-from napari_wsigpu.storage.readahead import ReadAheadFile
-from napari_wsigpu.storage.url import file_name
+from napari_wsigpu.storage.remote.readahead import ReadAheadFile
+from napari_wsigpu.storage.remote.url import file_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

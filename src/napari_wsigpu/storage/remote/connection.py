@@ -21,10 +21,10 @@ from napari_wsigpu.model.errors import (
 )
 from napari_wsigpu.model.limits import limits
 from napari_wsigpu.storage.readers import closed_error
-from napari_wsigpu.storage.redirect import final_url, same_server
-from napari_wsigpu.storage.refusal import BREAKS_OFF, SILENT, SLOW, UNREADABLE, server_error
-from napari_wsigpu.storage.signed import SentOn, SignedStore, is_secret
-from napari_wsigpu.storage.url import is_supported, public_url
+from napari_wsigpu.storage.remote.redirect import final_url, same_server
+from napari_wsigpu.storage.remote.refusal import BREAKS_OFF, SILENT, SLOW, UNREADABLE, server_error
+from napari_wsigpu.storage.remote.signed import SentOn, SignedStore, is_secret
+from napari_wsigpu.storage.remote.url import is_supported, public_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence

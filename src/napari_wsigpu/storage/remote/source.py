@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, NamedTuple
 from cachetools import LRUCache
 
 from napari_wsigpu.model.errors import NotASlideError, changed_error
-from napari_wsigpu.storage.connection import ENTITY_TAG, Connection
-from napari_wsigpu.storage.disk_cache import disk_cache
 from napari_wsigpu.storage.readers import Readers, closed_error
+from napari_wsigpu.storage.remote.connection import ENTITY_TAG, Connection
+from napari_wsigpu.storage.remote.disk_cache import disk_cache
+from napari_wsigpu.storage.remote.url import public_url
 from napari_wsigpu.storage.source import ViewSource
-from napari_wsigpu.storage.url import public_url
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
     from concurrent.futures import Future
 
-    from napari_wsigpu.storage.connection import Answer
+    from napari_wsigpu.storage.remote.connection import Answer
 
 BLOCK = 64 << 10
 MERGED_GAP = 4  # blocks

@@ -1,0 +1,1 @@
+"""Slides on servers: requests, what may be asked again, and blocks kept on disk."""

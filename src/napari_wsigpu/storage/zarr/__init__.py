@@ -1,0 +1,1 @@
+"""Zarr arrays: their chunks, read and written."""
