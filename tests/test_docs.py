@@ -17,7 +17,7 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 # A folder, or a file and perhaps what it defines: reading/plan.py:ReadPlan.regions_of
 NAMED = re.compile(r"`([\w./-]+/|[\w./-]*\w\.(?:py|cu|md|yaml|toml|txt))(?::([\w.]+))?`")
 # What users' programs, not ours, are called; and what a recipe has them write.
-OTHERS = {"src/napari_wsigpu/formats/VENDOR.py", "napari_wsigpu.errors"}
+OTHERS = {"src/napari_wsigpu/formats/tiff/VENDOR.py", "napari_wsigpu.errors"}
 
 ALL = [pytest.param(path, id=path.relative_to(ROOT).as_posix()) for path in DOCUMENTS]
 

@@ -50,7 +50,7 @@ def engine_modules():
         files += (root / folder).rglob("*.py")
     names = [".".join(file.relative_to(root.parent).with_suffix("").parts) for file in files]
     # What imports the packages of an extra is imported when it is first needed.
-    names.remove("napari_wsigpu.formats.dicom_instance")
+    names.remove("napari_wsigpu.formats.dicom.dicom_instance")
     return [name.removesuffix(".__init__") for name in names]
 
 

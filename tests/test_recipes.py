@@ -22,7 +22,7 @@ INVERTED = 65001
 VENDOR = '''
 """Slides of Acme."""
 
-from napari_wsigpu.formats import tiff
+from napari_wsigpu.formats.tiff import tiff
 
 
 def probe(file):
@@ -174,7 +174,7 @@ def package(tmp_path):
 def test_a_vendor_a_compression_and_a_storage(package, tmp_path):
     add, show = package
     add(
-        "formats/acme.py",
+        "formats/tiff/acme.py",
         VENDOR,
         to="formats/registry.py",
         lines={"    argos,\n": "    acme,\n", "    Format(philips),\n": "    Format(acme),\n"},

@@ -10,7 +10,7 @@ pytest.importorskip("wsidicom")
 pytest.importorskip("obstore")
 
 from napari_wsigpu import open_slide
-from napari_wsigpu.formats import dicom_instance, dicom_served
+from napari_wsigpu.formats.dicom import dicom_instance, dicom_served
 from napari_wsigpu.model.errors import (
     NotASlideError,
     SlideChangedError,

@@ -15,7 +15,7 @@ from napari_wsigpu.codecs.color import EmbeddedProfile, wants_srgb
 from napari_wsigpu.described import Described
 from napari_wsigpu.display.source import DisplaySource
 from napari_wsigpu.formats.describe import described
-from napari_wsigpu.formats.tiff import background, is_rgb
+from napari_wsigpu.formats.tiff.tiff import background, is_rgb
 from napari_wsigpu.model.errors import CorruptSlideError, LevelError, RegionError, changed_error
 from napari_wsigpu.open_planes import OpenPlanes
 from napari_wsigpu.reading.level import LevelArray

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from napari_wsigpu import SlideError, open_slide
-from napari_wsigpu.formats.aperio import parse_description
 from napari_wsigpu.formats.describe import describe
+from napari_wsigpu.formats.tiff.aperio import parse_description
 from napari_wsigpu.model.errors import CorruptSlideError, UnsupportedSlideError
 from tests import oracles, slides, tiffbytes
 

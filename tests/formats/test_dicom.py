@@ -4,8 +4,9 @@ import sys
 
 import pytest
 
-from napari_wsigpu import formats, open_slide
-from napari_wsigpu.formats import dicom
+import napari_wsigpu.formats.dicom
+from napari_wsigpu import open_slide
+from napari_wsigpu.formats.dicom import dicom
 from napari_wsigpu.model.errors import NotASlideError, UnsupportedSlideError
 
 META = b"\x02\0\x02\0UI\x1e\0"
@@ -29,8 +30,8 @@ def without_packages(monkeypatch):
     for name in ("pydicom", "wsidicom", *sys.modules):
         if name.partition(".")[0] in ("pydicom", "wsidicom"):
             monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.delitem(sys.modules, "napari_wsigpu.formats.dicom_instance", raising=False)
-    monkeypatch.delattr(formats, "dicom_instance", raising=False)
+    monkeypatch.delitem(sys.modules, "napari_wsigpu.formats.dicom.dicom_instance", raising=False)
+    monkeypatch.delattr(napari_wsigpu.formats.dicom, "dicom_instance", raising=False)
 
 
 def probe(path):

@@ -5,7 +5,8 @@ import pytest
 import tifffile
 
 from napari_wsigpu import open_slide
-from napari_wsigpu.formats import markup, ome
+from napari_wsigpu.formats import markup
+from napari_wsigpu.formats.tiff import ome
 from tests import slides
 
 XML = (

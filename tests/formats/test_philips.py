@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from napari_wsigpu import SlideError, open_slide
-from napari_wsigpu.formats import philips_xml
 from napari_wsigpu.formats.describe import describe
+from napari_wsigpu.formats.tiff import philips_xml
 from tests import oracles, philips, slides, tiffbytes
 
 STEPS = (1, 2, 4)

@@ -7,7 +7,7 @@ import pytest
 import tifffile
 
 from napari_wsigpu import open_slide
-from napari_wsigpu.formats import claims
+from napari_wsigpu.formats.tiff import claims
 from napari_wsigpu.model.errors import (
     CorruptSlideError,
     NotASlideError,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.formats.claims import MOST_TAGS
+from napari_wsigpu.formats.tiff.claims import MOST_TAGS
 from napari_wsigpu.model.limits import limits
 from napari_wsigpu.model.privacy import PRIVATE_IMAGES
 from napari_wsigpu.model.tags import TIFF_MAGIC, Tag

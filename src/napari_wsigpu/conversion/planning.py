@@ -10,7 +10,7 @@ from napari_wsigpu.conversion.coding import Coding, check_ome, copied_coding, ne
 from napari_wsigpu.conversion.elsewhere import Elsewhere
 from napari_wsigpu.conversion.options import LARGEST_TILE, TILE_UNIT
 from napari_wsigpu.conversion.plan import Plan, PlaneNumber, PlannedLevel, Window, window_of
-from napari_wsigpu.formats.tiff import is_rgb
+from napari_wsigpu.formats.tiff.tiff import is_rgb
 from napari_wsigpu.model.errors import ConversionError, LevelError, PlaneError
 from napari_wsigpu.model.layout import COMPUTED_TILE
 from napari_wsigpu.opened import LARGEST_OVERVIEW

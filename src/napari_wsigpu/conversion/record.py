@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from napari_wsigpu.formats.tiff import is_rgb
+from napari_wsigpu.formats.tiff.tiff import is_rgb
 from napari_wsigpu.formats.wsigpu import VERSION, region_of
 from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.model.privacy import MASK, PRIVATE_IMAGES, Screen

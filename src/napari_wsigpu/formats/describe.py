@@ -16,10 +16,13 @@ from typing import IO, TYPE_CHECKING
 import numpy as np
 import tifffile
 
-from napari_wsigpu.formats import claims, companion, dicom, dicom_served, hamamatsu, ome_zarr, vsi
+from napari_wsigpu.formats.dicom import dicom, dicom_served
 from napari_wsigpu.formats.fields import finite, iso_date
 from napari_wsigpu.formats.registry import PATH_FORMATS, TIFF_FORMATS
-from napari_wsigpu.formats.siblings import SIBLING
+from napari_wsigpu.formats.tiff import claims, companion, hamamatsu
+from napari_wsigpu.formats.tiff.siblings import SIBLING
+from napari_wsigpu.formats.vsi import vsi
+from napari_wsigpu.formats.zarr import ome_zarr
 from napari_wsigpu.model.errors import (
     CorruptSlideError,
     NotASlideError,

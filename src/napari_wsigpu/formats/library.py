@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from napari_wsigpu.formats import tiff
 from napari_wsigpu.formats.fields import positive_number
 from napari_wsigpu.formats.pictures import encoding, jpeg_picture
+from napari_wsigpu.formats.tiff import tiff
 from napari_wsigpu.model.errors import UnsupportedSlideError
 from napari_wsigpu.model.layout import (
     AssociatedLayout,

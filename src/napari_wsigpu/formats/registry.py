@@ -8,26 +8,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
-from napari_wsigpu.formats import (
+from napari_wsigpu.formats import library, wsigpu
+from napari_wsigpu.formats.czi import czi
+from napari_wsigpu.formats.dicom import dicom
+from napari_wsigpu.formats.mirax import mirax
+from napari_wsigpu.formats.tiff import (
     aperio,
     argos,
-    czi,
-    dicom,
     hamamatsu,
     huron,
     leica,
-    library,
-    mirax,
     ome,
-    ome_zarr,
     perkinelmer,
     philips,
     tiff,
     trestle,
     ventana,
-    vsi,
-    wsigpu,
 )
+from napari_wsigpu.formats.vsi import vsi
+from napari_wsigpu.formats.zarr import ome_zarr
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -31,8 +31,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from napari_wsigpu.formats import tiff
 from napari_wsigpu.formats.fields import LONGEST_TEXT, positive_number
+from napari_wsigpu.formats.tiff import tiff
 from napari_wsigpu.model.layout import Channel, LevelLayout, SlideFile, SlideLayout
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tifffile.tifffile import jpeg_shape
 
-from napari_wsigpu.formats import philips_xml, tiff
 from napari_wsigpu.formats.fields import positive_number
+from napari_wsigpu.formats.tiff import philips_xml, tiff
 from napari_wsigpu.model.layout import (
     AssociatedLayout,
     Encoding,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from napari_wsigpu.formats import aperio, tiff
 from napari_wsigpu.formats.fields import pairs
+from napari_wsigpu.formats.tiff import aperio, tiff
 from napari_wsigpu.model.tags import Tag
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.formats import ngff, tiff
+from napari_wsigpu.formats.tiff import tiff
+from napari_wsigpu.formats.zarr import ngff
 from napari_wsigpu.model.errors import (
     CorruptSlideError,
     NotASlideError,
@@ -28,7 +29,7 @@ from napari_wsigpu.storage.zarr.server import ServerFolder
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from napari_wsigpu.formats.ngff import Axes, Transform
+    from napari_wsigpu.formats.zarr.ngff import Axes, Transform
     from napari_wsigpu.model.layout import Channel
     from napari_wsigpu.storage.zarr.array import Folder, Node
 

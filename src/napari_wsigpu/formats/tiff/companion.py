@@ -9,7 +9,8 @@ from xml.etree import ElementTree  # writes only; `markup` parses
 
 from tifffile import TiffFile, TiffFileError
 
-from napari_wsigpu.formats import claims, markup
+from napari_wsigpu.formats import markup
+from napari_wsigpu.formats.tiff import claims
 from napari_wsigpu.model.errors import (
     CorruptSlideError,
     SlideError,

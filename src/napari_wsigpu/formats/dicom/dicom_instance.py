@@ -39,7 +39,7 @@ from wsidicom.file.io.frame_index import OffsetTableType
 from wsidicom.instance import TileType
 
 from napari_wsigpu.formats.fields import positive_number
-from napari_wsigpu.formats.tiff import LARGEST_SIDE
+from napari_wsigpu.formats.tiff.tiff import LARGEST_SIDE
 from napari_wsigpu.model.errors import (
     CorruptSlideError,
     SlideError,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from napari_wsigpu.formats import tiff
 from napari_wsigpu.formats.fields import even_step, positive_number
+from napari_wsigpu.formats.tiff import tiff
 from napari_wsigpu.model.errors import NotASlideError, SlideError, UnsupportedSlideError
 from napari_wsigpu.model.layout import (
     AssociatedLayout,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from napari_wsigpu.formats.dicom_instance import Instance
+    from napari_wsigpu.formats.dicom.dicom_instance import Instance
     from napari_wsigpu.model.layout import Encoding
     from napari_wsigpu.storage.remote.served import ServedFile
 
@@ -119,7 +119,7 @@ def parse_files(
         As `parse` does.
     """
     try:
-        from napari_wsigpu.formats import dicom_instance
+        from napari_wsigpu.formats.dicom import dicom_instance
     except ImportError as error:
         raise UnsupportedSlideError(
             f"'{path}' is a DICOM slide, which needs further packages ({error}); "

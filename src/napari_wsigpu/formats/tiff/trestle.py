@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from napari_wsigpu.formats import tiff
 from napari_wsigpu.formats.fields import LONGEST_TEXT, positive_number
+from napari_wsigpu.formats.tiff import tiff
 from napari_wsigpu.model.layout import LevelLayout, Part, Pieces, SlideFile, SlideLayout
 from napari_wsigpu.model.tags import Tag
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tifffile import TiffFile, TiffFileError
 
-from napari_wsigpu.formats import claims, companion, markup, tiff, wsigpu
+from napari_wsigpu.formats import markup, wsigpu
 from napari_wsigpu.formats.fields import even_step, number, positive_number
+from napari_wsigpu.formats.tiff import claims, companion, tiff
 from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.model.layout import AssociatedLayout, Channel, SlideFile, SlideLayout
 from napari_wsigpu.model.limits import limits

@@ -16,9 +16,9 @@ import numpy as np
 from tifffile import TiffPage
 
 from napari_wsigpu.codecs.table import is_of_images
-from napari_wsigpu.formats import claims, imagej
-from napari_wsigpu.formats.frames import pages_of
-from napari_wsigpu.formats.siblings import PageFiles, check_stack, stack_problem
+from napari_wsigpu.formats.tiff import claims, imagej
+from napari_wsigpu.formats.tiff.frames import pages_of
+from napari_wsigpu.formats.tiff.siblings import PageFiles, check_stack, stack_problem
 from napari_wsigpu.model.errors import (
     CorruptSlideError,
     NotASlideError,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from napari_wsigpu.formats import markup, tiff
+from napari_wsigpu.formats import markup
 from napari_wsigpu.formats.fields import positive_number
+from napari_wsigpu.formats.tiff import tiff
 from napari_wsigpu.model.layout import Planes
 
 if TYPE_CHECKING:

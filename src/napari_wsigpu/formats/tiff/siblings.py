@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tifffile.tifffile import read_ndtiff_index
 
-from napari_wsigpu.formats import claims
+from napari_wsigpu.formats.tiff import claims
 from napari_wsigpu.model.errors import CorruptSlideError, UnsupportedSlideError, file_error
 from napari_wsigpu.model.layout import SlideFile
 

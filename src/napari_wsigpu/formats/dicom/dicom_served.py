@@ -9,8 +9,9 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from napari_wsigpu.formats import dicom, tiff
-from napari_wsigpu.formats.siblings import SIBLING
+from napari_wsigpu.formats.dicom import dicom
+from napari_wsigpu.formats.tiff import tiff
+from napari_wsigpu.formats.tiff.siblings import SIBLING
 from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.model.layout import RemoteFile, SlideFile
 from napari_wsigpu.storage.remote.connection import Connection

@@ -9,8 +9,9 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from napari_wsigpu.formats import markup, tiff
+from napari_wsigpu.formats import markup
 from napari_wsigpu.formats.fields import LONGEST_TEXT, positive_number, texts, whole_number
+from napari_wsigpu.formats.tiff import tiff
 from napari_wsigpu.model.errors import SlideError, UnsupportedSlideError
 from napari_wsigpu.model.layout import (
     AssociatedLayout,

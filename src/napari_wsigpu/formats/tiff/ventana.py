@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.formats import markup, tiff
+from napari_wsigpu.formats import markup
 from napari_wsigpu.formats.fields import number, positive_number, texts, whole_number
+from napari_wsigpu.formats.tiff import tiff
 from napari_wsigpu.model.errors import CorruptSlideError, NotASlideError
 from napari_wsigpu.model.layout import LevelLayout, Part, Pieces, Planes, SlideFile, SlideLayout
 from napari_wsigpu.model.tags import Tag

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from napari_wsigpu.formats.fields import positive_number
-from napari_wsigpu.formats.ngff import MICROMETRES
+from napari_wsigpu.formats.zarr.ngff import MICROMETRES
 from napari_wsigpu.model.tags import RESUNIT, Tag
 
 if TYPE_CHECKING:

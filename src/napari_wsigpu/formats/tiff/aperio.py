@@ -7,8 +7,8 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal
 
-from napari_wsigpu.formats import tiff
 from napari_wsigpu.formats.fields import pairs, positive_number
+from napari_wsigpu.formats.tiff import tiff
 from napari_wsigpu.model.layout import Planes
 from napari_wsigpu.model.tags import FILETYPE
 

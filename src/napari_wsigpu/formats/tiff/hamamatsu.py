@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tifffile.tifffile import jpeg_shape
 
-from napari_wsigpu.formats import claims, tiff
 from napari_wsigpu.formats.fields import MOST_FIELDS, even_step
+from napari_wsigpu.formats.tiff import claims, tiff
 from napari_wsigpu.model.errors import CorruptSlideError
 from napari_wsigpu.model.layout import (
     LevelLayout,

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.formats import tiff
 from napari_wsigpu.formats.fields import LONGEST_TEXT, number, positive_number, whole_number
-from napari_wsigpu.formats.mirax_index import Index, Piece, read_positions
+from napari_wsigpu.formats.mirax.mirax_index import Index, Piece, read_positions
 from napari_wsigpu.formats.pictures import (
     JPEG_HEAD,
     encoding,
@@ -21,6 +20,7 @@ from napari_wsigpu.formats.pictures import (
     jpeg_picture,
     side_by_side,
 )
+from napari_wsigpu.formats.tiff import tiff
 from napari_wsigpu.model.errors import CorruptSlideError, SlideError, UnsupportedSlideError
 from napari_wsigpu.model.geometry import Rects, expand
 from napari_wsigpu.model.layout import (

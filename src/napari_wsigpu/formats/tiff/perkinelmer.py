@@ -6,8 +6,9 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from napari_wsigpu.formats import markup, tiff
+from napari_wsigpu.formats import markup
 from napari_wsigpu.formats.fields import positive_number
+from napari_wsigpu.formats.tiff import tiff
 from napari_wsigpu.model.layout import Channel, SlideFile, SlideLayout
 
 if TYPE_CHECKING:

@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from napari_wsigpu.formats import markup, ngff, ome, tiff, wsigpu
-from napari_wsigpu.formats.zarr_image import ZarrImage, bare_image, child, read_image, slide_file
+from napari_wsigpu.formats import markup, wsigpu
+from napari_wsigpu.formats.tiff import ome, tiff
+from napari_wsigpu.formats.zarr import ngff
+from napari_wsigpu.formats.zarr.zarr_image import (
+    ZarrImage,
+    bare_image,
+    child,
+    read_image,
+    slide_file,
+)
 from napari_wsigpu.model.errors import (
     CorruptSlideError,
     NotASlideError,

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.formats import markup, tiff
-from napari_wsigpu.formats.czi_file import MAGIC, CziFile, Subblocks
+from napari_wsigpu.formats import markup
+from napari_wsigpu.formats.czi.czi_file import MAGIC, CziFile, Subblocks
 from napari_wsigpu.formats.fields import LONGEST_TEXT, even_step, number, positive_number
 from napari_wsigpu.formats.pictures import (
     JPEG_HEAD,
@@ -17,6 +17,7 @@ from napari_wsigpu.formats.pictures import (
     jpeg_picture,
     side_by_side,
 )
+from napari_wsigpu.formats.tiff import tiff
 from napari_wsigpu.model.errors import (
     CorruptSlideError,
     PlaneError,

@@ -11,11 +11,11 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.formats import tiff
-from napari_wsigpu.formats.ets import Ets, read_ets
 from napari_wsigpu.formats.fields import LONGEST_TEXT, even_step, positive_number
 from napari_wsigpu.formats.pictures import JPEG_HEAD, encoding, jpeg_color
-from napari_wsigpu.formats.vsi_tags import FIRST, MAGIC, Node, read_tags
+from napari_wsigpu.formats.tiff import tiff
+from napari_wsigpu.formats.vsi.ets import Ets, read_ets
+from napari_wsigpu.formats.vsi.vsi_tags import FIRST, MAGIC, Node, read_tags
 from napari_wsigpu.model.errors import CorruptSlideError, PlaneError, SlideError
 from napari_wsigpu.model.layout import (
     AssociatedLayout,

@@ -1,0 +1,1 @@
+"""Zeiss CZI files."""

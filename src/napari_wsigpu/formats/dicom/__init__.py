@@ -1,0 +1,1 @@
+"""DICOM slides: instances in files and on servers."""

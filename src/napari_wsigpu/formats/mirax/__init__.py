@@ -1,0 +1,1 @@
+"""MIRAX slides of 3DHISTECH."""

@@ -1,0 +1,1 @@
+"""TIFF files, of any vendor and of none."""

@@ -1,0 +1,1 @@
+"""Olympus VSI files, and their ETS files."""
