@@ -30,7 +30,7 @@ from benchmarks.patches import loop_ms
 from benchmarks.stage import open_viewer, scene_canvas, settle
 from benchmarks.walking import Pose, add_slide, go_to
 from napari_wsigpu import open_slide
-from napari_wsigpu.gpu.verify import TOLERANCES
+from napari_wsigpu.gpu.device.verify import TOLERANCES
 from napari_wsigpu.viewer.arrival import furnish
 from napari_wsigpu.viewer.layers import slide_of
 from napari_wsigpu.viewer.progressive import display_of

@@ -35,7 +35,7 @@ from benchmarks.color import COLORS, open_profiled
 from benchmarks.common import SLIDES, ensure_slide, write_json
 from napari_wsigpu import open_slide, runtime
 from napari_wsigpu.bench import print_table
-from napari_wsigpu.gpu import verify
+from napari_wsigpu.gpu.device import verify
 from napari_wsigpu.reading.device_pipeline import BATCH_TILES, tile_format
 from napari_wsigpu.reading.throughput import tile_kind
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from napari_wsigpu import Slide
-    from napari_wsigpu.gpu.batch import GpuBatch
+    from napari_wsigpu.gpu.jpeg.batch import GpuBatch
     from napari_wsigpu.reading.device import DeviceExecutor
 
 SIDE = 65536

@@ -29,7 +29,7 @@ from benchmarks.common import SLIDES, ensure_slide, write_json
 from napari_wsigpu import open_slide, runtime
 from napari_wsigpu.bench import print_table
 from napari_wsigpu.codecs.tile import decode_tile
-from napari_wsigpu.gpu.codestream import Jpeg2000Streams, recipe
+from napari_wsigpu.gpu.jpeg.codestream import Jpeg2000Streams, recipe
 from napari_wsigpu.gpu.jpeg2000.decoder import programs
 from napari_wsigpu.gpu.jpeg2000.tiles import Jpeg2000Tiles
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from napari_wsigpu import Slide
     from napari_wsigpu.codecs.decoder import EncodedBatch
-    from napari_wsigpu.gpu.worker import DecodeWorker
+    from napari_wsigpu.gpu.device.worker import DecodeWorker
 
 ROUNDS, WARM_UP = 7, 2
 VIEW, PATCH, PATCHES, AT_ONCE, COMPARED = 2048, 256, 8192, 256, 3600

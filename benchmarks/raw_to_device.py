@@ -25,7 +25,7 @@ import tifffile
 from benchmarks.common import write_json
 from benchmarks.transfers.plain_copy import PlainCopy
 from napari_wsigpu import open_slide
-from napari_wsigpu.gpu import gds
+from napari_wsigpu.gpu.transfer import gds
 
 if TYPE_CHECKING:
     from collections.abc import Callable

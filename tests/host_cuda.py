@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from napari_wsigpu.gpu import cuda, driver
-from napari_wsigpu.gpu.cuda import CudaDevice
+from napari_wsigpu.gpu.device import cuda, driver
+from napari_wsigpu.gpu.device.cuda import CudaDevice
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,13 +16,13 @@ from napari_wsigpu.codecs.cpu import CpuDecoder
 from napari_wsigpu.codecs.decoder import EncodedBatch
 from napari_wsigpu.codecs.jpeg import FRAMES, segments
 from napari_wsigpu.codecs.jpeg2000 import ycbcr_to_rgb as to_rgb_in_place
-from napari_wsigpu.gpu.device import Slots
-from napari_wsigpu.gpu.devices import Devices
-from napari_wsigpu.gpu.library import CPU_ONLY, NO_DEVICE, Library
-from napari_wsigpu.gpu.library_handles import ImageFormat
-from napari_wsigpu.gpu.nvimagecodec import NvImageCodecDecoder
-from napari_wsigpu.gpu.verify import Verifier
-from napari_wsigpu.gpu.worker import DecodeWorker
+from napari_wsigpu.gpu.device.device import Slots
+from napari_wsigpu.gpu.device.devices import Devices
+from napari_wsigpu.gpu.device.verify import Verifier
+from napari_wsigpu.gpu.device.worker import DecodeWorker
+from napari_wsigpu.gpu.jpeg.library import CPU_ONLY, NO_DEVICE, Library
+from napari_wsigpu.gpu.jpeg.library_handles import ImageFormat
+from napari_wsigpu.gpu.jpeg.nvimagecodec import NvImageCodecDecoder
 from napari_wsigpu.model.errors import DeviceError
 from napari_wsigpu.model.layout import Encoding, LevelLayout, TileGrid
 from napari_wsigpu.reading.average import resample_area

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from napari_wsigpu import Slide, open_slide, runtime
-from napari_wsigpu.gpu import driver
-from napari_wsigpu.gpu.tiles import NOBODY
+from napari_wsigpu.gpu.device import driver
+from napari_wsigpu.gpu.transfer.tiles import NOBODY
 from napari_wsigpu.model.errors import LevelError, RegionError, SlideChangedError, TileError
 from napari_wsigpu.model.layout import TileGrid
 from napari_wsigpu.reading.dask_level import CHUNK_BYTES, DaskLevel

@@ -133,7 +133,7 @@ def test_imports_of_all_kinds_are_found(imports):
     found = {(item.importer, item.imported): item for item in imports}
     assert found[PACKAGE, f"{PACKAGE}.viewer.waiting"].late
     assert found[f"{PACKAGE}.slide", f"{PACKAGE}.model.layout"].checked
-    assert (f"{PACKAGE}.gpu.gds", "kvikio.defaults") in found
+    assert (f"{PACKAGE}.gpu.transfer.gds", "kvikio.defaults") in found
 
 
 def test_every_room_has_its_floor():

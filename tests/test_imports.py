@@ -72,7 +72,7 @@ LATER = {
         f"napari_wsigpu.{name}"
         for name in (
             "annotations", "cli", "compat", "conversion", "datasets", "doctor", "engine",
-            "gpu.nvcomp", "gpu.zarr", "integrations", "storage.zarr.chunks",
+            "gpu.transfer.nvcomp", "gpu.transfer.zarr", "integrations", "storage.zarr.chunks",
             "storage.zarr.source", "viewer", "widgets", "zarr_to_gpu",
         )
     ),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from napari_wsigpu.gpu.nvcomp import HEADERS, codec
+from napari_wsigpu.gpu.transfer.nvcomp import HEADERS, codec
 from napari_wsigpu.model.errors import MissingPackageError, UnsupportedSlideError
 from napari_wsigpu.storage.zarr.writer import ChunkWriter, blocks, put_chunk, whole_file
 

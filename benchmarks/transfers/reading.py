@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.transfers.readers import own
 from benchmarks.transfers.target import Target
-from napari_wsigpu.gpu.gds import direct_reads
+from napari_wsigpu.gpu.transfer.gds import direct_reads
 from napari_wsigpu.model.errors import DeviceError
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from benchmarks.machine import check_memory
 from benchmarks.transfers.reference import ReaderReference, Region, TiffReference, find_pages
 from benchmarks.transfers.zarr_arrays import level_reader
 from napari_wsigpu.codecs.table import storage_name
-from napari_wsigpu.gpu.verify import TOLERANCES
+from napari_wsigpu.gpu.device.verify import TOLERANCES
 from napari_wsigpu.model.errors import DeviceError, LevelError, RegionError
 from napari_wsigpu.model.tags import COMPRESSION, JPEG_2000
 from napari_wsigpu.slide import open_slide

@@ -90,7 +90,7 @@ def probe_nvimagecodec() -> dict[str, Any]:
 
 def probe_kvikio() -> dict[str, Any]:
     """Read a small file into device memory."""
-    from napari_wsigpu.gpu.gds import GDS, gds_state
+    from napari_wsigpu.gpu.transfer.gds import GDS, gds_state
 
     cupy, kvikio = import_module("cupy"), import_module("kvikio")
     with tempfile.TemporaryDirectory() as folder:

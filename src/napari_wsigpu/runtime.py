@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from napari_wsigpu.display.fetcher import TileFetcher
-from napari_wsigpu.gpu.devices import Devices
+from napari_wsigpu.gpu.device.devices import Devices
 from napari_wsigpu.reading.cache import TileCache
 from napari_wsigpu.reading.open_slides import OpenSlides
 from napari_wsigpu.reading.throughput import Throughput

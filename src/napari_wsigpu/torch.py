@@ -19,8 +19,8 @@ import numpy as np
 
 from napari_wsigpu.datasets.batches import PatchBatches, PatchReader
 from napari_wsigpu.datasets.order import Order
-from napari_wsigpu.gpu.devices import cuda_index
-from napari_wsigpu.gpu.driver import import_cuda
+from napari_wsigpu.gpu.device.devices import cuda_index
+from napari_wsigpu.gpu.device.driver import import_cuda
 from napari_wsigpu.model.errors import DeviceError, MissingPackageError, RegionError
 
 try:

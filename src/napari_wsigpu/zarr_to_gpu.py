@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from napari_wsigpu.gpu.zarr import read_zarr
+from napari_wsigpu.gpu.transfer.zarr import read_zarr
 from napari_wsigpu.runtime import default as default_runtime
 
 if TYPE_CHECKING:

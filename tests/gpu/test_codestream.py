@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from napari_wsigpu.codecs.decoder import EncodedTile
 from napari_wsigpu.codecs.tile import decode_tile
-from napari_wsigpu.gpu.codestream import Jpeg2000Streams, Recipe, recipe
-from napari_wsigpu.gpu.device import Slots, TileFormat
-from napari_wsigpu.gpu.stack import JpegStreams
-from napari_wsigpu.gpu.workspace import Workspace
+from napari_wsigpu.gpu.device.device import Slots, TileFormat
+from napari_wsigpu.gpu.device.workspace import Workspace
+from napari_wsigpu.gpu.jpeg.codestream import Jpeg2000Streams, Recipe, recipe
+from napari_wsigpu.gpu.jpeg.stack import JpegStreams
 from tests import slides
 from tests.host_device import HostDevice, joined, level_of
 

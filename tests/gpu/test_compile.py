@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from napari_wsigpu.gpu.compiled import OPTIONS
+from napari_wsigpu.gpu.device.compiled import OPTIONS
+from napari_wsigpu.gpu.device.tables import declarations
 from napari_wsigpu.gpu.jpeg2000 import decoder
-from napari_wsigpu.gpu.tables import declarations
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def capabilities(compiler):
 
 
 def programs():
-    folder = resources.files("napari_wsigpu.gpu")
+    folder = resources.files("napari_wsigpu.gpu.device")
     code = declarations() + folder.joinpath("kernels.cu").read_text("utf-8")
     return {"kernels.cu": code} | dict(zip(decoder.PROGRAMS, decoder.programs(), strict=True))
 

@@ -22,9 +22,9 @@ import tifffile
 
 from napari_wsigpu import open_slide, opened, runtime
 from napari_wsigpu.codecs.jpeg import header_length
-from napari_wsigpu.gpu.cuda import CudaDevice, PinnedMemory
-from napari_wsigpu.gpu.devices import Devices
-from napari_wsigpu.gpu.verify import TOLERANCES
+from napari_wsigpu.gpu.device.cuda import CudaDevice, PinnedMemory
+from napari_wsigpu.gpu.device.devices import Devices
+from napari_wsigpu.gpu.device.verify import TOLERANCES
 from napari_wsigpu.model.errors import DeviceError, RegionError, SlideReadError
 from napari_wsigpu.reading import device_pipeline as device_module
 from napari_wsigpu.reading.cache import TileKey
@@ -57,7 +57,7 @@ import json, sys
 import cupy
 import numpy as np
 from napari_wsigpu import open_slide, runtime
-from napari_wsigpu.gpu.cuda import PinnedMemory
+from napari_wsigpu.gpu.device.cuda import PinnedMemory
 
 device = runtime.default().devices.worker(0).device
 

@@ -12,8 +12,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from napari_wsigpu.gpu import cuda, driver, jpeg_engine, library
-from napari_wsigpu.gpu.cuda import CudaDevice, PinnedMemory
+from napari_wsigpu.gpu.device import cuda, driver
+from napari_wsigpu.gpu.device.cuda import CudaDevice, PinnedMemory
+from napari_wsigpu.gpu.jpeg import jpeg_engine, library
 from napari_wsigpu.model.errors import DeviceError
 
 VARIABLES = (driver.CONNECTIONS, "PYNVIMGCODEC_VERBOSITY")
@@ -337,7 +338,8 @@ class TestPinnedMemory:
 QUIET = """
 import os, sys
 import napari_wsigpu
-import napari_wsigpu.gpu.cuda, napari_wsigpu.gpu.nvimagecodec, napari_wsigpu.reading.reader
+import napari_wsigpu.gpu.device.cuda, napari_wsigpu.gpu.jpeg.nvimagecodec
+import napari_wsigpu.reading.reader
 loaded = {name.partition(".")[0] for name in sys.modules}
 assert not loaded & {"cupy", "nvidia"}, loaded
 assert "CUDA_DEVICE_MAX_CONNECTIONS" not in os.environ

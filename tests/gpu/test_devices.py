@@ -5,7 +5,7 @@ import time
 import pytest
 
 from napari_wsigpu import open_slide
-from napari_wsigpu.gpu.devices import Devices, device_index
+from napari_wsigpu.gpu.device.devices import Devices, device_index
 from napari_wsigpu.model.errors import DeviceError
 from tests import slides, tiffbytes
 from tests.host_device import HostDevice

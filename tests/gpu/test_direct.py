@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from napari_wsigpu import open_slide, read_zarr_to_gpu, runtime
-from napari_wsigpu.gpu import gds, raw_reader
-from napari_wsigpu.gpu import zarr as zarr_gpu
+from napari_wsigpu.gpu.transfer import gds, raw_reader
+from napari_wsigpu.gpu.transfer import zarr as zarr_gpu
 from napari_wsigpu.model.errors import DeviceError
 from tests.gpu import test_raw_reader
 from tests.gpu.test_raw_reader import HEIGHT, KINDS, WIDTH, WINDOWS

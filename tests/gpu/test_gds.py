@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from napari_wsigpu.gpu import gds
-from napari_wsigpu.gpu.gds import Loader, Transfer
+from napari_wsigpu.gpu.transfer import gds
+from napari_wsigpu.gpu.transfer.gds import Loader, Transfer
 from napari_wsigpu.model.errors import SlideChangedError, SlideClosedError, SlideReadError
 from napari_wsigpu.model.layout import SlideFile
 from napari_wsigpu.storage.batch import PAGE, Batch

@@ -14,11 +14,11 @@ from PIL import Image
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.codecs.jpeg import header_length, segments
-from napari_wsigpu.gpu import host_jpegs, jpeg_rows
-from napari_wsigpu.gpu.devices import Devices
-from napari_wsigpu.gpu.host_jpegs import HostJpegs, host_library
-from napari_wsigpu.gpu.library import Library
-from napari_wsigpu.gpu.library_handles import LibraryParts
+from napari_wsigpu.gpu.device.devices import Devices
+from napari_wsigpu.gpu.jpeg import host_jpegs, jpeg_rows
+from napari_wsigpu.gpu.jpeg.host_jpegs import HostJpegs, host_library
+from napari_wsigpu.gpu.jpeg.library import Library
+from napari_wsigpu.gpu.jpeg.library_handles import LibraryParts
 from napari_wsigpu.model.errors import DeviceError, SlideClosedError, TileError
 from napari_wsigpu.runtime import Runtime
 from tests import slides, tiffbytes
@@ -218,7 +218,7 @@ def test_few_threads_decode_whole_tiles_by_themselves(tmp_path, own_runtime, bat
 
 def test_the_library_says_nothing_of_what_gpus_lack():
     """On a machine without one."""
-    program = "from napari_wsigpu.gpu.host_jpegs import host_library; host_library()"
+    program = "from napari_wsigpu.gpu.jpeg.host_jpegs import host_library; host_library()"
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
     assert (done.stdout, done.stderr) == (b"", b"")
 

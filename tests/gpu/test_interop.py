@@ -6,8 +6,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from napari_wsigpu.gpu import driver
-from napari_wsigpu.gpu.interop import SharedBuffer
+from napari_wsigpu.gpu.device import driver
+from napari_wsigpu.gpu.device.interop import SharedBuffer
 from napari_wsigpu.model.errors import DeviceError
 
 RESOURCE, TARGET = "resource", 4096

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from napari_wsigpu.codecs.decoder import EncodedBatch
-from napari_wsigpu.gpu.joining import MOST_FILL, cut
-from napari_wsigpu.gpu.stack import MARGIN
+from napari_wsigpu.gpu.jpeg.joining import MOST_FILL, cut
+from napari_wsigpu.gpu.jpeg.stack import MARGIN
 from napari_wsigpu.model.layout import SlideFile
 from napari_wsigpu.storage.file import FileSource
 from tests import slides

@@ -13,7 +13,7 @@ from benchmarks.synthetic import make_slide
 from napari_wsigpu import runtime
 from napari_wsigpu.codecs.decoder import EncodedTile
 from napari_wsigpu.codecs.tile import decode_tile
-from napari_wsigpu.gpu.device import TileFormat
+from napari_wsigpu.gpu.device.device import TileFormat
 from napari_wsigpu.gpu.jpeg2000.decoder import Jpeg2000, form_of
 from napari_wsigpu.gpu.jpeg2000.engine import Jpeg2000Engine, form_of_stream
 from napari_wsigpu.gpu.jpeg2000.header import read_header

@@ -12,8 +12,8 @@ from PIL import Image
 from napari_wsigpu import runtime
 from napari_wsigpu.codecs.color import ColorProfile
 from napari_wsigpu.codecs.jpeg import Stacking, header_length, read_header
-from napari_wsigpu.gpu.device import AVERAGED_TYPES, TileFormat
-from napari_wsigpu.gpu.tables import JPEG_TILE, PASTE, SCALED, SEGMENT
+from napari_wsigpu.gpu.device.device import AVERAGED_TYPES, TileFormat
+from napari_wsigpu.gpu.device.tables import JPEG_TILE, PASTE, SCALED, SEGMENT
 from napari_wsigpu.model.errors import DeviceError
 from napari_wsigpu.reading.average import resample_area, source_span
 from tests.host_cuda import host_cuda_device

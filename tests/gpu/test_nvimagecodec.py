@@ -17,8 +17,8 @@ import pytest
 
 from napari_wsigpu.codecs.decoder import EncodedTile
 from napari_wsigpu.codecs.tile import decode_tile
-from napari_wsigpu.gpu.worker import MOST_IDLE
-from napari_wsigpu.gpu.workspace import SMALLEST
+from napari_wsigpu.gpu.device.worker import MOST_IDLE
+from napari_wsigpu.gpu.device.workspace import SMALLEST
 from napari_wsigpu.model.errors import DeviceError
 from tests import slides, tiffbytes
 from tests.codecs.test_cpu import jpeg_2000_ycbcr

@@ -7,7 +7,7 @@ import tifffile
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.codecs.color import ColorProfile
-from napari_wsigpu.gpu import gds, raw_reader
+from napari_wsigpu.gpu.transfer import gds, raw_reader
 from napari_wsigpu.model.errors import RegionError, SlideChangedError, TileError
 from tests import slides, tiffbytes
 from tests.test_display_color import PROFILE, in_srgb, with_profile

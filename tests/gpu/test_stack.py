@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from napari_wsigpu.codecs.jpeg import END_OF_IMAGE, Stacking, header_length, read_header
-from napari_wsigpu.gpu.device import Slots, TileFormat
-from napari_wsigpu.gpu.stack import NOWHERE, Shape, plan_of
-from napari_wsigpu.gpu.tables import JPEG_TILE
+from napari_wsigpu.gpu.device.device import Slots, TileFormat
+from napari_wsigpu.gpu.device.tables import JPEG_TILE
+from napari_wsigpu.gpu.jpeg.stack import NOWHERE, Shape, plan_of
 from tests import slides
 from tests.gpu.test_codestream import (
     Streams,

@@ -7,9 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from napari_wsigpu.gpu.device import TileFormat
-from napari_wsigpu.gpu.devices import Devices
-from napari_wsigpu.gpu.tiles import NOBODY, DeviceTiles
+from napari_wsigpu.gpu.device.device import TileFormat
+from napari_wsigpu.gpu.device.devices import Devices
+from napari_wsigpu.gpu.transfer.tiles import NOBODY, DeviceTiles
 from tests.host_device import HostDevice, at
 
 TILE = TileFormat(4, 8, 1, "uint8")

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from napari_wsigpu.gpu.verify import TILES_A_BATCH, TILES_A_SLIDE, TOLERANCES, Verifier
+from napari_wsigpu.gpu.device.verify import TILES_A_BATCH, TILES_A_SLIDE, TOLERANCES, Verifier
 from tests.gpu.test_nvimagecodec import (
     TILE,
     batch_of,

@@ -5,8 +5,8 @@ import gc
 import numpy as np
 import pytest
 
-from napari_wsigpu.gpu import workspace
-from napari_wsigpu.gpu.workspace import FEW_TILES, SMALLEST, Workspace
+from napari_wsigpu.gpu.device import workspace
+from napari_wsigpu.gpu.device.workspace import FEW_TILES, SMALLEST, Workspace
 from tests.host_device import HostDevice, at
 
 pytest.importorskip("nvidia.nvimgcodec")

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import napari_wsigpu
-from napari_wsigpu.gpu import driver
-from napari_wsigpu.gpu import zarr as zarr_gpu
+from napari_wsigpu.gpu.device import driver
+from napari_wsigpu.gpu.transfer import zarr as zarr_gpu
 from napari_wsigpu.model.errors import (
     DeviceError,
     MissingPackageError,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from napari_wsigpu import open_slide
-from napari_wsigpu.gpu import driver
+from napari_wsigpu.gpu.device import driver
 from napari_wsigpu.model.errors import DeviceError, RegionError, SlideClosedError, TileError
 from napari_wsigpu.reading.batches import read_ahead
 from napari_wsigpu.reading.reader import RegionReader

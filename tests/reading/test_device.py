@@ -18,11 +18,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from napari_wsigpu import open_slide, opened, runtime
-from napari_wsigpu.gpu import workspace
-from napari_wsigpu.gpu.batch import GpuBatch
-from napari_wsigpu.gpu.tiles import DeviceTiles
-from napari_wsigpu.gpu.worker import DecodeWorker
-from napari_wsigpu.gpu.workspace import Workspace
+from napari_wsigpu.gpu.device import workspace
+from napari_wsigpu.gpu.device.worker import DecodeWorker
+from napari_wsigpu.gpu.device.workspace import Workspace
+from napari_wsigpu.gpu.jpeg.batch import GpuBatch
+from napari_wsigpu.gpu.transfer.tiles import DeviceTiles
 from napari_wsigpu.model.errors import (
     DeviceError,
     RegionError,

@@ -7,7 +7,7 @@ import pytest
 import tifffile
 
 from napari_wsigpu import open_slide
-from napari_wsigpu.gpu import devices, verify
+from napari_wsigpu.gpu.device import devices, verify
 from napari_wsigpu.model.errors import DeviceError
 from napari_wsigpu.reading.throughput import FEWEST_TILES, SHARES, TRIALS, tile_kind
 from tests import slides

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from napari_wsigpu import open_slide, runtime
-from napari_wsigpu.gpu import driver
+from napari_wsigpu.gpu.device import driver
 from napari_wsigpu.model.errors import (
     DeviceError,
     SlideChangedError,

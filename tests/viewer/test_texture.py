@@ -337,7 +337,7 @@ def test_where_tiles_can_not_be_read_to_the_device_the_host_draws(viewer, host_g
 
 
 def test_the_doctor_asks_what_draws_windows(viewer, host_gpu, monkeypatch):
-    monkeypatch.setattr("napari_wsigpu.gpu.cuda.CudaDevice", lambda index: host_gpu)
+    monkeypatch.setattr("napari_wsigpu.gpu.device.cuda.CudaDevice", lambda index: host_gpu)
     found = texture.probe()
     assert found["version"]
     assert "reason" not in found

@@ -13,7 +13,7 @@ from napari_wsigpu.display.blocks import blocks, covered, touched
 from napari_wsigpu.display.device_pixels import DevicePixels
 from napari_wsigpu.display.picture import WORTH_DRAWING, Composed, stand_ins
 from napari_wsigpu.display.resample import Axis
-from napari_wsigpu.gpu.tables import SCALED
+from napari_wsigpu.gpu.device.tables import SCALED
 from napari_wsigpu.model.geometry import Rect
 from napari_wsigpu.reading.on_device import Drawn
 

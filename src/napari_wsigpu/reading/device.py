@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.gpu.device import Device, Stream
+    from napari_wsigpu.gpu.device.device import Device, Stream
     from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.reading.plan import ReadPlan, Wish
 

@@ -12,10 +12,10 @@ import numpy as np
 
 from napari_wsigpu.codecs.decoder import EncodedBatch
 from napari_wsigpu.codecs.raw import is_raw
-from napari_wsigpu.gpu.device import TileFormat
-from napari_wsigpu.gpu.raw_reader import RawReader
-from napari_wsigpu.gpu.switching import prompt_switching
-from napari_wsigpu.gpu.tables import PASTE
+from napari_wsigpu.gpu.device.device import TileFormat
+from napari_wsigpu.gpu.device.switching import prompt_switching
+from napari_wsigpu.gpu.device.tables import PASTE
+from napari_wsigpu.gpu.transfer.raw_reader import RawReader
 from napari_wsigpu.reading.cache import TileKey
 from napari_wsigpu.storage.file import FileSource
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.gpu.batch import GpuBatch
-    from napari_wsigpu.gpu.device import Device, Stream
-    from napari_wsigpu.gpu.nvimagecodec import NvImageCodecDecoder
-    from napari_wsigpu.gpu.tiles import DeviceTiles, Reserved
+    from napari_wsigpu.gpu.device.device import Device, Stream
+    from napari_wsigpu.gpu.jpeg.batch import GpuBatch
+    from napari_wsigpu.gpu.jpeg.nvimagecodec import NvImageCodecDecoder
+    from napari_wsigpu.gpu.transfer.tiles import DeviceTiles, Reserved
     from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.reading.log import TileLog
     from napari_wsigpu.reading.plan import Pastes, ReadPlan, Wish

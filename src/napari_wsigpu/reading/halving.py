@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.gpu.device import Stream
+    from napari_wsigpu.gpu.device.device import Stream
     from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.reading.device import DeviceExecutor
     from napari_wsigpu.reading.plan import Wish

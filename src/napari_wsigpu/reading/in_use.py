@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from napari_wsigpu.gpu.codestream import recipe
+from napari_wsigpu.gpu.jpeg.codestream import recipe
 from napari_wsigpu.reading.throughput import tile_kind
 
 if TYPE_CHECKING:
-    from napari_wsigpu.gpu.codestream import Recipe
-    from napari_wsigpu.gpu.devices import Devices
+    from napari_wsigpu.gpu.device.devices import Devices
+    from napari_wsigpu.gpu.jpeg.codestream import Recipe
     from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.reading.throughput import Throughput
 

@@ -7,10 +7,10 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from napari_wsigpu.gpu.codestream import recipe
-from napari_wsigpu.gpu.devices import cuda_index, device_index
-from napari_wsigpu.gpu.nvimagecodec import NvImageCodecDecoder
-from napari_wsigpu.gpu.verify import Verifier
+from napari_wsigpu.gpu.device.devices import cuda_index, device_index
+from napari_wsigpu.gpu.device.verify import Verifier
+from napari_wsigpu.gpu.jpeg.codestream import recipe
+from napari_wsigpu.gpu.jpeg.nvimagecodec import NvImageCodecDecoder
 from napari_wsigpu.model.errors import DeviceError
 from napari_wsigpu.reading.device import DeviceExecutor
 from napari_wsigpu.reading.device_pipeline import DevicePipeline
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.codecs.cpu import HostSlots
     from napari_wsigpu.codecs.decoder import Decoder
-    from napari_wsigpu.gpu.devices import Devices
-    from napari_wsigpu.gpu.worker import DecodeWorker
+    from napari_wsigpu.gpu.device.devices import Devices
+    from napari_wsigpu.gpu.device.worker import DecodeWorker
     from napari_wsigpu.model.layout import LevelLayout, PyramidLevel, SlideLayout
     from napari_wsigpu.reading.log import TileLog
     from napari_wsigpu.reading.on_device import ReadTiles

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.gpu.device import TileFormat
+from napari_wsigpu.gpu.device.device import TileFormat
 from napari_wsigpu.reading.cache import TileKey
 from napari_wsigpu.reading.device_pipeline import tile_format
 from napari_wsigpu.reading.plan import Regions, Wish, tile_rect
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.color import ColorTable
-    from napari_wsigpu.gpu.device import Device, Stream
-    from napari_wsigpu.gpu.tiles import Reserved
+    from napari_wsigpu.gpu.device.device import Device, Stream
+    from napari_wsigpu.gpu.transfer.tiles import Reserved
     from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.reading.device import DeviceExecutor
     from napari_wsigpu.reading.log import TileLog

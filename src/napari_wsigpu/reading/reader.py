@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from napari_wsigpu.gpu.host_jpegs import HostDecoder
+from napari_wsigpu.gpu.jpeg.host_jpegs import HostDecoder
 from napari_wsigpu.model.errors import RegionError
 from napari_wsigpu.reading.cache import TileKey
 from napari_wsigpu.reading.coverage import find_held
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.codecs.color import ColorTable
     from napari_wsigpu.codecs.cpu import CpuDecoder
-    from napari_wsigpu.gpu.device import Stream
-    from napari_wsigpu.gpu.devices import Devices
+    from napari_wsigpu.gpu.device.device import Stream
+    from napari_wsigpu.gpu.device.devices import Devices
     from napari_wsigpu.model.layout import LevelLayout, PyramidLevel, SlideLayout
     from napari_wsigpu.reading.cache import TileCache
     from napari_wsigpu.reading.log import TileLog

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.gpu.device import AVERAGED_TYPES
+from napari_wsigpu.gpu.device.device import AVERAGED_TYPES
 from napari_wsigpu.model.errors import RegionError
 from napari_wsigpu.reading.average import EDGE, resample_area, source_span
 from napari_wsigpu.reading.plan import NO_TURN, Regions

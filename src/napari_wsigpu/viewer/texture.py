@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from napari import Viewer
     from napari.layers import Layer
 
-    from napari_wsigpu.gpu.device import Device
-    from napari_wsigpu.gpu.interop import SharedBuffer
+    from napari_wsigpu.gpu.device.device import Device
+    from napari_wsigpu.gpu.device.interop import SharedBuffer
 
 ON = "on"
 SMALLEST_BUFFER = 16 << 20
@@ -262,7 +262,7 @@ def probe() -> dict[str, Any]:
     from OpenGL import GL
     from qtpy.QtGui import QGuiApplication, QOffscreenSurface, QOpenGLContext
 
-    from napari_wsigpu.gpu.cuda import CudaDevice
+    from napari_wsigpu.gpu.device.cuda import CudaDevice
 
     places = "DISPLAY", "WAYLAND_DISPLAY", "QT_QPA_PLATFORM"
     if sys.platform.startswith("linux") and not any(map(os.environ.get, places)):

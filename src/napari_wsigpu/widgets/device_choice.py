@@ -5,7 +5,7 @@ from __future__ import annotations
 from qtpy.QtCore import Signal
 from qtpy.QtWidgets import QButtonGroup, QHBoxLayout, QLabel, QRadioButton, QWidget
 
-from napari_wsigpu.gpu.devices import NO_DRIVER
+from napari_wsigpu.gpu.device.devices import NO_DRIVER
 from napari_wsigpu.runtime import default
 
 AUTO, GPU, CPU = "auto", "cuda", "cpu"

@@ -17,7 +17,7 @@ from qtpy.QtWidgets import (
 )
 from superqt import QElidingLabel
 
-from napari_wsigpu.gpu.devices import device_index
+from napari_wsigpu.gpu.device.devices import device_index
 from napari_wsigpu.model.units import byte_size
 from napari_wsigpu.reading.in_use import CPU as CPU_DECODER
 from napari_wsigpu.runtime import default
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from napari import Viewer
 
-    from napari_wsigpu.gpu.tiles import DeviceTiles
+    from napari_wsigpu.gpu.transfer.tiles import DeviceTiles
     from napari_wsigpu.runtime import Runtime
     from napari_wsigpu.slide import Slide
 

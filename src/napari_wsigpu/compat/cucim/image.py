@@ -14,8 +14,8 @@ import numpy as np
 
 from napari_wsigpu.compat.cucim.cache import ImageCache
 from napari_wsigpu.compat.cucim.file import CuFile, CuImageError
-from napari_wsigpu.gpu.devices import cuda_index
-from napari_wsigpu.gpu.driver import import_cuda
+from napari_wsigpu.gpu.device.devices import cuda_index
+from napari_wsigpu.gpu.device.driver import import_cuda
 from napari_wsigpu.model.errors import RegionError
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from napari_wsigpu.gpu.device.tables import structure
 from napari_wsigpu.gpu.jpeg2000.geometry import plan
 from napari_wsigpu.gpu.jpeg2000.tables import (
     BLOCK_STATE,
@@ -23,12 +24,11 @@ from napari_wsigpu.gpu.jpeg2000.tables import (
     THREADS_OF_BLOCKS,
     tables,
 )
-from napari_wsigpu.gpu.tables import structure
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from napari_wsigpu.gpu.device import Device, Stream
+    from napari_wsigpu.gpu.device.device import Device, Stream
     from napari_wsigpu.gpu.jpeg2000.geometry import Geometry
     from napari_wsigpu.gpu.jpeg2000.header import Header
 

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from napari_wsigpu.gpu.device import Device, Event, Stream
+    from napari_wsigpu.gpu.device.device import Device, Event, Stream
 
 LONGEST_HEADER = 4096
 MOST_DECODERS = 16
-# As `gpu.verify.TOLERANCES` names them.
+# As `gpu.device.verify.TOLERANCES` names them.
 KERNELS, EXACT = "JPEG 2000", "lossless JPEG 2000"
 # Of device memory, for what lies between encoded bytes and pixels: at most this, or that part of
 # it all. More tiles at once are decoded one part after the other.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.gpu.codestream import Jpeg2000Streams
+from napari_wsigpu.gpu.jpeg.codestream import Jpeg2000Streams
 from napari_wsigpu.gpu.jpeg2000.engine import EXACT, KERNELS, form_of_stream
 
 if TYPE_CHECKING:
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.decoder import EncodedBatch
-    from napari_wsigpu.gpu.codestream import Prepared, Recipe
-    from napari_wsigpu.gpu.device import Device, Slots, Stream
+    from napari_wsigpu.gpu.device.device import Device, Slots, Stream
+    from napari_wsigpu.gpu.device.worker import DecodeWorker
+    from napari_wsigpu.gpu.device.workspace import Workspace
+    from napari_wsigpu.gpu.jpeg.codestream import Prepared, Recipe
     from napari_wsigpu.gpu.jpeg2000.decoder import Form
     from napari_wsigpu.gpu.jpeg2000.engine import Jpeg2000Engine
-    from napari_wsigpu.gpu.worker import DecodeWorker
-    from napari_wsigpu.gpu.workspace import Workspace
     from napari_wsigpu.model.layout import LevelLayout
 
 

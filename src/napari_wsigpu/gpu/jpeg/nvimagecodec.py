@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from napari_wsigpu.gpu.batch import GpuBatch
-from napari_wsigpu.gpu.codestream import Jpeg2000Streams, recipe
+from napari_wsigpu.gpu.jpeg.batch import GpuBatch
+from napari_wsigpu.gpu.jpeg.codestream import Jpeg2000Streams, recipe
+from napari_wsigpu.gpu.jpeg.stack import JpegStreams
 from napari_wsigpu.gpu.jpeg2000.tiles import Jpeg2000Tiles
-from napari_wsigpu.gpu.stack import JpegStreams
 
 if TYPE_CHECKING:
     from napari_wsigpu.codecs.cpu import HostSlots
     from napari_wsigpu.codecs.decoder import Decoder, Deliver, EncodedBatch
-    from napari_wsigpu.gpu.codestream import Recipe
-    from napari_wsigpu.gpu.device import Slots, Stream
-    from napari_wsigpu.gpu.verify import Verifier
-    from napari_wsigpu.gpu.worker import DecodeWorker
+    from napari_wsigpu.gpu.device.device import Slots, Stream
+    from napari_wsigpu.gpu.device.verify import Verifier
+    from napari_wsigpu.gpu.device.worker import DecodeWorker
+    from napari_wsigpu.gpu.jpeg.codestream import Recipe
     from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.storage.source import Spacing
 

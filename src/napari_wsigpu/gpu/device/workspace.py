@@ -9,7 +9,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from napari_wsigpu.gpu.device import Device
+    from napari_wsigpu.gpu.device.device import Device
 
 SMALLEST = 1 << 20
 FEW_TILES = 320

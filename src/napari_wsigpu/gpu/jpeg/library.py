@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from napari_wsigpu.gpu.library_handles import (
+from napari_wsigpu.gpu.jpeg.library_handles import (
     SUCCESS,
     LibraryImages,
     LibraryParts,
     LibraryStreams,
 )
-from napari_wsigpu.gpu.library_structs import (
+from napari_wsigpu.gpu.jpeg.library_structs import (
     Backend,
     BackendParams,
     DecodeParams,

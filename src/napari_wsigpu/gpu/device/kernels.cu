@@ -1,4 +1,4 @@
-// The structures Paste, Scaled, Segment and JpegTile are put before this text; see gpu/tables.py.
+// The structures Paste, Scaled, Segment and JpegTile are put before this text; see gpu/device/tables.py.
 
 // 16 bytes from anywhere, read as words: those around them that no word would do without, too.
 __device__ uint4 load_16(const unsigned char *from) {

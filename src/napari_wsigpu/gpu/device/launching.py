@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from napari_wsigpu.codecs.raw import is_swapped
-from napari_wsigpu.gpu.compiled import CompiledKernels
-from napari_wsigpu.gpu.device import AVERAGED_TYPES
-from napari_wsigpu.gpu.tables import declarations
+from napari_wsigpu.gpu.device.compiled import CompiledKernels
+from napari_wsigpu.gpu.device.device import AVERAGED_TYPES
+from napari_wsigpu.gpu.device.tables import declarations
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.color import ColorTable
-    from napari_wsigpu.gpu.device import Stream, TileFormat
+    from napari_wsigpu.gpu.device.device import Stream, TileFormat
     from napari_wsigpu.model.layout import LevelLayout
 
 THREADS = 256
@@ -228,7 +228,7 @@ class Kernels:
 
     @cached_property
     def _kernels(self) -> dict[str, Any]:
-        code = resources.files("napari_wsigpu.gpu").joinpath("kernels.cu").read_text("utf-8")
+        code = resources.files("napari_wsigpu.gpu.device").joinpath("kernels.cu").read_text("utf-8")
         module = self._cupy.RawModule(code=declarations() + code)
         return {name: module.get_function(name) for name in KERNELS}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from napari_wsigpu.gpu.driver import import_cuda
+from napari_wsigpu.gpu.device.driver import import_cuda
 from napari_wsigpu.model.errors import DeviceError
 
 if TYPE_CHECKING:

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.decoder import Deliver, EncodedBatch, PendingBatch
-    from napari_wsigpu.gpu.codestream import Prepared
-    from napari_wsigpu.gpu.device import Device, Event, Slots, Stream
-    from napari_wsigpu.gpu.nvimagecodec import NvImageCodecDecoder
-    from napari_wsigpu.gpu.worker import DecodeWorker
+    from napari_wsigpu.gpu.device.device import Device, Event, Slots, Stream
+    from napari_wsigpu.gpu.device.worker import DecodeWorker
+    from napari_wsigpu.gpu.jpeg.codestream import Prepared
+    from napari_wsigpu.gpu.jpeg.nvimagecodec import NvImageCodecDecoder
 
 
 class GpuBatch:

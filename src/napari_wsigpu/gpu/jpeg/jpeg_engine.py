@@ -8,12 +8,12 @@ import imagecodecs
 import numpy as np
 
 from napari_wsigpu.codecs.jpeg import MOST_ROWS
-from napari_wsigpu.gpu.library import HARDWARE, HYBRID
-from napari_wsigpu.gpu.library_handles import ImageFormat
+from napari_wsigpu.gpu.jpeg.library import HARDWARE, HYBRID
+from napari_wsigpu.gpu.jpeg.library_handles import ImageFormat
 
 if TYPE_CHECKING:
-    from napari_wsigpu.gpu.cuda import CudaDevice
-    from napari_wsigpu.gpu.library import LibraryDecoder
+    from napari_wsigpu.gpu.device.cuda import CudaDevice
+    from napari_wsigpu.gpu.jpeg.library import LibraryDecoder
 
 JPEG_ENGINE = "WSIGPU_JPEG_ENGINE"
 

@@ -21,7 +21,8 @@ from napari_wsigpu.codecs.jpeg import (
     header_of_tile,
     read_header,
 )
-from napari_wsigpu.gpu.joining import (
+from napari_wsigpu.gpu.device.tables import JPEG_TILE
+from napari_wsigpu.gpu.jpeg.joining import (
     Scans,
     Stack,
     all_have,
@@ -30,8 +31,7 @@ from napari_wsigpu.gpu.joining import (
     leave_room,
     stack_in_place,
 )
-from napari_wsigpu.gpu.library_handles import ImageFormat
-from napari_wsigpu.gpu.tables import JPEG_TILE
+from napari_wsigpu.gpu.jpeg.library_handles import ImageFormat
 from napari_wsigpu.storage.source import Spacing
 
 if TYPE_CHECKING:
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.decoder import EncodedBatch
-    from napari_wsigpu.gpu.codestream import Recipe
-    from napari_wsigpu.gpu.device import Device, Slots, Stream
-    from napari_wsigpu.gpu.worker import DecodeWorker
-    from napari_wsigpu.gpu.workspace import Workspace
+    from napari_wsigpu.gpu.device.device import Device, Slots, Stream
+    from napari_wsigpu.gpu.device.worker import DecodeWorker
+    from napari_wsigpu.gpu.device.workspace import Workspace
+    from napari_wsigpu.gpu.jpeg.codestream import Recipe
     from napari_wsigpu.model.layout import LevelLayout
 
 SHORTEST, MOST_PADDING = 4, 64

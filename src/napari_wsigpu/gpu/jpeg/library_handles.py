@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.gpu.library_structs import ImageInfo, Orientation, Plane, Region, View
+from napari_wsigpu.gpu.jpeg.library_structs import ImageInfo, Orientation, Plane, Region, View
 from napari_wsigpu.model.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.cpu import Parts
-    from napari_wsigpu.gpu.library import Library
+    from napari_wsigpu.gpu.jpeg.library import Library
 
 SUCCESS = 0
 DEVICE_BUFFER, HOST_BUFFER = 1, 2

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from napari_wsigpu.gpu.library import CPU_ONLY, NO_DEVICE, Library
+from napari_wsigpu.gpu.jpeg.library import CPU_ONLY, NO_DEVICE, Library
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.cpu import Parts
-    from napari_wsigpu.gpu.library_handles import ImageFormat
+    from napari_wsigpu.gpu.jpeg.library_handles import ImageFormat
 
     Bytes = NDArray[np.uint8]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from napari_wsigpu.gpu.device import Stream
+    from napari_wsigpu.gpu.device.device import Stream
 
 # numcodecs writes the decoded size before the data.
 HEADERS = {"LZ4": 4}

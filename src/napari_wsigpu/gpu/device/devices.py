@@ -8,18 +8,18 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from napari_wsigpu.gpu.cuda import CudaDevice
-from napari_wsigpu.gpu.driver import driver_is_there
-from napari_wsigpu.gpu.host_jpegs import HostJpegs, host_library
-from napari_wsigpu.gpu.tiles import SLAB_BYTES, DeviceTiles
-from napari_wsigpu.gpu.worker import DecodeWorker
+from napari_wsigpu.gpu.device.cuda import CudaDevice
+from napari_wsigpu.gpu.device.driver import driver_is_there
+from napari_wsigpu.gpu.device.worker import DecodeWorker
+from napari_wsigpu.gpu.jpeg.host_jpegs import HostJpegs, host_library
+from napari_wsigpu.gpu.transfer.tiles import SLAB_BYTES, DeviceTiles
 from napari_wsigpu.model.errors import DeviceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from napari_wsigpu.gpu.device import Device
-    from napari_wsigpu.gpu.library import Library
+    from napari_wsigpu.gpu.device.device import Device
+    from napari_wsigpu.gpu.jpeg.library import Library
 
 LARGEST_BUDGET = 2 << 30
 PART_OF_DEVICE = 8

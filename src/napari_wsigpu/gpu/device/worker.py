@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from napari_wsigpu.codecs.tile import decode_tile
-from napari_wsigpu.gpu.gds import Loader
+from napari_wsigpu.gpu.device.workspace import Workspace
 from napari_wsigpu.gpu.jpeg2000.engine import KERNELS, Jpeg2000Engine
-from napari_wsigpu.gpu.workspace import Workspace
+from napari_wsigpu.gpu.transfer.gds import Loader
 from napari_wsigpu.model.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.decoder import EncodedTile
-    from napari_wsigpu.gpu.device import Device, Stream
-    from napari_wsigpu.gpu.library import LibraryDecoder
+    from napari_wsigpu.gpu.device.device import Device, Stream
+    from napari_wsigpu.gpu.jpeg.library import LibraryDecoder
 
     Job = Callable[["DecodeWorker"], None]
 

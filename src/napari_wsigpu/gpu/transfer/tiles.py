@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.gpu.device import Slots
+from napari_wsigpu.gpu.device.device import Slots
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from napari_wsigpu.gpu.device import Device, TileFormat
+    from napari_wsigpu.gpu.device.device import Device, TileFormat
 
 SLAB_BYTES, SLAB_TILES = 128 << 20, 4096
 NOBODY = -1

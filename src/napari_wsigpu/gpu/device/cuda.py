@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from napari_wsigpu.gpu.driver import import_cuda
-from napari_wsigpu.gpu.interop import SharedBuffer
-from napari_wsigpu.gpu.jpeg_engine import (
+from napari_wsigpu.gpu.device.driver import import_cuda
+from napari_wsigpu.gpu.device.interop import SharedBuffer
+from napari_wsigpu.gpu.device.launching import Kernels
+from napari_wsigpu.gpu.jpeg.jpeg_engine import (
     ALL_ON_GPU,
     JPEG_ENGINE,
     JPEG_ENGINES,
@@ -21,17 +22,16 @@ from napari_wsigpu.gpu.jpeg_engine import (
     STACKS,
     decodes,
 )
-from napari_wsigpu.gpu.launching import Kernels
-from napari_wsigpu.gpu.library import GPU_ONLY, Library
-from napari_wsigpu.gpu.pinned import PinnedMemory
+from napari_wsigpu.gpu.jpeg.library import GPU_ONLY, Library
+from napari_wsigpu.gpu.transfer.pinned import PinnedMemory
 from napari_wsigpu.model.errors import DeviceError
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
-    from napari_wsigpu.gpu.device import Event, Stream, TileFormat
-    from napari_wsigpu.gpu.library import LibraryDecoder
-    from napari_wsigpu.gpu.library_handles import LibraryImages, LibraryStreams
+    from napari_wsigpu.gpu.device.device import Event, Stream, TileFormat
+    from napari_wsigpu.gpu.jpeg.library import LibraryDecoder
+    from napari_wsigpu.gpu.jpeg.library_handles import LibraryImages, LibraryStreams
 
 
 TO_HOST = 2

@@ -1,6 +1,6 @@
 """The interface of a device whose memory holds decoded tiles.
 
-`gpu.cuda` is the real one. All that touches device memory goes through it, so that
+`gpu.device.cuda` is the real one. All that touches device memory goes through it, so that
 the decoder and the engine above it also run where there is no GPU.
 """
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
     from napari_wsigpu.codecs.color import ColorTable
-    from napari_wsigpu.gpu.interop import SharedBuffer
-    from napari_wsigpu.gpu.library import LibraryDecoder
-    from napari_wsigpu.gpu.library_handles import LibraryImages, LibraryStreams
+    from napari_wsigpu.gpu.device.interop import SharedBuffer
+    from napari_wsigpu.gpu.jpeg.library import LibraryDecoder
+    from napari_wsigpu.gpu.jpeg.library_handles import LibraryImages, LibraryStreams
     from napari_wsigpu.model.layout import LevelLayout
 
 
@@ -182,7 +182,7 @@ class Device(Protocol):
 
         Parameters
         ----------
-        pastes : ndarray of `gpu.tables.PASTE`
+        pastes : ndarray of `gpu.device.tables.PASTE`
             The parts.
         tile : TileFormat
             What the tiles are.
@@ -234,7 +234,7 @@ class Device(Protocol):
 
         Parameters
         ----------
-        parts : ndarray of `gpu.tables.SCALED`
+        parts : ndarray of `gpu.device.tables.SCALED`
             The parts.
         tile : TileFormat
             What the tiles are.
@@ -264,7 +264,7 @@ class Device(Protocol):
 
         Parameters
         ----------
-        segments : ndarray of `gpu.tables.SEGMENT`
+        segments : ndarray of `gpu.device.tables.SEGMENT`
             The segments.
         level : LevelLayout
             Theirs.
@@ -313,7 +313,7 @@ class Device(Protocol):
 
         Parameters
         ----------
-        tiles : ndarray of `gpu.tables.JPEG_TILE`
+        tiles : ndarray of `gpu.device.tables.JPEG_TILE`
             Of each its address, its planes, the strip below it, and its scan, by `shared`.
         tile : TileFormat
             The tiles.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from napari_wsigpu.model.errors import DeviceError
 
 if TYPE_CHECKING:
-    from napari_wsigpu.gpu.device import Stream
+    from napari_wsigpu.gpu.device.device import Stream
 
 # Floats are rounded after each operation, as those of the host are.
 OPTIONS = ("--fmad=false",)
@@ -17,7 +17,7 @@ KERNEL = re.compile(r"__global__ void (?:__launch_bounds__\(\w+\)\s+)?(\w+)\(")
 
 
 class CompiledKernels:
-    """The kernels of texts of CUDA C, compiled side by side; see `gpu.device.KernelModule`.
+    """The kernels of texts of CUDA C, compiled side by side; see `gpu.device.device.KernelModule`.
 
     Parameters
     ----------

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
     from concurrent.futures import Future
 
-    from napari_wsigpu.gpu.device import Device, Stream
+    from napari_wsigpu.gpu.device.device import Device, Stream
     from napari_wsigpu.storage.batch import Batch, Readable
 
 # Buffers of more than this in all would not stay in the processor's cache.

@@ -25,10 +25,10 @@ from napari_wsigpu.codecs.jpeg import (
     segments,
 )
 from napari_wsigpu.codecs.jpeg_tiles import CHECKED
-from napari_wsigpu.gpu.codestream import recipe
-from napari_wsigpu.gpu.jpeg_rows import JpegRows, at_once
-from napari_wsigpu.gpu.library import HOST_JPEGS, Library
-from napari_wsigpu.gpu.library_handles import ImageFormat
+from napari_wsigpu.gpu.jpeg.codestream import recipe
+from napari_wsigpu.gpu.jpeg.jpeg_rows import JpegRows, at_once
+from napari_wsigpu.gpu.jpeg.library import HOST_JPEGS, Library
+from napari_wsigpu.gpu.jpeg.library_handles import ImageFormat
 from napari_wsigpu.model.errors import SlideError
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from napari_wsigpu.gpu.devices import cuda_index
-from napari_wsigpu.gpu.gds import Transfer
-from napari_wsigpu.gpu.nvcomp import decompress
+from napari_wsigpu.gpu.device.devices import cuda_index
+from napari_wsigpu.gpu.transfer.gds import Transfer
+from napari_wsigpu.gpu.transfer.nvcomp import decompress
 from napari_wsigpu.model.errors import (
     DeviceError,
     MissingPackageError,
@@ -27,9 +27,9 @@ from napari_wsigpu.storage.zarr.chunks import axes_of, batches_of, encoded, find
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from napari_wsigpu.gpu.device import Device, Stream
-    from napari_wsigpu.gpu.devices import Devices
-    from napari_wsigpu.gpu.gds import Loader
+    from napari_wsigpu.gpu.device.device import Device, Stream
+    from napari_wsigpu.gpu.device.devices import Devices
+    from napari_wsigpu.gpu.transfer.gds import Loader
     from napari_wsigpu.storage.zarr.chunks import Axis, Chunk, Encoded
 
 WAYS = ("direct", "nvcomp", "host")

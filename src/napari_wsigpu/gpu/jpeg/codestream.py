@@ -7,16 +7,16 @@ from weakref import WeakKeyDictionary
 
 from napari_wsigpu.codecs.jpeg import LONGEST_HEADER
 from napari_wsigpu.codecs.table import storage_name
-from napari_wsigpu.gpu.library_handles import ImageFormat
+from napari_wsigpu.gpu.jpeg.library_handles import ImageFormat
 from napari_wsigpu.model.tags import COMPRESSION, JPEG_2000
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from napari_wsigpu.codecs.decoder import EncodedBatch
-    from napari_wsigpu.gpu.device import Device, Slots, Stream
-    from napari_wsigpu.gpu.worker import DecodeWorker
-    from napari_wsigpu.gpu.workspace import Workspace
+    from napari_wsigpu.gpu.device.device import Device, Slots, Stream
+    from napari_wsigpu.gpu.device.worker import DecodeWorker
+    from napari_wsigpu.gpu.device.workspace import Workspace
     from napari_wsigpu.model.layout import LevelLayout
 
 FORGOTTEN = (b"\xff\xdd", b"\xff\xee")
@@ -157,7 +157,7 @@ class Prepared(Protocol):
         """Decode, after `describe`; say of each code stream whether that worked."""
 
     def engine(self, worker: DecodeWorker) -> str:
-        """Return the name of what decodes: a key of `gpu.verify.TOLERANCES`."""
+        """Return the name of what decodes: a key of `gpu.device.verify.TOLERANCES`."""
 
     def finish(self, worked: list[bool], slots: Slots, device: Device, stream: Stream) -> None:
         """Give the stream what makes decoded samples the tiles' pixels.

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from napari_wsigpu.codecs.raw import NOWHERE, segments_of
-from napari_wsigpu.gpu.gds import Transfer
-from napari_wsigpu.gpu.tables import SEGMENT
+from napari_wsigpu.gpu.device.tables import SEGMENT
+from napari_wsigpu.gpu.transfer.gds import Transfer
 from napari_wsigpu.storage.batch import PAGE, Batch
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.raw import Segments
-    from napari_wsigpu.gpu.device import Stream
-    from napari_wsigpu.gpu.gds import Loader
+    from napari_wsigpu.gpu.device.device import Stream
+    from napari_wsigpu.gpu.transfer.gds import Loader
     from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.storage.file import FileSource
 

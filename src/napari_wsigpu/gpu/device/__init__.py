@@ -1,0 +1,1 @@
+"""A device: its driver, kernels, worker, and the proof of its pixels."""

@@ -1,0 +1,1 @@
+"""JPEGs, and other code streams that nvImageCodec decodes."""

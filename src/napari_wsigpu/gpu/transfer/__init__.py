@@ -1,0 +1,1 @@
+"""Bytes between files, host and device, and tiles kept on the device."""
