@@ -24,7 +24,7 @@ from benchmarks.common import SLIDES, ensure_slide, verdict, write_json
 from benchmarks.viewport import HEIGHT, SIDES, WIDTH
 from napari_wsigpu.bench import print_table
 from napari_wsigpu.formats.describe import describe
-from napari_wsigpu.slide import Slide
+from napari_wsigpu.slide.slide import Slide
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -26,12 +26,13 @@ os.environ.setdefault("OPENCV_LOG_LEVEL", "ERROR")  # nvImageCodec's CPU backend
 import numpy as np
 
 from benchmarks.common import SLIDES, ensure_slide, write_json
-from napari_wsigpu import open_slide, runtime
+from napari_wsigpu import open_slide
 from napari_wsigpu.bench import print_table
 from napari_wsigpu.codecs.tile import decode_tile
 from napari_wsigpu.gpu.jpeg.codestream import Jpeg2000Streams, recipe
 from napari_wsigpu.gpu.jpeg2000.decoder import programs
 from napari_wsigpu.gpu.jpeg2000.tiles import Jpeg2000Tiles
+from napari_wsigpu.slide import runtime
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from benchmarks.common import SLIDES, ensure_slide, verdict, write_json
-from napari_wsigpu import open_slide, runtime
+from napari_wsigpu import open_slide
 from napari_wsigpu.bench import print_table
+from napari_wsigpu.slide import runtime
 
 if TYPE_CHECKING:
     from collections.abc import Callable

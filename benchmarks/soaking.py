@@ -31,7 +31,7 @@ from qtpy.QtCore import QTimer, qInstallMessageHandler
 import napari_wsigpu
 from benchmarks.stage import ensure_display, fit_canvas, glide, open_viewer, scene_canvas, settle
 from benchmarks.walking import Leg, Pose, go_to
-from napari_wsigpu import runtime
+from napari_wsigpu.slide import runtime
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -15,9 +15,9 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
-from napari_wsigpu import runtime
 from napari_wsigpu.codecs.color import ColorProfile
-from napari_wsigpu.runtime import Runtime
+from napari_wsigpu.slide import runtime
+from napari_wsigpu.slide.runtime import Runtime
 from napari_wsigpu.storage.remote.disk_cache import FOLDER
 from tests.host_device import HostDevice, HostMachine
 from tests.icc import PROFILES

@@ -11,7 +11,7 @@ import pytest
 from napari_wsigpu import bench
 from napari_wsigpu.cli import main
 from napari_wsigpu.gpu.device import driver
-from napari_wsigpu.slide import Slide, open_slide
+from napari_wsigpu.slide.slide import Slide, open_slide
 from tests import slides
 from tests.host_cupy import install
 

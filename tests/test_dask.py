@@ -14,12 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from napari_wsigpu import Slide, open_slide, runtime
+from napari_wsigpu import Slide, open_slide
 from napari_wsigpu.gpu.device import driver
 from napari_wsigpu.gpu.transfer.tiles import NOBODY
 from napari_wsigpu.model.errors import LevelError, RegionError, SlideChangedError, TileError
 from napari_wsigpu.model.layout import TileGrid
 from napari_wsigpu.reading.dask_level import CHUNK_BYTES, DaskLevel
+from napari_wsigpu.slide import runtime
 from tests import slides, stacks
 from tests.host_device import HostDevice
 

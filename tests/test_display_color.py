@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tifffile
 
-from napari_wsigpu import open_slide, runtime
+from napari_wsigpu import open_slide
 from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.model.errors import (
     RegionError,
@@ -22,7 +22,8 @@ from napari_wsigpu.model.errors import (
 )
 from napari_wsigpu.model.layout import LevelLayout, Part
 from napari_wsigpu.reading.cache import TileKey
-from napari_wsigpu.slide import Slide
+from napari_wsigpu.slide import runtime
+from napari_wsigpu.slide.slide import Slide
 from tests import slides, tiffbytes
 from tests.icc import ADOBE, GAMMA, PROFILES, SRGB
 

@@ -15,7 +15,7 @@ from napari_wsigpu import doctor, open_slide, probes
 from napari_wsigpu.cli import main
 from napari_wsigpu.doctor import HARDWARE, HYBRID, JPEG2000, Device, Driver, Finding, Report
 from napari_wsigpu.formats.describe import describe
-from napari_wsigpu.slide import Slide
+from napari_wsigpu.slide.slide import Slide
 from tests import leica, ndpi, slides
 
 GPU = Driver("580.1", "12.9", (Device("NVIDIA Test", 24 << 30, "8.9"),))

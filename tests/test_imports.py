@@ -45,9 +45,8 @@ assert callable(napari_wsigpu.convert)
 
 def engine_modules():
     root = Path(napari_wsigpu.__file__).parent
-    files = [root / "slide.py"]
-    for folder in ("model", "formats", "storage", "codecs", "gpu", "reading", "display"):
-        files += (root / folder).rglob("*.py")
+    rooms = ("model", "formats", "storage", "codecs", "gpu", "reading", "display", "slide")
+    files = [file for name in rooms for file in (root / name).rglob("*.py")]
     names = [".".join(file.relative_to(root.parent).with_suffix("").parts) for file in files]
     # What imports the packages of an extra is imported when it is first needed.
     names.remove("napari_wsigpu.formats.dicom.dicom_instance")

@@ -9,8 +9,9 @@ import tifffile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from napari_wsigpu import open_slide, opened, runtime
+from napari_wsigpu import open_slide
 from napari_wsigpu.model.errors import LevelError, TileError
+from napari_wsigpu.slide import opened, runtime
 from tests import leica, oracles, slides, tiffbytes
 from tests.icc import PROFILES
 from tests.leica import SPACING

@@ -195,7 +195,7 @@ def test_a_vendor_a_compression_and_a_storage(package, tmp_path):
     add(
         "storage/whole.py",
         STORAGE,
-        to="slide_source.py",
+        to="slide/source.py",
         lines={
             "    if layout.levels[0].array is not None:\n": (
                 '    if layout.vendor == "acme":\n        return WholeSource(layout.path)\n'

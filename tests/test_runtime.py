@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import napari_wsigpu
-from napari_wsigpu import open_slide, runtime
-from napari_wsigpu.runtime import Runtime
+from napari_wsigpu import open_slide
+from napari_wsigpu.slide import runtime
+from napari_wsigpu.slide.runtime import Runtime
 from tests import slides
 
 HEIGHT, WIDTH = 100, 150

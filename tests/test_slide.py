@@ -19,7 +19,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import napari_wsigpu
-from napari_wsigpu import SlideError, open_slide, runtime
+from napari_wsigpu import SlideError, open_slide
 from napari_wsigpu.model.errors import (
     DeviceError,
     LevelError,
@@ -29,6 +29,7 @@ from napari_wsigpu.model.errors import (
     SlideNotFoundError,
     TileError,
 )
+from napari_wsigpu.slide import runtime
 from tests import ndpi, oracles, slides, tiffbytes
 from tests.conftest import decoding_threads
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tifffile
 
-from napari_wsigpu import open_slide, runtime
+from napari_wsigpu import open_slide
 from napari_wsigpu.model.errors import (
     LevelError,
     NotASlideError,
@@ -22,7 +22,8 @@ from napari_wsigpu.model.errors import (
 )
 from napari_wsigpu.reading import scaling
 from napari_wsigpu.reading.reader import RegionReader
-from napari_wsigpu.runtime import Runtime
+from napari_wsigpu.slide import runtime
+from napari_wsigpu.slide.runtime import Runtime
 from tests import slides
 
 HEIGHT, WIDTH, TILE = 700, 900, 64

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from benchmarks.transfers.reference import Region
     from benchmarks.transfers.target import Target
     from benchmarks.transfers.timing import Way
-    from napari_wsigpu.slide import Slide
+    from napari_wsigpu.slide.slide import Slide
 
 OURS = "napari-wsigpu"
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from benchmarks.transfers.session import Session
     from benchmarks.transfers.target import Target
     from benchmarks.transfers.timing import Way
-    from napari_wsigpu.slide import Slide
+    from napari_wsigpu.slide.slide import Slide
 
 BAND_BYTES = 64 << 20
 

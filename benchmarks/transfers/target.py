@@ -17,7 +17,7 @@ from napari_wsigpu.codecs.table import storage_name
 from napari_wsigpu.gpu.device.verify import TOLERANCES
 from napari_wsigpu.model.errors import DeviceError, LevelError, RegionError
 from napari_wsigpu.model.tags import COMPRESSION, JPEG_2000
-from napari_wsigpu.slide import open_slide
+from napari_wsigpu.slide.slide import open_slide
 from napari_wsigpu.storage.file import MERGE_LIMIT
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tifffile import TiffPage
 
     from napari_wsigpu.reading.level import LevelArray
-    from napari_wsigpu.slide import Slide
+    from napari_wsigpu.slide.slide import Slide
 
 ZARR = "zarr-python"
 FORGETTABLE = hasattr(os, "posix_fadvise")

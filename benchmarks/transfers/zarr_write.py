@@ -25,8 +25,8 @@ from benchmarks.transfers.readers import OURS
 from benchmarks.transfers.reference import largest_difference
 from benchmarks.transfers.timing import Absent, Case, way
 from benchmarks.transfers.zarr_arrays import create, require_zarr, stored
-from napari_wsigpu import runtime
 from napari_wsigpu.model.errors import DeviceError, MissingPackageError
+from napari_wsigpu.slide import runtime
 from napari_wsigpu.storage.zarr.writer import ChunkWriter
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     )
     from napari_wsigpu.conversion import Conversion, convert
     from napari_wsigpu.model.errors import SlideError
-    from napari_wsigpu.slide import Slide, open_slide
+    from napari_wsigpu.slide.slide import Slide, open_slide
     from napari_wsigpu.zarr_to_gpu import read_zarr_to_gpu
 
 __all__ = [
@@ -52,12 +52,12 @@ _MODULES = "engine", "errors", "runtime"
 _PLACES = {
     "Annotation": "annotations",
     "Conversion": "conversion",
-    "Slide": "slide",
+    "Slide": "slide.slide",
     "SlideError": "model.errors",
     "convert": "conversion",
     "label_image": "annotations",
     "measure": "annotations",
-    "open_slide": "slide",
+    "open_slide": "slide.slide",
     "read_geojson": "annotations",
     "read_zarr_to_gpu": "zarr_to_gpu",
     "write_geojson": "annotations",

@@ -18,7 +18,7 @@ from napari_wsigpu.codecs.table import storage_name
 from napari_wsigpu.doctor import diagnose
 from napari_wsigpu.model.errors import DeviceError, SlideError, TargetWriteError, TileError
 from napari_wsigpu.model.interrupt import noticed_interrupt
-from napari_wsigpu.slide import Slide, open_slide
+from napari_wsigpu.slide.slide import Slide, open_slide
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

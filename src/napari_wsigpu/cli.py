@@ -20,7 +20,7 @@ from napari_wsigpu.formats.wsigpu import region_of
 from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.model.interrupt import INTERRUPTED
 from napari_wsigpu.model.privacy import MASK, Screen
-from napari_wsigpu.slide import Slide, open_slide
+from napari_wsigpu.slide.slide import Slide, open_slide
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

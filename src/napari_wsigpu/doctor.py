@@ -27,7 +27,7 @@ from napari_wsigpu.gpu.jpeg.jpeg_engine import JPEG_ENGINE
 from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.model.tags import COMPRESSION, JPEG_2000
 from napari_wsigpu.probes import HARDWARE, HYBRID, JPEG2000, cuda_version, run_probe
-from napari_wsigpu.slide import open_slide
+from napari_wsigpu.slide.slide import open_slide
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

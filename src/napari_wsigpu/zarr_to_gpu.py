@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from napari_wsigpu.gpu.transfer.zarr import read_zarr
-from napari_wsigpu.runtime import default as default_runtime
+from napari_wsigpu.slide.runtime import default as default_runtime
 
 if TYPE_CHECKING:
-    from napari_wsigpu.runtime import Runtime
+    from napari_wsigpu.slide.runtime import Runtime
 
 
 def read_zarr_to_gpu(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tifffile
 
-from napari_wsigpu import SlideError, open_slide, runtime
+from napari_wsigpu import SlideError, open_slide
 from napari_wsigpu.compat.cucim import (
     CacheType,
     CuImage,
@@ -18,6 +18,7 @@ from napari_wsigpu.compat.cucim import (
     preferred_memory_capacity,
 )
 from napari_wsigpu.model.errors import DeviceError
+from napari_wsigpu.slide import runtime
 from tests import oracles, philips, slides
 from tests.conftest import decoding_threads
 

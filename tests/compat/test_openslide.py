@@ -8,8 +8,9 @@ import openslide.deepzoom
 import pytest
 from PIL import Image
 
-from napari_wsigpu import SlideError, runtime
+from napari_wsigpu import SlideError
 from napari_wsigpu.compat import openslide as ours
+from napari_wsigpu.slide import runtime
 from tests import icc, mirax, slides, trestle, ventana
 from tests.conftest import shared_slide
 

@@ -25,11 +25,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from napari_wsigpu import open_slide, runtime
+from napari_wsigpu import open_slide
 from napari_wsigpu.gpu.jpeg2000.decoder import Form, Jpeg2000, Layout
 from napari_wsigpu.gpu.jpeg2000.engine import form_of_stream
 from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.model.tags import COMPRESSION
+from napari_wsigpu.slide import runtime
 from tests import openjpeg, tiffbytes
 from tests.gpu import test_jpeg2000 as forms
 

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import tifffile
 
-from napari_wsigpu import open_slide, opened, runtime
+from napari_wsigpu import open_slide
 from napari_wsigpu.codecs.jpeg import header_length
 from napari_wsigpu.gpu.device.cuda import CudaDevice, PinnedMemory
 from napari_wsigpu.gpu.device.devices import Devices
@@ -28,7 +28,8 @@ from napari_wsigpu.gpu.device.verify import TOLERANCES
 from napari_wsigpu.model.errors import DeviceError, RegionError, SlideReadError
 from napari_wsigpu.reading import device_pipeline as device_module
 from napari_wsigpu.reading.cache import TileKey
-from napari_wsigpu.runtime import Runtime
+from napari_wsigpu.slide import opened, runtime
+from napari_wsigpu.slide.runtime import Runtime
 from tests import slides, tiffbytes
 from tests.conftest import pinned_places
 from tests.host_device import WrappedDecoder

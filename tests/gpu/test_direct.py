@@ -5,10 +5,11 @@ import logging
 import numpy as np
 import pytest
 
-from napari_wsigpu import open_slide, read_zarr_to_gpu, runtime
+from napari_wsigpu import open_slide, read_zarr_to_gpu
 from napari_wsigpu.gpu.transfer import gds, raw_reader
 from napari_wsigpu.gpu.transfer import zarr as zarr_gpu
 from napari_wsigpu.model.errors import DeviceError
+from napari_wsigpu.slide import runtime
 from tests.gpu import test_raw_reader
 from tests.gpu.test_raw_reader import HEIGHT, KINDS, WIDTH, WINDOWS
 from tests.test_display_color import in_srgb, with_profile

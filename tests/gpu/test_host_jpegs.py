@@ -20,7 +20,7 @@ from napari_wsigpu.gpu.jpeg.host_jpegs import HostJpegs, host_library
 from napari_wsigpu.gpu.jpeg.library import Library
 from napari_wsigpu.gpu.jpeg.library_handles import LibraryParts
 from napari_wsigpu.model.errors import DeviceError, SlideClosedError, TileError
-from napari_wsigpu.runtime import Runtime
+from napari_wsigpu.slide.runtime import Runtime
 from tests import slides, tiffbytes
 from tests.host_device import library
 

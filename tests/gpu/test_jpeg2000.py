@@ -10,7 +10,6 @@ import pytest
 
 from benchmarks import jpeg2000 as benchmark
 from benchmarks.synthetic import make_slide
-from napari_wsigpu import runtime
 from napari_wsigpu.codecs.decoder import EncodedTile
 from napari_wsigpu.codecs.tile import decode_tile
 from napari_wsigpu.gpu.device.device import TileFormat
@@ -19,6 +18,7 @@ from napari_wsigpu.gpu.jpeg2000.engine import Jpeg2000Engine, form_of_stream
 from napari_wsigpu.gpu.jpeg2000.header import read_header
 from napari_wsigpu.model.errors import DeviceError
 from napari_wsigpu.reading.in_use import ENGINES
+from napari_wsigpu.slide import runtime
 from tests import host_cuda, openjpeg
 from tests.host_cuda import host_cuda_device
 from tests.host_device import HostDevice, HostMachine, OnDevice, at, joined, level_of

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from napari_wsigpu import runtime
 from napari_wsigpu.codecs.color import ColorProfile
 from napari_wsigpu.codecs.jpeg import Stacking, header_length, read_header
 from napari_wsigpu.gpu.device.device import AVERAGED_TYPES, TileFormat
 from napari_wsigpu.gpu.device.tables import JPEG_TILE, PASTE, SCALED, SEGMENT
 from napari_wsigpu.model.errors import DeviceError
 from napari_wsigpu.reading.average import resample_area, source_span
+from napari_wsigpu.slide import runtime
 from tests.host_cuda import host_cuda_device
 from tests.host_device import HostDevice, level_of
 from tests.icc import PROFILES

@@ -7,7 +7,7 @@ import pytest
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.model.errors import LevelError
-from napari_wsigpu.slide import Slide
+from napari_wsigpu.slide.slide import Slide
 from tests import leica, mirax, slides
 
 

@@ -17,7 +17,7 @@ import tifffile
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from napari_wsigpu import open_slide, opened, runtime
+from napari_wsigpu import open_slide
 from napari_wsigpu.gpu.device import workspace
 from napari_wsigpu.gpu.device.worker import DecodeWorker
 from napari_wsigpu.gpu.device.workspace import Workspace
@@ -37,7 +37,8 @@ from napari_wsigpu.reading import device_pipeline as device_module
 from napari_wsigpu.reading import halving
 from napari_wsigpu.reading.plan import Regions, Wish
 from napari_wsigpu.reading.planning import plan_regions
-from napari_wsigpu.runtime import Runtime
+from napari_wsigpu.slide import opened, runtime
+from napari_wsigpu.slide.runtime import Runtime
 from tests import slides, tiffbytes
 from tests.conftest import pinned_places
 from tests.host_device import HostStream, WrappedDecoder

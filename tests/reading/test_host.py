@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from napari_wsigpu import open_slide, runtime
+from napari_wsigpu import open_slide
 from napari_wsigpu.codecs import raw
 from napari_wsigpu.codecs.cpu import CpuDecoder
 from napari_wsigpu.model.errors import (
@@ -23,6 +23,7 @@ from napari_wsigpu.reading.host import HostExecutor
 from napari_wsigpu.reading.log import TileLog
 from napari_wsigpu.reading.plan import Regions, Wish, tile_rect
 from napari_wsigpu.reading.planning import plan_regions
+from napari_wsigpu.slide import runtime
 from tests import slides, tiffbytes
 
 TILE = (32, 48)

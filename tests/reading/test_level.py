@@ -9,7 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from napari_wsigpu import open_slide, runtime
+from napari_wsigpu import open_slide
+from napari_wsigpu.slide import runtime
 from tests import slides
 
 SHAPE = (83, 131, 4)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from napari_wsigpu import SlideError, open_slide, opened
+from napari_wsigpu import SlideError, open_slide
 from napari_wsigpu.codecs.cpu import CpuDecoder
 from napari_wsigpu.model.errors import UnsupportedSlideError
 from napari_wsigpu.model.geometry import Rect, Span
@@ -17,6 +17,7 @@ from napari_wsigpu.reading.log import TileLog
 from napari_wsigpu.reading.mosaic import parts_of, touches
 from napari_wsigpu.reading.plan import Regions, Wish
 from napari_wsigpu.reading.planning import plan_regions
+from napari_wsigpu.slide import opened
 from napari_wsigpu.storage.memory import MemorySource
 from tests import leica, slides, tiffbytes
 from tests.conftest import pinned_places

@@ -8,7 +8,7 @@ import imagecodecs
 import numpy as np
 import pytest
 
-from napari_wsigpu import open_slide, runtime
+from napari_wsigpu import open_slide
 from napari_wsigpu.gpu.device import driver
 from napari_wsigpu.model.errors import (
     DeviceError,
@@ -18,6 +18,7 @@ from napari_wsigpu.model.errors import (
 )
 from napari_wsigpu.reading.cache import TileKey
 from napari_wsigpu.reading.throughput import SHARES, TRIALS, tile_kind
+from napari_wsigpu.slide import runtime
 from tests import slides, tiffbytes
 from tests.conftest import pinned_places
 
@@ -526,7 +527,7 @@ class TestTilesOfDisplays:
 
     @pytest.mark.parametrize("device", ["cpu", "cuda"])
     def test_levels_between_stored_ones(self, tmp_path, host_gpu, device, monkeypatch):
-        monkeypatch.setattr("napari_wsigpu.opened.LARGEST_OVERVIEW", 60)
+        monkeypatch.setattr("napari_wsigpu.slide.opened.LARGEST_OVERVIEW", 60)
         pixels = slides.picture(HEIGHT, WIDTH)
         pages = [
             tiffbytes.page(np.ascontiguousarray(level), tile=(32, 48), **KINDS["jpeg"])

@@ -5,7 +5,7 @@ import pytest
 import tifffile
 
 from napari_wsigpu import open_slide
-from napari_wsigpu.associated import AssociatedImage
+from napari_wsigpu.slide.associated import AssociatedImage
 from napari_wsigpu.storage.file import FileSource
 from napari_wsigpu.viewer.layers import slide_layers
 from napari_wsigpu.viewer.reader import read_slides

@@ -17,7 +17,7 @@ from napari.utils.notifications import notification_manager
 from qtpy.QtWidgets import QApplication
 
 import napari_wsigpu
-from napari_wsigpu import open_slide, runtime
+from napari_wsigpu import open_slide
 from napari_wsigpu.codecs import cpu
 from napari_wsigpu.model.errors import (
     DisplayTimeoutError,
@@ -25,6 +25,7 @@ from napari_wsigpu.model.errors import (
     SlideClosedError,
     SlideReadError,
 )
+from napari_wsigpu.slide import runtime
 from napari_wsigpu.viewer import frames, progressive, requests
 from napari_wsigpu.viewer.layers import slide_layers
 from napari_wsigpu.viewer.sample import sample_path

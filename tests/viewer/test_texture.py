@@ -14,10 +14,10 @@ from qtpy.QtGui import QOffscreenSurface, QOpenGLContext
 from qtpy.QtWidgets import QApplication
 
 import napari_wsigpu
-from napari_wsigpu import runtime
 from napari_wsigpu.display.device_picture import DevicePicture
 from napari_wsigpu.display.device_pixels import DevicePixels
 from napari_wsigpu.model.errors import DeviceError
+from napari_wsigpu.slide import runtime
 from napari_wsigpu.viewer import frames, progressive, texture
 from napari_wsigpu.viewer.sample import sample_path
 from tests import slides

@@ -8,7 +8,7 @@ from PIL import ImageCms
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.model.errors import SlideError
-from napari_wsigpu.slide import Slide
+from napari_wsigpu.slide.slide import Slide
 from napari_wsigpu.viewer.sample import sample_path
 from napari_wsigpu.widgets.colour_tab import ColourTab
 from tests.widgets.conftest import click

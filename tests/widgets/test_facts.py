@@ -8,7 +8,7 @@ import tifffile
 
 from napari_wsigpu import convert, open_slide
 from napari_wsigpu.model.units import byte_size
-from napari_wsigpu.slide import Slide
+from napari_wsigpu.slide.slide import Slide
 from napari_wsigpu.viewer.sample import sample_path
 from napari_wsigpu.widgets.facts import (
     damage,

@@ -12,8 +12,8 @@ from qtpy.QtGui import QKeySequence
 from qtpy.QtTest import QTest
 from qtpy.QtWidgets import QAbstractButton, QApplication, QLabel
 
-from napari_wsigpu.associated import AssociatedImage
 from napari_wsigpu.model.privacy import MASK
+from napari_wsigpu.slide.associated import AssociatedImage
 from napari_wsigpu.storage.file import FileSource
 from napari_wsigpu.viewer import layers as layer_module
 from napari_wsigpu.viewer.sample import sample_path

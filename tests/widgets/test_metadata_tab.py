@@ -13,7 +13,7 @@ from qtpy.QtWidgets import QApplication
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.model.privacy import masked
-from napari_wsigpu.slide import Slide
+from napari_wsigpu.slide.slide import Slide
 from napari_wsigpu.viewer.sample import sample_path
 from napari_wsigpu.widgets import metadata_tab
 from napari_wsigpu.widgets.disclosure import Disclosure

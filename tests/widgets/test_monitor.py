@@ -11,11 +11,11 @@ from qtpy.QtCore import Qt
 from qtpy.QtTest import QTest
 from qtpy.QtWidgets import QAbstractButton, QLabel, QSlider
 
-from napari_wsigpu import runtime
 from napari_wsigpu.model.errors import DeviceError
 from napari_wsigpu.model.units import byte_size
 from napari_wsigpu.reading.cache import DEFAULT_BUDGET
-from napari_wsigpu.slide import Slide
+from napari_wsigpu.slide import runtime
+from napari_wsigpu.slide.slide import Slide
 from napari_wsigpu.viewer.sample import sample_path
 from napari_wsigpu.widgets import failures
 from tests.widgets.conftest import assert_text_grows, click

@@ -33,7 +33,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
 
-    from napari_wsigpu.slide import Slide
+    from napari_wsigpu.slide.slide import Slide
 
 DOCUMENT = "zarr.json"
 # Chunks of strips and small tiles are several of them.

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.conversion.options import Options
     from napari_wsigpu.model.layout import LevelLayout, SlideLayout
-    from napari_wsigpu.slide import Slide
+    from napari_wsigpu.slide.slide import Slide
 
     Encode = Callable[[NDArray[Any]], bytes]
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.model.layout import SlideFile, TileGrid
-    from napari_wsigpu.slide import Slide
+    from napari_wsigpu.slide.slide import Slide
 
     Read = Callable[[int, int], bytes]
     Order = Literal["little", "big"]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.conversion.options import Options
     from napari_wsigpu.conversion.plan import Plan
-    from napari_wsigpu.slide import Slide
+    from napari_wsigpu.slide.slide import Slide
 
 # What the folder of an unfinished conversion holds.
 JOURNAL, DATA, HEAD, OLD = "journal", "data", "head", "old"

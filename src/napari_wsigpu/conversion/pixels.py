@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.conversion.options import Outline
     from napari_wsigpu.conversion.plan import Plan
     from napari_wsigpu.model.layout import PyramidLevel
-    from napari_wsigpu.slide import Slide
+    from napari_wsigpu.slide.slide import Slide
 
     Mask = Callable[[NDArray[Any], int, int], NDArray[Any]]
 

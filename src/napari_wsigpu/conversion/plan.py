@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.conversion.coding import Coding
     from napari_wsigpu.conversion.options import Outline, Region
     from napari_wsigpu.model.layout import PyramidLevel
-    from napari_wsigpu.slide import Slide
+    from napari_wsigpu.slide.slide import Slide
 
 BLOCK_SIDE = 2048
 

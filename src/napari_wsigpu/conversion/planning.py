@@ -13,12 +13,12 @@ from napari_wsigpu.conversion.plan import Plan, PlaneNumber, PlannedLevel, Windo
 from napari_wsigpu.formats.tiff.tiff import is_rgb
 from napari_wsigpu.model.errors import ConversionError, LevelError, PlaneError
 from napari_wsigpu.model.layout import COMPUTED_TILE
-from napari_wsigpu.opened import LARGEST_OVERVIEW
+from napari_wsigpu.slide.opened import LARGEST_OVERVIEW
 
 if TYPE_CHECKING:
     from napari_wsigpu.conversion.options import Options
     from napari_wsigpu.model.layout import PyramidLevel
-    from napari_wsigpu.slide import Slide
+    from napari_wsigpu.slide.slide import Slide
 
 SMALLEST_TILE = 64
 RAW_UNIT = 4096

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.codecs.color import Color
     from napari_wsigpu.conversion.options import Options
     from napari_wsigpu.model.layout import LevelLayout
-    from napari_wsigpu.slide import Slide
+    from napari_wsigpu.slide.slide import Slide
 
 MOST_PIXELS = 1 << 27
 LONGEST_SIDE = 1_000_000  # of what libpng reads

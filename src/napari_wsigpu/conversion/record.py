@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.conversion.options import Region
     from napari_wsigpu.conversion.plan import Plan, PlaneNumber
-    from napari_wsigpu.slide import Slide
+    from napari_wsigpu.slide.slide import Slide
 
 # What all vendors have is told by fields of the record, and these are of the file that was read.
 OWN_SECTIONS = frozenset({"wsigpu", "tiff", "problems"})

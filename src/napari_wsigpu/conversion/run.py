@@ -28,7 +28,7 @@ from napari_wsigpu.conversion.tiff import TiffTarget
 from napari_wsigpu.conversion.work import working_on
 from napari_wsigpu.conversion.zarr import ZarrTarget
 from napari_wsigpu.model.errors import ConversionCancelledError, ConversionError
-from napari_wsigpu.slide import Slide, open_slide
+from napari_wsigpu.slide.slide import Slide, open_slide
 from napari_wsigpu.storage.remote.url import is_url, public_url
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from napari_wsigpu.datasets.run import Run
 from napari_wsigpu.model.errors import RegionError
 from napari_wsigpu.reading.batches import read_ahead
 from napari_wsigpu.reading.open_slides import OpenSlides, pack
-from napari_wsigpu.slide import Slide, open_slide
+from napari_wsigpu.slide.slide import Slide, open_slide
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence

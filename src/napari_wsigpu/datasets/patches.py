@@ -14,15 +14,15 @@ from napari_wsigpu.annotations.geojson import read_geojson
 from napari_wsigpu.annotations.masks import inside as within_rings
 from napari_wsigpu.model.errors import RegionError
 from napari_wsigpu.model.geometry import Rect
-from napari_wsigpu.readable import check_plane
-from napari_wsigpu.slide import open_slide
+from napari_wsigpu.slide.readable import check_plane
+from napari_wsigpu.slide.slide import open_slide
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.slide import Slide
+    from napari_wsigpu.slide.slide import Slide
 
     Path = str | os.PathLike[str]
     # A GeoJSON file, a mask of the whole slide, or what makes one.

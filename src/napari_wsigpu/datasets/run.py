@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.datasets.patches import Patches
     from napari_wsigpu.reading.uses import TileUses, Wanted
-    from napari_wsigpu.slide import Slide
+    from napari_wsigpu.slide.slide import Slide
 
 # How much of the cache such tiles may take; displays have theirs there, too.
 SHARE = 0.5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING
 
-from napari_wsigpu.runtime import default
+from napari_wsigpu.slide.runtime import default
 
 if TYPE_CHECKING:
     from napari_wsigpu.reading.cache import TileCache

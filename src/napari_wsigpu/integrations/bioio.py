@@ -13,7 +13,7 @@ from bioio_base.types import PhysicalPixelSizes
 
 from napari_wsigpu.formats.registry import FORMATS
 from napari_wsigpu.model.errors import SlideError
-from napari_wsigpu.slide import open_slide
+from napari_wsigpu.slide.slide import open_slide
 
 if TYPE_CHECKING:
     import os

@@ -8,7 +8,7 @@ import numpy as np
 from monai.data.wsi_reader import BaseWSIReader
 
 from napari_wsigpu.model.errors import RegionError
-from napari_wsigpu.slide import Slide, open_slide
+from napari_wsigpu.slide.slide import Slide, open_slide
 
 if TYPE_CHECKING:
     import os

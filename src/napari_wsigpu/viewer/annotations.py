@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.annotations.annotation import Color, Kind
-    from napari_wsigpu.slide import Slide
+    from napari_wsigpu.slide.slide import Slide
 
     LayerData = tuple[Any, Mapping[str, Any], str]
     MutableLayerData = tuple[Any, dict[str, Any], str]

@@ -24,7 +24,7 @@ from napari_wsigpu.viewer.window import (
 if TYPE_CHECKING:
     from napari import Viewer
 
-    from napari_wsigpu.slide import Slide
+    from napari_wsigpu.slide.slide import Slide
 
 # A scale bar and a dock take longer than a slide's first view: they follow it.
 FURNISHING_MS = 100

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from napari import Viewer
     from numpy.typing import NDArray
 
-    from napari_wsigpu.slide import Slide
+    from napari_wsigpu.slide.slide import Slide
 
 GAP = 0.05
 

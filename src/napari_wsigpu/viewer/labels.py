@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.model.layout import LabelLayout
     from napari_wsigpu.reading.level import LevelArray
-    from napari_wsigpu.slide import Slide
+    from napari_wsigpu.slide.slide import Slide
 
     LabelData = tuple[list[LevelArray] | NDArray[Any], dict[str, Any], str]
 

@@ -16,7 +16,7 @@ from napari_wsigpu.model.layout import Channel
 from napari_wsigpu.model.privacy import Screen
 from napari_wsigpu.reading.level import LevelArray
 from napari_wsigpu.reading.stack import StackLevel
-from napari_wsigpu.slide import Slide
+from napari_wsigpu.slide.slide import Slide
 from napari_wsigpu.storage.remote.url import file_name
 from napari_wsigpu.viewer.labels import label_layers
 from napari_wsigpu.viewer.place import place_of

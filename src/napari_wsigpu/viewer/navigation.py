@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from napari.layers import Layer
     from numpy.typing import NDArray
 
-    from napari_wsigpu.slide import Slide
+    from napari_wsigpu.slide.slide import Slide
 
 OF_ONE_MICROMETRE = 10  # the objective with which scanners reach 1 µm a pixel
 MARGIN = 1.2  # around what is shown as a whole

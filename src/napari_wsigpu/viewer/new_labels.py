@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from napari import Viewer
     from napari.layers import Labels, Layer
 
-    from napari_wsigpu.slide import Slide
+    from napari_wsigpu.slide.slide import Slide
 
 LEVEL = "level"
 COMFORTABLE = 1 << 24  # pixels that are painted without waiting

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from napari.layers import Layer, Shapes
     from numpy.typing import NDArray
 
-    from napari_wsigpu.slide import Slide
+    from napari_wsigpu.slide.slide import Slide
     from napari_wsigpu.viewer.region import Region
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from napari_wsigpu.formats.wsigpu import first_pixel, region_of
 
 if TYPE_CHECKING:
-    from napari_wsigpu.slide import Slide
+    from napari_wsigpu.slide.slide import Slide
 
 
 class Place(NamedTuple):

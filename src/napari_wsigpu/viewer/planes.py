@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.model.layout import Planes
     from napari_wsigpu.reading.cache import TileKey
     from napari_wsigpu.reading.level import LevelArray
-    from napari_wsigpu.slide import Slide
+    from napari_wsigpu.slide.slide import Slide
 
     Source = DisplaySource | DeviceSource
 

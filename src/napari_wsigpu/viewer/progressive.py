@@ -65,8 +65,8 @@ if TYPE_CHECKING:
     from napari_wsigpu.display.source import DisplaySource
     from napari_wsigpu.reading.cache import TileKey
     from napari_wsigpu.reading.level import LevelArray
-    from napari_wsigpu.runtime import Runtime
-    from napari_wsigpu.slide import Slide
+    from napari_wsigpu.slide.runtime import Runtime
+    from napari_wsigpu.slide.slide import Slide
 
 # Tiles that land refresh the layer once frames have rested so many times as long as one takes.
 REST = 2.0

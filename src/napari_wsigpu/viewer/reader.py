@@ -17,7 +17,7 @@ from napari_wsigpu.model.errors import (
     SlideReadError,
     UnsupportedSlideError,
 )
-from napari_wsigpu.slide import Slide
+from napari_wsigpu.slide.slide import Slide
 from napari_wsigpu.storage.remote.url import file_name, is_url
 from napari_wsigpu.viewer.folder import chosen, is_slide_folder, slides_in, what_is_in
 from napari_wsigpu.viewer.layers import slide_layers

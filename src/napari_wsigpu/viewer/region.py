@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from napari.layers import Layer, Shapes
     from numpy.typing import NDArray
 
-    from napari_wsigpu.slide import Slide
+    from napari_wsigpu.slide.slide import Slide
 
 ROUNDING = 0.01  # pixels: napari keeps shapes in single precision
 UPRIGHT = 0.5  # pixels

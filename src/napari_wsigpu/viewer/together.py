@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from napari import Viewer
     from napari.layers import Layer
 
-    from napari_wsigpu.slide import Slide
+    from napari_wsigpu.slide.slide import Slide
 
 
 def slides_of(viewer: Viewer) -> list[Slide]:

@@ -18,7 +18,7 @@ from napari_wsigpu.viewer.notifications import show_info
 from napari_wsigpu.viewer.planes import shown_plane
 
 if TYPE_CHECKING:
-    from napari_wsigpu.slide import Slide
+    from napari_wsigpu.slide.slide import Slide
     from napari_wsigpu.viewer.layers import LayerData
 
 

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from napari.layers import Layer
 
     from napari_wsigpu.annotations import Annotation
-    from napari_wsigpu.slide import Slide
+    from napari_wsigpu.slide.slide import Slide
 
 NO_SLIDE = "Open a slide, or select its layer, to annotate it."
 NO_SHAPES = "Nothing is drawn yet: choose a tool, and draw on the slide."

@@ -14,7 +14,7 @@ from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.model.units import byte_size
 
 if TYPE_CHECKING:
-    from napari_wsigpu.slide import Slide
+    from napari_wsigpu.slide.slide import Slide
     from napari_wsigpu.widgets.jobs import Jobs
 
 NO_PROFILE = "The file holds no ICC profile: its colours are shown as they are stored."

@@ -6,7 +6,7 @@ from qtpy.QtCore import Signal
 from qtpy.QtWidgets import QButtonGroup, QHBoxLayout, QLabel, QRadioButton, QWidget
 
 from napari_wsigpu.gpu.device.devices import NO_DRIVER
-from napari_wsigpu.runtime import default
+from napari_wsigpu.slide.runtime import default
 
 AUTO, GPU, CPU = "auto", "cuda", "cpu"
 CHOICES = {

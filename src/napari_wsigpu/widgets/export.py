@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from napari import Viewer
     from napari.layers import Layer
 
-    from napari_wsigpu.slide import Slide
+    from napari_wsigpu.slide.slide import Slide
 
 INTERVAL_MS = 200
 FINE = 1000  # parts of the bar

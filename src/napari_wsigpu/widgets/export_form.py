@@ -15,7 +15,7 @@ from napari_wsigpu.widgets.facts import TIMES, pixel_size, title
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from napari_wsigpu.slide import Slide
+    from napari_wsigpu.slide.slide import Slide
 
 VIEW, WHOLE = "view", "whole"
 ONE, EACH, MASKED = "one", "each", "masked"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.color import Color
-    from napari_wsigpu.slide import Slide
+    from napari_wsigpu.slide.slide import Slide
     from napari_wsigpu.viewer.region import Region
 
 NO_PLANE: Mapping[str, int] = MappingProxyType({})

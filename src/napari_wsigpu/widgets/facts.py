@@ -13,7 +13,7 @@ from napari_wsigpu.storage.remote.url import file_name
 
 if TYPE_CHECKING:
     from napari_wsigpu.model.layout import LevelLayout, Planes
-    from napari_wsigpu.slide import Slide
+    from napari_wsigpu.slide.slide import Slide
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 TOGETHER = "\N{NO-BREAK SPACE}"

@@ -15,7 +15,7 @@ from napari_wsigpu.widgets.picture_view import PictureView, overview_image
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from napari_wsigpu.slide import Slide
+    from napari_wsigpu.slide.slide import Slide
     from napari_wsigpu.widgets.jobs import Jobs
 
 THUMBNAIL = 8.0

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from qtpy.QtGui import QImage
 
-    from napari_wsigpu.slide import Slide
+    from napari_wsigpu.slide.slide import Slide
     from napari_wsigpu.widgets.disclosure import Disclosure
     from napari_wsigpu.widgets.jobs import Jobs
 

@@ -11,7 +11,7 @@ from napari_wsigpu.widgets.column import Column
 from napari_wsigpu.widgets.image_card import ImageCard
 
 if TYPE_CHECKING:
-    from napari_wsigpu.slide import Slide
+    from napari_wsigpu.slide.slide import Slide
     from napari_wsigpu.widgets.disclosure import Disclosure
     from napari_wsigpu.widgets.jobs import Jobs
 

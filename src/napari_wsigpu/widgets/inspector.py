@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from napari import Viewer
     from numpy.typing import NDArray
 
-    from napari_wsigpu.slide import Slide
+    from napari_wsigpu.slide.slide import Slide
 
 MARGIN = 6  # pixels
 LOW = 40  # lines of text

@@ -14,7 +14,7 @@ from napari_wsigpu.viewer.notifications import show_error
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from napari_wsigpu.slide import Slide
+    from napari_wsigpu.slide.slide import Slide
 
 MOST_THREADS = 2
 PATIENCE_MS = 300

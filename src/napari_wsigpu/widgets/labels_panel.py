@@ -10,7 +10,7 @@ from napari_wsigpu.viewer.new_labels import best_level
 from napari_wsigpu.widgets.export_form import level_names
 
 if TYPE_CHECKING:
-    from napari_wsigpu.slide import Slide
+    from napari_wsigpu.slide.slide import Slide
 
 
 class LabelsPanel(QWidget):  # type: ignore[misc]

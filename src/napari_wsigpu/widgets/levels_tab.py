@@ -22,7 +22,7 @@ from napari_wsigpu.widgets.pyramid import Pyramid
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from napari_wsigpu.slide import Slide
+    from napari_wsigpu.slide.slide import Slide
 
 HEADERS = ("#", "Size", "Down", "Tile", "Bytes", "Compression")
 TILE = HEADERS.index("Tile")

@@ -34,7 +34,7 @@ from napari_wsigpu.widgets.saving import ask_where_to_save
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from napari_wsigpu.slide import Slide
+    from napari_wsigpu.slide.slide import Slide
     from napari_wsigpu.widgets.disclosure import Disclosure
     from napari_wsigpu.widgets.jobs import Jobs
 

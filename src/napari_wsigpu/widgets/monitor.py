@@ -20,7 +20,7 @@ from superqt import QElidingLabel
 from napari_wsigpu.gpu.device.devices import device_index
 from napari_wsigpu.model.units import byte_size
 from napari_wsigpu.reading.in_use import CPU as CPU_DECODER
-from napari_wsigpu.runtime import default
+from napari_wsigpu.slide.runtime import default
 from napari_wsigpu.viewer.layers import slide_of
 from napari_wsigpu.viewer.progressive import display_of
 from napari_wsigpu.viewer.texture import ON
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from napari import Viewer
 
     from napari_wsigpu.gpu.transfer.tiles import DeviceTiles
-    from napari_wsigpu.runtime import Runtime
-    from napari_wsigpu.slide import Slide
+    from napari_wsigpu.slide.runtime import Runtime
+    from napari_wsigpu.slide.slide import Slide
 
 INTERVAL_MS = 500
 NO_SLIDE = "Open a slide, or select its layer, to see how it is decoded."

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from napari import Viewer
     from napari.layers import Layer
 
-    from napari_wsigpu.slide import Slide
+    from napari_wsigpu.slide.slide import Slide
 
 NO_SLIDE = "Open a slide, or select its layer, to find your way on it."
 MAGNIFICATIONS = (1, 5, 10, 20, 40)

@@ -14,7 +14,7 @@ from napari_wsigpu.widgets.pictures import aspect_of, overview
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from napari_wsigpu.slide import Slide
+    from napari_wsigpu.slide.slide import Slide
 
 LONGEST_SIDE = 1024
 SMALLEST = 3

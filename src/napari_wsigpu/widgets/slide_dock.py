@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from napari import Viewer
     from napari.layers import Layer
 
-    from napari_wsigpu.slide import Slide
+    from napari_wsigpu.slide.slide import Slide
 
 USABLE_CANVAS = 400  # pixels of width
 PREFERRED_WIDTH = 32  # lines of text

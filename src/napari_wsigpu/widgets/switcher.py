@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from napari import Viewer
 
-    from napari_wsigpu.slide import Slide
+    from napari_wsigpu.slide.slide import Slide
 
 SPACING = 6  # pixels
 NO_SLIDE = "Open slides to switch between them."

@@ -7,7 +7,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 from napari_wsigpu.model.errors import RegionError
-from napari_wsigpu.runtime import default
+from napari_wsigpu.slide.runtime import default
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,7 +13,7 @@ from napari_wsigpu.compat.shared import truncated
 from napari_wsigpu.model.errors import SlideError, SlideReadError, file_error
 from napari_wsigpu.model.geometry import computed_once
 from napari_wsigpu.model.tags import RESUNIT, Tag
-from napari_wsigpu.slide import open_slide
+from napari_wsigpu.slide.slide import open_slide
 from napari_wsigpu.storage.remote.url import is_url, public_url
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from PIL import Image, ImageCms
 
 from napari_wsigpu.compat.openslide.errors import OpenSlideError, check_capacity
 from napari_wsigpu.model.errors import SlideClosedError
-from napari_wsigpu.runtime import default
+from napari_wsigpu.slide.runtime import default
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

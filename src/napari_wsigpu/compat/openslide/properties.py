@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.model.geometry import Rect
     from napari_wsigpu.model.layout import SlideLayout
-    from napari_wsigpu.slide import Slide
+    from napari_wsigpu.slide.slide import Slide
 
 # Of slides whose smallest level is larger there is no quickhash: it would take too long.
 MOST_HASHED = 5 << 20

@@ -25,7 +25,7 @@ from napari_wsigpu.model.errors import (
     SlideNotFoundError,
     UnsupportedSlideError,
 )
-from napari_wsigpu.slide import open_slide as open_any
+from napari_wsigpu.slide.slide import open_slide as open_any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.compat.openslide.abstract import Filename
-    from napari_wsigpu.slide import Slide
+    from napari_wsigpu.slide.slide import Slide
 
 Value = TypeVar("Value")
 

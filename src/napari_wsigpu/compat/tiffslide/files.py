@@ -20,7 +20,7 @@ from napari_wsigpu.model.errors import (
     UnsupportedSlideError,
     file_error,
 )
-from napari_wsigpu.slide import Slide, open_slide
+from napari_wsigpu.slide.slide import Slide, open_slide
 from napari_wsigpu.storage.remote.readahead import ReadAheadFile
 from napari_wsigpu.storage.remote.source import RemoteSource
 from napari_wsigpu.storage.remote.url import file_name, is_supported, public_url

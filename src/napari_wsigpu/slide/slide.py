@@ -11,7 +11,6 @@ import numpy as np
 
 from napari_wsigpu.formats.describe import described
 from napari_wsigpu.model.errors import RegionError, TileError
-from napari_wsigpu.readable import ReadableSlide
 from napari_wsigpu.reading.asked import batches_ahead, check_out, count_of, regions_of, size_of
 from napari_wsigpu.reading.batches import in_turn, read_ahead
 from napari_wsigpu.reading.cache import DEFAULT_BUDGET
@@ -19,7 +18,8 @@ from napari_wsigpu.reading.grid import Grid
 from napari_wsigpu.reading.open_slides import pack
 from napari_wsigpu.reading.plan import NO_TURN, Regions, Wish
 from napari_wsigpu.reading.uses import TileUses
-from napari_wsigpu.runtime import PackedSlide
+from napari_wsigpu.slide.readable import ReadableSlide
+from napari_wsigpu.slide.runtime import PackedSlide
 
 if TYPE_CHECKING:
     import os
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.reading.plan import Keep
     from napari_wsigpu.reading.scaling import ScaledReader, Target
     from napari_wsigpu.reading.uses import Wanted
-    from napari_wsigpu.runtime import Runtime
+    from napari_wsigpu.slide.runtime import Runtime
 
 MOVED = {
     "clearings",

@@ -11,11 +11,11 @@ import numpy as np
 from napari_wsigpu.display.device_source import DeviceSource
 from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.model.errors import LevelError, PlaneError, RegionError, changed_error
-from napari_wsigpu.opened import OpenedSlide
 from napari_wsigpu.reading.asked import check_out, regions_of
 from napari_wsigpu.reading.dask_level import dask_array
 from napari_wsigpu.reading.plan import Regions, Wish
 from napari_wsigpu.reading.scaling import ScaledReader, Target, find_target
+from napari_wsigpu.slide.opened import OpenedSlide
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

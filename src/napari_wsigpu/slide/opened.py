@@ -9,22 +9,22 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from napari_wsigpu.associated import AssociatedImage
 from napari_wsigpu.codecs.choose import choose_decoder
 from napari_wsigpu.codecs.color import EmbeddedProfile, wants_srgb
-from napari_wsigpu.described import Described
 from napari_wsigpu.display.source import DisplaySource
 from napari_wsigpu.formats.describe import described
 from napari_wsigpu.formats.tiff.tiff import background, is_rgb
 from napari_wsigpu.model.errors import CorruptSlideError, LevelError, RegionError, changed_error
-from napari_wsigpu.open_planes import OpenPlanes
 from napari_wsigpu.reading.level import LevelArray
 from napari_wsigpu.reading.log import TileLog
 from napari_wsigpu.reading.mosaic import parts_of
 from napari_wsigpu.reading.plan import Regions, Wish
 from napari_wsigpu.reading.reader import RegionReader
-from napari_wsigpu.runtime import default as default_runtime
-from napari_wsigpu.slide_source import check_files, source_of
+from napari_wsigpu.slide.associated import AssociatedImage
+from napari_wsigpu.slide.described import Described
+from napari_wsigpu.slide.planes import OpenPlanes
+from napari_wsigpu.slide.runtime import default as default_runtime
+from napari_wsigpu.slide.source import check_files, source_of
 from napari_wsigpu.storage import truncation
 from napari_wsigpu.storage.memory import MemorySource
 from napari_wsigpu.storage.readers import Readers
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.model.geometry import Span
     from napari_wsigpu.model.layout import LevelLayout, PyramidLevel, SlideLayout
     from napari_wsigpu.reading.level import LevelOwner
-    from napari_wsigpu.runtime import Runtime
+    from napari_wsigpu.slide.runtime import Runtime
     from napari_wsigpu.storage.source import ByteSource
 
 LARGEST_OVERVIEW = 1024

@@ -1,0 +1,1 @@
+"""A slide as its user holds it, and what slides share."""
