@@ -21,10 +21,10 @@ FLOORS = [
     {"reading"},
     {"display"},
     {"slide"},
-    {"zarr_to_gpu", "engine", "probes"},
+    {"engine", "probes"},
     {"conversion", "doctor"},
     {"compat", "datasets"},
-    {"torch", "integrations"},
+    {"torch"},
     {"viewer"},
     {"widgets", "bench"},
     # What users import by a short name; in here, each module is imported by its own.

@@ -71,8 +71,8 @@ LATER = {
         f"napari_wsigpu.{name}"
         for name in (
             "annotations", "cli", "compat", "conversion", "datasets", "doctor", "engine",
-            "gpu.transfer.nvcomp", "gpu.transfer.zarr", "integrations", "storage.zarr.chunks",
-            "storage.zarr.source", "viewer", "widgets", "zarr_to_gpu",
+            "gpu.transfer.nvcomp", "gpu.transfer.zarr", "storage.zarr.chunks",
+            "storage.zarr.source", "viewer", "widgets",
         )
     ),
     *(f"imagecodecs._{name}" for name in ("blosc", "bz2", "imcd", "lz4", "lzma", "zstd")),

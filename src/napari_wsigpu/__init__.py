@@ -24,10 +24,10 @@ if TYPE_CHECKING:
         read_geojson,
         write_geojson,
     )
+    from napari_wsigpu.compat.zarr_to_gpu import read_zarr_to_gpu
     from napari_wsigpu.conversion import Conversion, convert
     from napari_wsigpu.model.errors import SlideError
     from napari_wsigpu.slide.slide import Slide, open_slide
-    from napari_wsigpu.zarr_to_gpu import read_zarr_to_gpu
 
 __all__ = [
     "Annotation",
@@ -59,7 +59,7 @@ _PLACES = {
     "measure": "annotations",
     "open_slide": "slide.slide",
     "read_geojson": "annotations",
-    "read_zarr_to_gpu": "zarr_to_gpu",
+    "read_zarr_to_gpu": "compat.zarr_to_gpu",
     "write_geojson": "annotations",
 }
 

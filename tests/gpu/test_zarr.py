@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import napari_wsigpu
+from napari_wsigpu.compat.zarr_to_gpu import read_zarr_to_gpu
 from napari_wsigpu.gpu.device import driver
 from napari_wsigpu.gpu.transfer import zarr as zarr_gpu
 from napari_wsigpu.model.errors import (
@@ -19,7 +20,6 @@ from napari_wsigpu.model.errors import (
     UnsupportedArrayError,
 )
 from napari_wsigpu.storage.zarr.chunks import MOST_CHUNKS, axes_of, batches_of, encoded, find_chunks
-from napari_wsigpu.zarr_to_gpu import read_zarr_to_gpu
 
 pytest.importorskip("nvidia.nvimgcodec")
 numcodecs = pytest.importorskip("numcodecs")

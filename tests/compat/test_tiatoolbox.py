@@ -13,7 +13,7 @@ with warnings.catch_warnings():
 from tiatoolbox.tools.patchextraction import get_patch_extractor  # noqa: E402
 from tiatoolbox.wsicore.wsireader import WSIReader  # noqa: E402
 
-from napari_wsigpu.integrations.tiatoolbox import SlideReader  # noqa: E402
+from napari_wsigpu.compat.tiatoolbox import SlideReader  # noqa: E402
 
 
 @pytest.fixture

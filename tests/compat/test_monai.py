@@ -9,7 +9,7 @@ pytest.importorskip("monai", exc_type=ImportError)
 from monai.data.wsi_datasets import PatchWSIDataset, SlidingPatchWSIDataset  # noqa: E402
 from monai.data.wsi_reader import OpenSlideWSIReader  # noqa: E402
 
-from napari_wsigpu.integrations.monai import SlideReader  # noqa: E402
+from napari_wsigpu.compat.monai import SlideReader  # noqa: E402
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA"])

@@ -12,7 +12,7 @@ pytest.importorskip("bioio", exc_type=ImportError)
 
 from bioio import BioImage  # noqa: E402
 
-from napari_wsigpu.integrations import bioio as ours  # noqa: E402
+from napari_wsigpu.compat import bioio as ours  # noqa: E402
 
 
 def test_levels(path):

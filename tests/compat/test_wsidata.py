@@ -11,7 +11,7 @@ pytest.importorskip("wsidata", exc_type=ImportError)
 from wsidata import open_wsi  # noqa: E402
 from wsidata.reader import OpenSlideReader  # noqa: E402
 
-from napari_wsigpu.integrations.wsidata import NAME, SlideReader  # noqa: E402
+from napari_wsigpu.compat.wsidata import NAME, SlideReader  # noqa: E402
 
 
 def test_regions_are_those_of_its_reader_by_openslide(path):
