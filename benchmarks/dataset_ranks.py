@@ -39,7 +39,7 @@ def read_share(
 
     from napari_wsigpu import open_slide
     from napari_wsigpu.datasets import Patches
-    from napari_wsigpu.torch import PatchStream
+    from napari_wsigpu.datasets.torch import PatchStream
 
     with open_slide(given.slides[0]) as slide:
         mpp = coarser_mpp(slide, given.factor)

@@ -33,7 +33,7 @@ from benchmarks.dataset_readers import Workers, cucim_batches, peers
 from napari_wsigpu import open_slide
 from napari_wsigpu.bench import print_table
 from napari_wsigpu.datasets import Patches
-from napari_wsigpu.torch import PatchDataset, PatchStream
+from napari_wsigpu.datasets.torch import PatchDataset, PatchStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -24,11 +24,10 @@ FLOORS = [
     {"engine", "probes"},
     {"conversion", "doctor"},
     {"compat", "datasets"},
-    {"torch"},
     {"viewer"},
     {"widgets", "bench"},
     # What users import by a short name; in here, each module is imported by its own.
-    {"errors", "limits", "privacy", "runtime"},
+    {"errors", "limits", "privacy", "runtime", "torch"},
     {PACKAGE},
     {"cli"},
 ]

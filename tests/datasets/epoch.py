@@ -41,7 +41,7 @@ def batches_of(
     else:
         import torch.distributed
 
-        from napari_wsigpu.torch import PatchStream
+        from napari_wsigpu.datasets.torch import PatchStream
 
         store = torch.distributed.FileStore(str(meeting), ranks)
         torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=ranks)

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.data import DataLoader  # noqa: E402
 
-from napari_wsigpu.torch import PatchDataset, PatchStream  # noqa: E402
+from napari_wsigpu.datasets.torch import PatchDataset, PatchStream  # noqa: E402
 
 # What PyTorch itself warns of when processes are forked beside threads.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -151,7 +151,7 @@ def test_processes_do_not_go_on_from_one_state(patches):
 
 
 def test_processes_decode_to_no_device(patches, host_gpu, monkeypatch):
-    monkeypatch.setattr("napari_wsigpu.torch._CudaMemory", lambda device: None)
+    monkeypatch.setattr("napari_wsigpu.datasets.torch._CudaMemory", lambda device: None)
     stream = PatchStream(patches, device="cuda")
     with pytest.raises(DeviceError, match="num_workers=0"):
         list(DataLoader(stream, batch_size=None, num_workers=1, multiprocessing_context="fork"))
@@ -168,7 +168,7 @@ def test_memory_of_pytorch(patches, host_gpu, monkeypatch):
             tensor = torch.empty(shape, dtype=torch.uint8)
             return tensor, tensor.numpy()
 
-    monkeypatch.setattr("napari_wsigpu.torch._CudaMemory", HostMemory)
+    monkeypatch.setattr("napari_wsigpu.datasets.torch._CudaMemory", HostMemory)
     stream = PatchStream(patches, 7, shuffle=True, device="cuda")
     for pixels, indices in stream:
         check(patches, pixels, indices)
