@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.display import add_options as add_display_options
 from benchmarks.display import run as run_display
-from napari_wsigpu.bench import output_file
-from napari_wsigpu.cli import run_command
+from napari_wsigpu.cli.bench import output_file
+from napari_wsigpu.cli.command import run_command
 from napari_wsigpu.model.errors import SlideError, TargetWriteError
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarks.common import SLIDES, ensure_slide, verdict, write_json
 from benchmarks.viewport import HEIGHT, SIDES, WIDTH
-from napari_wsigpu.bench import print_table
+from napari_wsigpu.cli.bench import print_table
 from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.slide.slide import Slide
 

@@ -34,7 +34,7 @@ sys.path.append(str(Path(__file__).parents[1] / "examples"))
 
 from benchmarks.common import SLIDES, ensure_slide, verdict, write_json
 from napari_wsigpu import open_slide
-from napari_wsigpu.bench import print_table
+from napari_wsigpu.cli.bench import print_table
 from tissue_and_stain import SETTINGS, measured, one_worker_a_gpu
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.common import coarser_mpp, write_json
-from napari_wsigpu.bench import print_table
+from napari_wsigpu.cli.bench import print_table
 
 if TYPE_CHECKING:
     from multiprocessing.queues import Queue

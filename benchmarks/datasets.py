@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader
 from benchmarks.common import SLIDES, coarser_mpp, ensure_slide, write_json
 from benchmarks.dataset_readers import Workers, cucim_batches, peers
 from napari_wsigpu import open_slide
-from napari_wsigpu.bench import print_table
+from napari_wsigpu.cli.bench import print_table
 from napari_wsigpu.datasets import Patches
 from napari_wsigpu.datasets.torch import PatchDataset, PatchStream
 

@@ -20,8 +20,8 @@ import numpy as np
 
 from benchmarks.common import SLIDES, ensure_slide, write_json
 from benchmarks.stage import ensure_display, run_part
-from napari_wsigpu.bench import output_file, print_table
-from napari_wsigpu.doctor import find_driver
+from napari_wsigpu.cli.bench import output_file, print_table
+from napari_wsigpu.cli.doctor import find_driver
 
 MODES = ("ours", "blocking")
 PART = "benchmarks.displaying"

@@ -34,7 +34,7 @@ import numpy as np
 from benchmarks.color import COLORS, open_profiled
 from benchmarks.common import SLIDES, ensure_slide, write_json
 from napari_wsigpu import open_slide
-from napari_wsigpu.bench import print_table
+from napari_wsigpu.cli.bench import print_table
 from napari_wsigpu.gpu.device import verify
 from napari_wsigpu.reading.device_pipeline import BATCH_TILES, tile_format
 from napari_wsigpu.reading.throughput import tile_kind

@@ -27,7 +27,7 @@ import numpy as np
 
 from benchmarks.common import SLIDES, ensure_slide, write_json
 from napari_wsigpu import open_slide
-from napari_wsigpu.bench import print_table
+from napari_wsigpu.cli.bench import print_table
 from napari_wsigpu.codecs.tile import decode_tile
 from napari_wsigpu.gpu.jpeg.codestream import Jpeg2000Streams, recipe
 from napari_wsigpu.gpu.jpeg2000.decoder import programs

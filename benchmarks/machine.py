@@ -9,11 +9,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from napari_wsigpu.doctor import find_driver, find_kvikio
+from napari_wsigpu.cli.doctor import find_driver, find_kvikio
 from napari_wsigpu.model.errors import RegionError
 
 if TYPE_CHECKING:
-    from napari_wsigpu.doctor import Driver
+    from napari_wsigpu.cli.doctor import Driver
 
 PACKAGES = (
     "napari-wsigpu",

@@ -19,7 +19,7 @@ import tifffile
 import napari_wsigpu
 from benchmarks.common import SLIDES, write_json
 from benchmarks.synthetic import TAGS, encode, make_picture
-from napari_wsigpu.bench import print_table
+from napari_wsigpu.cli.bench import print_table
 from tests import mirax
 
 if TYPE_CHECKING:

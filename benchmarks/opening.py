@@ -19,7 +19,7 @@ import psutil
 
 from benchmarks.common import SLIDES, ensure_slide, verdict, write_json
 from napari_wsigpu import open_slide
-from napari_wsigpu.bench import print_table
+from napari_wsigpu.cli.bench import print_table
 from napari_wsigpu.slide import runtime
 
 if TYPE_CHECKING:

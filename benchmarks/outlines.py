@@ -19,7 +19,7 @@ from napari.layers import Layer, Shapes
 
 from benchmarks.common import write_json
 from napari_wsigpu import Annotation, read_geojson, write_geojson
-from napari_wsigpu.bench import print_table
+from napari_wsigpu.cli.bench import print_table
 from napari_wsigpu.viewer.annotations import annotation_layers
 
 if TYPE_CHECKING:

@@ -41,8 +41,8 @@ import numpy as np
 from benchmarks.common import SLIDES, ensure_slide, write_json
 from benchmarks.patch_readers import FileTiles, peers, regions, tiles
 from napari_wsigpu import open_slide
-from napari_wsigpu.bench import print_table
-from napari_wsigpu.doctor import find_driver
+from napari_wsigpu.cli.bench import print_table
+from napari_wsigpu.cli.doctor import find_driver
 from napari_wsigpu.reading.cache import TileKey
 
 if TYPE_CHECKING:

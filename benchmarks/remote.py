@@ -27,7 +27,7 @@ import tifffile
 from benchmarks.common import SLIDES, ensure_slide, verdict, write_json
 from benchmarks.stage import ensure_display, open_viewer, own_settings
 from napari_wsigpu import open_slide, wait
-from napari_wsigpu.bench import print_table
+from napari_wsigpu.cli.bench import print_table
 from napari_wsigpu.storage.remote import source as remote
 from napari_wsigpu.storage.remote.disk_cache import FOLDER, disk_cache
 from tests.rangeserver import RangeServer

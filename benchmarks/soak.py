@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.common import SLIDES, ensure_slide, verdict, write_json
 from benchmarks.stage import ensure_display, run_part
-from napari_wsigpu.bench import print_table
+from napari_wsigpu.cli.bench import print_table
 
 PART = "benchmarks.soaking"
 MEMORY_MARGIN_MB = 100.0

@@ -17,7 +17,7 @@ import tifffile
 
 import napari_wsigpu
 from benchmarks.common import SLIDES, ensure_slide, verdict, write_json
-from napari_wsigpu.bench import print_table
+from napari_wsigpu.cli.bench import print_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable

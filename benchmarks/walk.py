@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.common import SLIDES, ensure_slide, verdict, write_json
 from benchmarks.stage import CANVAS, ensure_display, run_part
-from napari_wsigpu.bench import print_table
+from napari_wsigpu.cli.bench import print_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from napari_wsigpu import bench
-from napari_wsigpu.cli import main
+from napari_wsigpu.cli import bench, main
 from napari_wsigpu.gpu.device import driver
 from napari_wsigpu.slide.slide import Slide, open_slide
 from tests import slides

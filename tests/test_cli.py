@@ -112,7 +112,11 @@ def test_private_shows_all(private_path, capsys):
 
 
 def test_a_terminal_without_a_micro_sign(path):
-    command = [sys.executable, "-c", "import sys; from napari_wsigpu.cli import main; main()"]
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; from napari_wsigpu.cli import main; main()",
+    ]
     done = subprocess.run(
         [*command, "info", path],
         capture_output=True,

@@ -149,7 +149,9 @@ def test_the_readme_is_short():
 def test_troubleshooting_quotes_what_the_doctor_says():
     page = (ROOT / "docs" / "how-to" / "troubleshooting.md").read_text("utf-8")
     package = ROOT / "src" / "napari_wsigpu"
-    said = "".join((package / name).read_text("utf-8") for name in ("doctor.py", "probes.py"))
+    said = "".join(
+        (package / "cli" / name).read_text("utf-8") for name in ("doctor.py", "probes.py")
+    )
     names = {limit.name for limit in fields(Limits)}
     quoted = set(re.findall(r"^\| `([^`]+)`", page, re.MULTILINE))
     assert names < quoted

@@ -11,9 +11,9 @@ import imagecodecs
 import pytest
 import tifffile
 
-from napari_wsigpu import doctor, open_slide, probes
-from napari_wsigpu.cli import main
-from napari_wsigpu.doctor import HARDWARE, HYBRID, JPEG2000, Device, Driver, Finding, Report
+from napari_wsigpu import open_slide
+from napari_wsigpu.cli import doctor, main, probes
+from napari_wsigpu.cli.doctor import HARDWARE, HYBRID, JPEG2000, Device, Driver, Finding, Report
 from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.slide.slide import Slide
 from tests import leica, ndpi, slides

@@ -21,22 +21,19 @@ FLOORS = [
     {"reading"},
     {"display"},
     {"slide"},
-    {"engine", "probes"},
-    {"conversion", "doctor"},
+    {"engine"},
+    {"conversion"},
     {"compat", "datasets"},
     {"viewer"},
-    {"widgets", "bench"},
+    {"widgets"},
     # What users import by a short name; in here, each module is imported by its own.
     {"errors", "limits", "privacy", "runtime", "torch"},
     {PACKAGE},
     {"cli"},
 ]
-# Who says which version this is needs the package that knows it.
-UPWARD = {("doctor", PACKAGE), (PACKAGE, "viewer")}
-
 CUDA = ("cuda", "cupy", "cupyx", "kvikio", "nvidia")
 # Each is tried as it is, in a process of its own.
-CUDA_EXCEPTIONS = {"napari_wsigpu.probes": {"cupy", "kvikio", "nvidia.nvimgcodec"}}
+CUDA_EXCEPTIONS = {"napari_wsigpu.cli.probes": {"cupy", "kvikio", "nvidia.nvimgcodec"}}
 
 READING_PATH = ("codecs", "gpu", "reading")
 MOST_LINES = 400
@@ -145,7 +142,6 @@ def test_arrows_between_rooms_point_down(imports):
         for item in imports
         if is_ours(item.imported)
         and (here := room(item.importer)) != (there := room(item.imported))
-        and (here, there) not in UPWARD
         and floor_of[there] >= floor_of[here]
     ]
     assert wrong == []

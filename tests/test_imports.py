@@ -70,7 +70,7 @@ LATER = {
     *(
         f"napari_wsigpu.{name}"
         for name in (
-            "annotations", "cli", "compat", "conversion", "datasets", "doctor", "engine",
+            "annotations", "cli", "compat", "conversion", "datasets", "engine",
             "gpu.transfer.nvcomp", "gpu.transfer.zarr", "storage.zarr.chunks",
             "storage.zarr.source", "viewer", "widgets",
         )

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.transfers import reading
 from benchmarks.transfers.readers import OURS
 from benchmarks.transfers.timing import Absent, Way
+from napari_wsigpu.cli.probes import probe_kvikio
 from napari_wsigpu.model.errors import DeviceError
-from napari_wsigpu.probes import probe_kvikio
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

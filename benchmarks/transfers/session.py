@@ -16,7 +16,7 @@ from benchmarks.transfers.plot import write_plot
 from benchmarks.transfers.readers import OURS
 from benchmarks.transfers.target import Target
 from benchmarks.transfers.timing import Row, measure
-from napari_wsigpu.bench import print_table
+from napari_wsigpu.cli.bench import print_table
 from napari_wsigpu.model.errors import UnsupportedSlideError
 from napari_wsigpu.model.interrupt import late_interrupt
 from napari_wsigpu.storage.remote.url import is_url, public_url

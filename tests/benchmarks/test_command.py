@@ -14,7 +14,7 @@ from PIL import Image
 from benchmarks import machine
 from benchmarks.__main__ import main
 from benchmarks.transfers import kvikio_process, session, target
-from napari_wsigpu.doctor import Driver
+from napari_wsigpu.cli.doctor import Driver
 from napari_wsigpu.gpu.device import driver
 from tests import slides, zarrs
 from tests.host_cupy import install

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from napari_wsigpu.cli import main
-from napari_wsigpu.doctor import find_driver
+from napari_wsigpu.cli.doctor import find_driver
 from tests import slides
 
 pytestmark = pytest.mark.gpu

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from napari_wsigpu.cli.doctor import diagnose
 from napari_wsigpu.codecs.table import storage_name
-from napari_wsigpu.doctor import diagnose
 from napari_wsigpu.model.errors import DeviceError, SlideError, TargetWriteError, TileError
 from napari_wsigpu.model.interrupt import noticed_interrupt
 from napari_wsigpu.slide.slide import Slide, open_slide

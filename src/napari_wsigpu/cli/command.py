@@ -11,11 +11,11 @@ from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from napari_wsigpu import __version__
-from napari_wsigpu.bench import add_command as add_bench
+from napari_wsigpu.cli.bench import add_command as add_bench
+from napari_wsigpu.cli.doctor import report
 from napari_wsigpu.codecs.table import storage_name
 from napari_wsigpu.conversion.command import add_command as add_convert
 from napari_wsigpu.conversion.command import with_value
-from napari_wsigpu.doctor import report
 from napari_wsigpu.formats.wsigpu import region_of
 from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.model.interrupt import INTERRUPTED

@@ -20,13 +20,13 @@ import imagecodecs
 import numpy as np
 
 from napari_wsigpu import __version__
+from napari_wsigpu.cli.probes import HARDWARE, HYBRID, JPEG2000, cuda_version, run_probe
 from napari_wsigpu.codecs.table import COMPRESSIONS, storage_name
 from napari_wsigpu.gpu.device.driver import CONNECTIONS
 from napari_wsigpu.gpu.jpeg.codestream import recipe
 from napari_wsigpu.gpu.jpeg.jpeg_engine import JPEG_ENGINE
 from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.model.tags import COMPRESSION, JPEG_2000
-from napari_wsigpu.probes import HARDWARE, HYBRID, JPEG2000, cuda_version, run_probe
 from napari_wsigpu.slide.slide import open_slide
 
 if TYPE_CHECKING:
