@@ -21,7 +21,6 @@ FLOORS = [
     {"reading"},
     {"display"},
     {"slide"},
-    {"engine"},
     {"conversion"},
     {"compat", "datasets"},
     {"viewer"},

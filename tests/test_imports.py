@@ -70,7 +70,7 @@ LATER = {
     *(
         f"napari_wsigpu.{name}"
         for name in (
-            "annotations", "cli", "compat", "conversion", "datasets", "engine",
+            "annotations", "cli", "compat", "conversion", "datasets",
             "gpu.transfer.nvcomp", "gpu.transfer.zarr", "storage.zarr.chunks",
             "storage.zarr.source", "viewer", "widgets",
         )
@@ -85,7 +85,7 @@ with napari_wsigpu.open_slide(sys.argv[1], device="cpu") as slide:
 print(*sys.modules)
 for name in napari_wsigpu.__all__:
     assert getattr(napari_wsigpu, name) is not None
-assert napari_wsigpu.engine.cache
+assert napari_wsigpu.errors and napari_wsigpu.runtime
 """
 
 

@@ -5,7 +5,6 @@ import pickle
 import numpy as np
 import pytest
 
-import napari_wsigpu
 from napari_wsigpu import open_slide
 from napari_wsigpu.slide import runtime
 from napari_wsigpu.slide.runtime import Runtime
@@ -77,14 +76,3 @@ def test_closing_it_closes_slides_that_tasks_opened(path):
         assert len(shared.open_slides) == 1
         shared.close()
         assert len(shared.open_slides) == 0
-
-
-class TestOldNames:
-    def test_of_the_cache(self):
-        with pytest.warns(DeprecationWarning, match=r"runtime\.default\(\)\.tiles"):
-            found = napari_wsigpu.engine.cache.tile_cache
-        assert found is runtime.default().tiles
-
-    def test_there_are_no_others(self):
-        with pytest.raises(AttributeError, match="no attribute 'TileCache'"):
-            napari_wsigpu.engine.cache.TileCache  # noqa: B018

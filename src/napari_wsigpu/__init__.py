@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from napari.layers import Layer
 
-    from napari_wsigpu import engine as engine
     from napari_wsigpu import errors as errors
     from napari_wsigpu import runtime as runtime
     from napari_wsigpu.annotations import (
@@ -48,7 +47,7 @@ __version__ = version("napari-wsigpu")
 
 
 # Where each name is; all take a quarter of a second, which a command's help need not.
-_MODULES = "engine", "errors", "runtime"
+_MODULES = "errors", "runtime"
 _PLACES = {
     "Annotation": "annotations",
     "Conversion": "conversion",

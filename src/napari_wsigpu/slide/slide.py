@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -33,16 +32,6 @@ if TYPE_CHECKING:
     from napari_wsigpu.reading.scaling import ScaledReader, Target
     from napari_wsigpu.reading.uses import Wanted
     from napari_wsigpu.slide.runtime import Runtime
-
-MOVED = {
-    "clearings",
-    "count_shown",
-    "display_background",
-    "display_number",
-    "least_batch",
-    "parts_of",
-    "read_tiles",
-}
 
 
 def open_slide(
@@ -449,19 +438,6 @@ class Slide(ReadableSlide):
     def packed(self, device: str) -> PackedSlide:
         """Return what tasks of another process open the slide by, as `opener` says, but once."""
         return PackedSlide(pack(self.opener(device)))
-
-    def __getattr__(self, name: str) -> Any:
-        """Return what was the slide's own before it became that of `displayed`."""
-        if name not in MOVED:
-            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
-        warnings.warn(
-            f"Slide.{name} is deprecated; use Slide.displayed", DeprecationWarning, stacklevel=2
-        )
-        if name == "display_number":
-            return self.displayed.number(self.display_color)
-        if name == "display_background":
-            return self.displayed.background(self.display_color)
-        return getattr(self.displayed, name)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Slide:
         return self
