@@ -20,7 +20,7 @@ import napari_wsigpu
 from benchmarks.common import SLIDES, write_json
 from benchmarks.synthetic import TAGS, encode, make_picture
 from napari_wsigpu.cli.bench import print_table
-from tests import mirax
+from tests.writers import mirax
 
 if TYPE_CHECKING:
     from collections.abc import Callable

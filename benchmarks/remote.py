@@ -30,7 +30,7 @@ from napari_wsigpu import open_slide, wait
 from napari_wsigpu.cli.bench import print_table
 from napari_wsigpu.storage.remote import source as remote
 from napari_wsigpu.storage.remote.disk_cache import FOLDER, disk_cache
-from tests.rangeserver import RangeServer
+from tests.fakes.rangeserver import RangeServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

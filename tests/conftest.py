@@ -19,8 +19,8 @@ from napari_wsigpu.codecs.color import ColorProfile
 from napari_wsigpu.slide import runtime
 from napari_wsigpu.slide.runtime import Runtime
 from napari_wsigpu.storage.remote.disk_cache import FOLDER
-from tests.host_device import HostDevice, HostMachine
-from tests.icc import PROFILES
+from tests.fakes.host_device import HostDevice, HostMachine
+from tests.writers.icc import PROFILES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

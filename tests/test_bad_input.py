@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from napari_wsigpu import SlideError, open_slide
 from napari_wsigpu.model import errors
-from tests import slides, tiffbytes
 from tests.conftest import SHARED_SLIDES
-from tests.tiffbytes import LONG, LONG8, SHORT, UNDEFINED
+from tests.writers import slides, tiffbytes
+from tests.writers.tiffbytes import LONG, LONG8, SHORT, UNDEFINED
 
 pytest.importorskip("resource", reason="memory can't be limited on this system")
 

@@ -11,8 +11,8 @@ import pytest
 from napari_wsigpu.cli import bench, main
 from napari_wsigpu.gpu.device import driver
 from napari_wsigpu.slide.slide import Slide, open_slide
-from tests import slides
-from tests.host_cupy import install
+from tests.fakes.host_cupy import install
+from tests.writers import slides
 
 HEIGHT, WIDTH = 300, 420
 

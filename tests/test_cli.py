@@ -11,7 +11,7 @@ import tifffile
 
 from napari_wsigpu import convert
 from napari_wsigpu.cli import main
-from tests import philips, slides, stacks, zarrs
+from tests.writers import philips, slides, stacks, zarrs
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ from napari_wsigpu.model.errors import LevelError, RegionError, SlideChangedErro
 from napari_wsigpu.model.layout import TileGrid
 from napari_wsigpu.reading.dask_level import CHUNK_BYTES, DaskLevel
 from napari_wsigpu.slide import runtime
-from tests import slides, stacks
-from tests.host_device import HostDevice
+from tests.fakes.host_device import HostDevice
+from tests.writers import slides, stacks
 
 dask = pytest.importorskip("dask", reason="dask is not installed")
 distributed = pytest.importorskip("distributed", reason="distributed is not installed")

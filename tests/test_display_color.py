@@ -24,8 +24,8 @@ from napari_wsigpu.model.layout import LevelLayout, Part
 from napari_wsigpu.reading.cache import TileKey
 from napari_wsigpu.slide import runtime
 from napari_wsigpu.slide.slide import Slide
-from tests import slides, tiffbytes
-from tests.icc import ADOBE, GAMMA, PROFILES, SRGB
+from tests.writers import slides, tiffbytes
+from tests.writers.icc import ADOBE, GAMMA, PROFILES, SRGB
 
 HEIGHT, WIDTH = 331, 473
 PROFILE = PROFILES["table"]

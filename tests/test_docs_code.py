@@ -18,8 +18,8 @@ from napari_wsigpu.cli import main
 from napari_wsigpu.model.limits import Limits, limits
 from napari_wsigpu.viewer.sample import sample_path
 from tests.conftest import has_display
-from tests.icc import ADOBE
 from tests.viewer.conftest import no_notifications, own_settings, viewer
+from tests.writers.icc import ADOBE
 
 __all__ = ["no_notifications", "own_settings", "viewer"]
 

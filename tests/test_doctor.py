@@ -16,7 +16,7 @@ from napari_wsigpu.cli import doctor, main, probes
 from napari_wsigpu.cli.doctor import HARDWARE, HYBRID, JPEG2000, Device, Driver, Finding, Report
 from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.slide.slide import Slide
-from tests import leica, ndpi, slides
+from tests.writers import leica, ndpi, slides
 
 GPU = Driver("580.1", "12.9", (Device("NVIDIA Test", 24 << 30, "8.9"),))
 WORKING_CUPY = Finding("CuPy", "14.2.0", works=("kernels",))

@@ -14,9 +14,9 @@ from PIL import Image
 from napari_wsigpu import SlideError, convert, open_slide
 from napari_wsigpu.model.errors import TargetExistsError, UnsupportedSlideError
 from napari_wsigpu.model.limits import Limits, limits
-from tests import slides, tiffbytes
 from tests.test_bad_input import run_probe
-from tests.tiffbytes import FLOAT, LONG, SHORT, SLONG, UNDEFINED
+from tests.writers import slides, tiffbytes
+from tests.writers.tiffbytes import FLOAT, LONG, SHORT, SLONG, UNDEFINED
 
 OME = (
     '<OME xmlns="http://www.openmicroscopy.org/Schemas/OME/2016-06"><Image ID="Image:0">'

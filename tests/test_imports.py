@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import napari_wsigpu
-from tests import slides
+from tests.writers import slides
 
 SCRIPT = """
 import importlib, pathlib, sys

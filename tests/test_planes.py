@@ -19,8 +19,8 @@ from napari_wsigpu.model.errors import (
     SlideChangedError,
     SlideClosedError,
 )
-from tests import ndpi, slides, tiffbytes
-from tests.stacks import SIZES, of_plane, save, stack, write_ome, write_stack
+from tests.writers import ndpi, slides, tiffbytes
+from tests.writers.stacks import SIZES, of_plane, save, stack, write_ome, write_stack
 
 
 @pytest.fixture(params=["TZCYX", "ZTCYX", "TCZYX", "zarr"])

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from napari_wsigpu import open_slide
 from napari_wsigpu.model.privacy import MASK, PRIVATE_IMAGES, Screen, masked
 from napari_wsigpu.model.technical import SECTIONS, Kind, kind_of
-from tests import slides
 from tests.conftest import shared_slide
+from tests.writers import slides
 
 # What vendors' files say of a slide. In each, values that begin with "!" are private.
 PHILIPS = {

@@ -13,8 +13,8 @@ from napari_wsigpu.cli import main
 from napari_wsigpu.storage.remote.disk_cache import disk_cache
 from napari_wsigpu.viewer.layers import slide_layers
 from napari_wsigpu.widgets.facts import facts, said
-from tests import gallery
-from tests.rangeserver import RangeServer
+from tests.fakes.rangeserver import RangeServer
+from tests.writers import gallery
 
 MARK = "Zyxqmark"
 FOLDED = MARK.casefold()

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from napari_wsigpu import open_slide
 from napari_wsigpu.model.errors import LevelError, TileError
 from napari_wsigpu.slide import opened, runtime
-from tests import leica, oracles, slides, tiffbytes
-from tests.icc import PROFILES
-from tests.leica import SPACING
+from tests import oracles
 from tests.test_display_color import in_srgb
+from tests.writers import leica, slides, tiffbytes
+from tests.writers.icc import PROFILES
+from tests.writers.leica import SPACING
 
 HEIGHT, WIDTH = 331, 473
 TILE = (32, 48)

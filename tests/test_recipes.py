@@ -12,8 +12,8 @@ import pytest
 
 import napari_wsigpu
 from napari_wsigpu.viewer.sample import sample_path
-from tests import slides, tiffbytes
 from tests.conftest import has_display
+from tests.writers import slides, tiffbytes
 
 PACKAGE = Path(napari_wsigpu.__file__).parent
 ASCII = 2

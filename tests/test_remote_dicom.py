@@ -23,12 +23,12 @@ from napari_wsigpu.model.errors import (
 )
 from napari_wsigpu.model.limits import limits
 from napari_wsigpu.storage.remote import disk_cache
-from tests import dicomslides, slides
 from tests.conftest import shared_slide
-from tests.rangeserver import RangeServer, status
+from tests.fakes.rangeserver import RangeServer, status
 from tests.test_remote_slides import bucket as bucket
 from tests.test_remote_slides import folder as folder
 from tests.test_remote_slides import quick as quick
+from tests.writers import dicomslides, slides
 
 PIXELS = slides.picture(300, 500)
 KINDS = {

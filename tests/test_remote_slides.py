@@ -28,9 +28,9 @@ from napari_wsigpu.model.errors import (
     UnsupportedSlideError,
 )
 from napari_wsigpu.storage.remote import connection, disk_cache
-from tests import slides, sparse
 from tests.conftest import decoding_threads, shared_slide
-from tests.rangeserver import RangeServer, break_off, status
+from tests.fakes.rangeserver import RangeServer, break_off, status
+from tests.writers import slides, sparse
 
 SECRETS = "?X-Amz-Signature=SECRET"
 LATENCY = 0.05

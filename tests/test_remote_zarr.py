@@ -21,10 +21,10 @@ from napari_wsigpu.model.errors import (
     TileError,
     UnsupportedSlideError,
 )
-from tests import slides, stacks, zarrs
-from tests.rangeserver import RangeServer, status
+from tests.fakes.rangeserver import RangeServer, status
 from tests.test_remote_slides import bucket as bucket
 from tests.test_remote_slides import folder as folder
+from tests.writers import slides, stacks, zarrs
 
 PIXELS = np.moveaxis(slides.picture(300, 420, 3, "uint16"), -1, 0)
 

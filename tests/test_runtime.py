@@ -8,7 +8,7 @@ import pytest
 from napari_wsigpu import open_slide
 from napari_wsigpu.slide import runtime
 from napari_wsigpu.slide.runtime import Runtime
-from tests import slides
+from tests.writers import slides
 
 HEIGHT, WIDTH = 100, 150
 
@@ -59,7 +59,7 @@ def test_a_pickled_slide_uses_the_default_of_where_it_lands(path):
 
 
 def test_label_images_share_their_slides(tmp_path):
-    zarrs = pytest.importorskip("tests.zarrs", exc_type=ImportError)
+    zarrs = pytest.importorskip("tests.writers.zarrs", exc_type=ImportError)
     zarrs.write_image(tmp_path / "slide.zarr", [np.zeros((3, 64, 64), np.uint8)])
     zarrs.write_label(tmp_path / "slide.zarr", "cells", [np.ones((64, 64), np.uint16)])
     own = Runtime()

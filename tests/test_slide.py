@@ -30,8 +30,9 @@ from napari_wsigpu.model.errors import (
     TileError,
 )
 from napari_wsigpu.slide import runtime
-from tests import ndpi, oracles, slides, tiffbytes
+from tests import oracles
 from tests.conftest import decoding_threads
+from tests.writers import ndpi, slides, tiffbytes
 
 SOAK_SECONDS = float(os.environ.get("WSIGPU_SOAK_SECONDS", "3"))
 WIDTH, HEIGHT = 473, 331

@@ -24,7 +24,7 @@ from napari_wsigpu.reading import scaling
 from napari_wsigpu.reading.reader import RegionReader
 from napari_wsigpu.slide import runtime
 from napari_wsigpu.slide.runtime import Runtime
-from tests import slides
+from tests.writers import slides
 
 HEIGHT, WIDTH, TILE = 700, 900, 64
 MPP = 0.25

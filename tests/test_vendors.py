@@ -13,7 +13,7 @@ from napari_wsigpu import open_slide
 from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.model.errors import SlideChangedError, SlideClosedError
 from napari_wsigpu.slide.slide import Slide
-from tests import dicomslides, icc, leica, mirax, ndpi, philips, slides, trestle, ventana
+from tests.writers import dicomslides, icc, leica, mirax, ndpi, philips, slides, trestle, ventana
 
 PIXELS = slides.picture(96, 160)
 

@@ -6,9 +6,9 @@ import tifffile
 
 from napari_wsigpu import convert, open_slide
 from napari_wsigpu.viewer.sample import sample_path
-from tests import slides
 from tests.conftest import shared_slide
-from tests.icc import ADOBE
+from tests.writers import slides
+from tests.writers.icc import ADOBE
 
 SHARED = [
     "CMU-1-Small-Region.svs",

@@ -16,8 +16,8 @@ from benchmarks.__main__ import main
 from benchmarks.transfers import kvikio_process, session, target
 from napari_wsigpu.cli.doctor import Driver
 from napari_wsigpu.gpu.device import driver
-from tests import slides, zarrs
-from tests.host_cupy import install
+from tests.fakes.host_cupy import install
+from tests.writers import slides, zarrs
 
 pytest.importorskip("zarr")
 

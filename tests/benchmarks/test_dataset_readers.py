@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests import slides
+from tests.writers import slides
 
 torch = pytest.importorskip("torch")
 

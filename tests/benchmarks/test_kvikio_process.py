@@ -15,8 +15,8 @@ from benchmarks.transfers.reference import Region
 from benchmarks.transfers.round_trip import copy_by_kvikio
 from benchmarks.transfers.timing import Absent
 from napari_wsigpu.model.errors import DeviceError
-from tests import slides
-from tests.host_cupy import install
+from tests.fakes.host_cupy import install
+from tests.writers import slides
 
 pytest.importorskip("zarr")
 

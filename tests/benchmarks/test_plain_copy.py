@@ -9,7 +9,7 @@ import pytest
 from benchmarks.transfers.plain_copy import laid_out, plain_copy, read_fully
 from benchmarks.transfers.target import Target
 from benchmarks.transfers.timing import Absent
-from tests import slides
+from tests.writers import slides
 
 RAW = {
     "tiles": {},

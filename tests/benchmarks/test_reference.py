@@ -14,7 +14,7 @@ from benchmarks.transfers.reference import (
 )
 from benchmarks.transfers.target import Target
 from napari_wsigpu import open_slide
-from tests import slides
+from tests.writers import slides
 
 HEIGHT, WIDTH = 150, 200
 REGION = Region(30, 50, 100, 90)
@@ -42,7 +42,7 @@ def test_the_page_of_a_level(tmp_path, options, level):
 
 @pytest.mark.parametrize("axes", ["cyx", "yxc", "yx", "tzcyx", "xyc"])
 def test_a_level_as_zarr_has_it(tmp_path, axes):
-    zarrs = pytest.importorskip("tests.zarrs", exc_type=ImportError)
+    zarrs = pytest.importorskip("tests.writers.zarrs", exc_type=ImportError)
     lengths = {"t": 2, "z": 5, "c": 3, "y": HEIGHT, "x": WIDTH}
     shape = [lengths[letter] for letter in axes]
     whole = np.random.default_rng(0).integers(0, 256, shape).astype(np.uint8)

@@ -2,8 +2,8 @@ import pytest
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.model.errors import UnsupportedSlideError
-from tests import slides, tiffbytes
-from tests.tiffbytes import SHORT
+from tests.writers import slides, tiffbytes
+from tests.writers.tiffbytes import SHORT
 
 
 def write(tmp_path, **options):

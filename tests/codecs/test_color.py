@@ -13,8 +13,8 @@ from PIL import Image, ImageCms
 from napari_wsigpu.codecs import color
 from napari_wsigpu.codecs.color import ColorProfile, ColorTable, EmbeddedProfile
 from napari_wsigpu.model.errors import RegionError, SlideClosedError, UnsupportedSlideError
-from tests.host_device import level_of
-from tests.icc import ADOBE, PROFILES, SRGB, changed, stain, swapped, table_profile
+from tests.fakes.host_device import level_of
+from tests.writers.icc import ADOBE, PROFILES, SRGB, changed, stain, swapped, table_profile
 
 ROWS = {"Adobe RGB": 1, "tables": 7}  # from the first to the last
 EVERY = np.arange(1 << 24, dtype="<u4").view(np.uint8).reshape(4096, 4096, 4)[..., :3]

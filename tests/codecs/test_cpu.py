@@ -18,9 +18,10 @@ from napari_wsigpu.codecs.cpu import CpuDecoder, HostSlots
 from napari_wsigpu.codecs.decoder import EncodedBatch
 from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.model.errors import SlideReadError, TileError
-from tests import oracles, slides, tiffbytes
+from tests import oracles
 from tests.conftest import decoding_threads
-from tests.tiffbytes import LONG, SHORT, UNDEFINED
+from tests.writers import slides, tiffbytes
+from tests.writers.tiffbytes import LONG, SHORT, UNDEFINED
 
 ALL_TYPES = (
     *("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from napari_wsigpu.codecs.intervals import join_intervals
-from tests import ndpi, slides
+from tests.writers import ndpi, slides
 
 
 def intervals(pixels, blocks):

@@ -18,7 +18,6 @@ from napari_wsigpu.codecs.jpeg import (
     read_header,
     segments,
 )
-from tests import slides
 from tests.gpu.test_codestream import (
     adobe,
     frame,
@@ -30,6 +29,7 @@ from tests.gpu.test_codestream import (
     with_ids,
     without,
 )
+from tests.writers import slides
 
 HEIGHT, WIDTH = 48, 80
 STRIPS = {"420": 16, "422": 8, "444": 8, "gray": 8}

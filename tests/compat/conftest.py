@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests import slides
+from tests.writers import slides
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import pytest
 import tifffile
 
 from napari_wsigpu import open_slide
-from tests import slides
+from tests.writers import slides
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 pytest.importorskip("bioio", exc_type=ImportError)

@@ -19,8 +19,9 @@ from napari_wsigpu.compat.cucim import (
 )
 from napari_wsigpu.model.errors import DeviceError
 from napari_wsigpu.slide import runtime
-from tests import oracles, philips, slides
+from tests import oracles
 from tests.conftest import decoding_threads
+from tests.writers import philips, slides
 
 WIDTH, HEIGHT = 473, 331
 PLACES = [(x, y) for y in (0, 100, 250) for x in (0, 33, 200, 400)]

@@ -11,8 +11,8 @@ from PIL import Image
 from napari_wsigpu import SlideError
 from napari_wsigpu.compat import openslide as ours
 from napari_wsigpu.slide import runtime
-from tests import icc, mirax, slides, trestle, ventana
 from tests.conftest import shared_slide
+from tests.writers import icc, mirax, slides, trestle, ventana
 
 SHARED = [
     "CMU-1-Small-Region.svs",

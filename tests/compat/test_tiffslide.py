@@ -12,8 +12,8 @@ from PIL import Image
 
 from napari_wsigpu import SlideError
 from napari_wsigpu.compat import tiffslide as ours
-from tests import icc, slides
 from tests.conftest import shared_slide
+from tests.writers import icc, slides
 
 SHARED = [
     "CMU-1-Small-Region.svs",

@@ -9,7 +9,7 @@ from zarr.core.sync import sync
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.compat.zarr_store import SlideStore
-from tests import slides
+from tests.writers import slides
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 
 from napari_wsigpu.cli import main
 from napari_wsigpu.conversion import command, convert
-from tests import slides
+from tests.writers import slides
 
 
 @pytest.fixture

@@ -20,7 +20,8 @@ from PIL import Image
 from napari_wsigpu import Slide, convert, open_slide
 from napari_wsigpu.conversion.journal import Journal
 from napari_wsigpu.model import errors
-from tests import dicomslides, oracles, slides, tiffbytes
+from tests import oracles
+from tests.writers import dicomslides, slides, tiffbytes
 
 KINDS = [
     ("out.tif", "raw"),

@@ -8,8 +8,8 @@ import tifffile
 
 from napari_wsigpu import convert, open_slide
 from napari_wsigpu.model.layout import Channel
-from tests import slides
 from tests.conftest import shared_slide
+from tests.writers import slides
 
 FIELDS = (
     "AppMag = 20", "MPP = 0.4990", "Date = 12/29/09", "Time = 09:59:15", "Barcode = S21-10045",
@@ -205,7 +205,7 @@ def test_a_region_of_a_region_lies_in_the_first_slide(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["out.tif", "out.zarr"])
 def test_label_images_stay_behind_and_are_counted(tmp_path, name):
-    zarrs = pytest.importorskip("tests.zarrs", exc_type=ImportError)
+    zarrs = pytest.importorskip("tests.writers.zarrs", exc_type=ImportError)
     source = tmp_path / "s.zarr"
     zarrs.write_image(source, [slides.picture(64, 48).transpose(2, 0, 1)], "cyx")
     assert convert(source, tmp_path / f"none.{name}").notes == ()
@@ -218,7 +218,7 @@ def test_label_images_stay_behind_and_are_counted(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["out.tif", "out.png"])
 def test_planes_that_stay_behind_and_what_is_wrong_are_named(tmp_path, name):
-    zarrs = pytest.importorskip("tests.zarrs", exc_type=ImportError)
+    zarrs = pytest.importorskip("tests.writers.zarrs", exc_type=ImportError)
     source = tmp_path / "s.zarr"
     planes = zarrs.halved(np.zeros((3, 5, 1, 80, 96), np.uint8), "tzcyx", 1)
     zarrs.write_image(source, planes, "tzcyx")

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from napari_wsigpu import cli, convert, open_slide
 from napari_wsigpu.model.errors import ConversionError, PlaneError
-from tests import czis, slides
-from tests.stacks import SIZES, of_plane, save, stack
+from tests.writers import czis, slides
+from tests.writers.stacks import SIZES, of_plane, save, stack
 
 TARGETS = ["out.zarr", "out.ome.tif"]
 

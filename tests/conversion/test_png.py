@@ -12,7 +12,7 @@ from napari_wsigpu import convert, open_slide
 from napari_wsigpu.conversion import png
 from napari_wsigpu.model.errors import RegionError, SlideError, UnsupportedSlideError
 from napari_wsigpu.viewer.sample import sample_path
-from tests import icc, slides
+from tests.writers import icc, slides
 
 REGION = (300, 200, 700, 500)
 

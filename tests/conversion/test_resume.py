@@ -13,7 +13,6 @@ import pytest
 from napari_wsigpu import convert, open_slide
 from napari_wsigpu.conversion.journal import RECORD, Journal
 from napari_wsigpu.model import errors
-from tests import slides
 from tests.conversion.test_convert import (
     assert_equal_levels,
     large_picture,
@@ -21,6 +20,7 @@ from tests.conversion.test_convert import (
     tifffile_levels,
     zarr_levels,
 )
+from tests.writers import slides
 
 # Says how many tiles are done, and keeps each of them at once.
 CONVERT = """

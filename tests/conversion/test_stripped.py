@@ -12,8 +12,9 @@ from PIL import Image
 
 from napari_wsigpu import convert, open_slide
 from napari_wsigpu.conversion.stripped import stripped
-from tests import oracles, slides, tiffbytes
-from tests.tiffbytes import LONG, deflate, page
+from tests import oracles
+from tests.writers import slides, tiffbytes
+from tests.writers.tiffbytes import LONG, deflate, page
 
 TEXT = b"PATIENT JOHN DOE 1960-01-01"
 WORDS = (b"JOHN", b"DOE", b"1960")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests import slides, stacks
+from tests.writers import slides, stacks
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from napari_wsigpu.datasets import Order, PatchBatches, Patches
 from napari_wsigpu.datasets.batches import PatchReader
 from napari_wsigpu.model.errors import RegionError, SlideNotFoundError, TileError
 from napari_wsigpu.reading import uses
-from tests import slides
+from tests.writers import slides
 
 
 @pytest.fixture

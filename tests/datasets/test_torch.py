@@ -8,7 +8,7 @@ import pytest
 from napari_wsigpu import open_slide
 from napari_wsigpu.datasets import Patches
 from napari_wsigpu.model.errors import DeviceError, RegionError
-from tests import slides
+from tests.writers import slides
 
 torch = pytest.importorskip("torch")
 

@@ -17,7 +17,7 @@ from napari_wsigpu.display.picture import Picture
 from napari_wsigpu.model.geometry import Rect
 from napari_wsigpu.reading.cache import TileCache
 from napari_wsigpu.storage.buffers import PictureMemory
-from tests import slides, tiffbytes
+from tests.writers import slides, tiffbytes
 
 TILE = 32
 

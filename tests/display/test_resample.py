@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from scipy.ndimage import map_coordinates
 
 from napari_wsigpu.display.resample import Axis, draw, draw_smoothly, shows_blocks
-from tests import slides
+from tests.writers import slides
 
 
 def resample(source, down, across, out):

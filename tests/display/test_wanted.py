@@ -10,7 +10,7 @@ from napari_wsigpu.display.wanted import next_likely, on_screen
 from napari_wsigpu.model.geometry import Rect
 from napari_wsigpu.reading.cache import TileCache
 from napari_wsigpu.storage.buffers import PictureMemory
-from tests import slides
+from tests.writers import slides
 
 TILE = 16
 

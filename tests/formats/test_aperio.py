@@ -7,7 +7,8 @@ from napari_wsigpu import SlideError, open_slide
 from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.formats.tiff.aperio import parse_description
 from napari_wsigpu.model.errors import CorruptSlideError, UnsupportedSlideError
-from tests import oracles, slides, tiffbytes
+from tests import oracles
+from tests.writers import slides, tiffbytes
 
 
 @pytest.mark.parametrize("reduced", [False, True])

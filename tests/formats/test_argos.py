@@ -2,8 +2,9 @@ import numpy as np
 import pytest
 
 from napari_wsigpu import open_slide
-from tests import oracles, slides, tiffbytes
-from tests.tiffbytes import ASCII, RATIONAL, SHORT
+from tests import oracles
+from tests.writers import slides, tiffbytes
+from tests.writers.tiffbytes import ASCII, RATIONAL, SHORT
 
 XML = (
     "<Argos.Scan.Metadata><MinZ>{}</MinZ><MaxZ>{}</MaxZ><Barcode>B-7</Barcode>"

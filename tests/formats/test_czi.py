@@ -15,9 +15,9 @@ from napari_wsigpu.model.errors import (
     UnsupportedSlideError,
 )
 from napari_wsigpu.model.privacy import masked
-from tests import czis, slides
 from tests.conftest import SHARED_SLIDES
-from tests.czis import Block
+from tests.writers import czis, slides
+from tests.writers.czis import Block
 
 czi = pytest.importorskip("pylibCZIrw.czi")
 

@@ -18,7 +18,7 @@ from napari_wsigpu.model.errors import (
     SlidePermissionError,
     SlideReadError,
 )
-from tests import gallery, philips, slides
+from tests.writers import gallery, philips, slides
 
 
 def test_the_content_decides_and_not_the_name(tmp_path):

@@ -28,7 +28,8 @@ from napari_wsigpu.model.errors import (
 )
 from napari_wsigpu.model.layout import SlideFile
 from napari_wsigpu.storage.file import FileSource
-from tests import oracles, slides
+from tests import oracles
+from tests.writers import slides
 
 INSTALL = 'the packages for DICOM are not installed: pip install "napari-wsigpu[dicom]"'
 pydicom = pytest.importorskip("pydicom", reason=INSTALL)
@@ -36,7 +37,7 @@ wsidicom = pytest.importorskip("wsidicom", reason=INSTALL)
 
 from wsidicom.file import OffsetTableType  # noqa: E402
 
-from tests import dicomslides  # noqa: E402
+from tests.writers import dicomslides  # noqa: E402
 
 PIXELS = slides.picture(300, 500)
 GRAY = slides.picture(300, 500, 1)

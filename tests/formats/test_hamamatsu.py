@@ -10,8 +10,9 @@ from PIL import Image
 from napari_wsigpu import open_slide
 from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.model.errors import CorruptSlideError, TileError, UnsupportedSlideError
-from tests import ndpi, oracles, slides
+from tests import oracles
 from tests.conftest import shared_slide
+from tests.writers import ndpi, slides
 
 WIDTH, HEIGHT = 384, 320
 

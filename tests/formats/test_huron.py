@@ -1,8 +1,9 @@
 import numpy as np
 
 from napari_wsigpu import open_slide
-from tests import oracles, slides, tiffbytes
-from tests.tiffbytes import ASCII, RATIONAL, SHORT
+from tests import oracles
+from tests.writers import slides, tiffbytes
+from tests.writers.tiffbytes import ASCII, RATIONAL, SHORT
 
 TEXT = "Resolution = 0.25um\nObjective=20X\r\nnoise\n a = b = c \nempty="
 

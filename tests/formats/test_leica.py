@@ -6,8 +6,9 @@ import pytest
 from napari_wsigpu import open_slide
 from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.model.errors import UnsupportedSlideError
-from tests import leica, oracles, slides
-from tests.leica import SPACING, scan
+from tests import oracles
+from tests.writers import leica, slides
+from tests.writers.leica import SPACING, scan
 
 SIZE = (400 * SPACING, 300 * SPACING)
 

@@ -16,7 +16,8 @@ from napari_wsigpu.model.errors import (
     UnsupportedSlideError,
 )
 from napari_wsigpu.model.privacy import masked
-from tests import ndpi, oracles, slides
+from tests import oracles
+from tests.writers import ndpi, slides
 
 PIXELS = slides.picture(300, 528)
 SIDE = 176

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from napari_wsigpu import open_slide
 from napari_wsigpu.model.errors import CorruptSlideError, SlideError, TileError
 from napari_wsigpu.model.privacy import masked
-from tests import mirax, oracles
-from tests.mirax import Mirax
+from tests import oracles
+from tests.writers import mirax
+from tests.writers.mirax import Mirax
 
 PLAIN = Mirax()
 SLIDES = {

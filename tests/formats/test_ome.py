@@ -7,7 +7,7 @@ import tifffile
 from napari_wsigpu import open_slide
 from napari_wsigpu.formats import markup
 from napari_wsigpu.formats.tiff import ome
-from tests import slides
+from tests.writers import slides
 
 XML = (
     '<OME xmlns="http://www.openmicroscopy.org/Schemas/OME/2016-06"><Image ID="Image:0" Name="S">'

@@ -28,8 +28,15 @@ from napari_wsigpu.model.errors import (
     SlideNotFoundError,
     UnsupportedSlideError,
 )
-from tests import slides
-from tests.zarrs import halved, read_array, write_array, write_group, write_image, write_label
+from tests.writers import slides
+from tests.writers.zarrs import (
+    halved,
+    read_array,
+    write_array,
+    write_group,
+    write_image,
+    write_label,
+)
 
 RGB = {
     "omero": {

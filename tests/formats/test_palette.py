@@ -6,7 +6,8 @@ import tifffile
 from PIL import Image
 
 from napari_wsigpu import convert, open_slide
-from tests import oracles, slides
+from tests import oracles
+from tests.writers import slides
 
 RANDOM = np.random.default_rng(6)
 PALETTE = RANDOM.integers(0, 1 << 16, (3, 256), np.uint16)

@@ -6,7 +6,7 @@ import tifffile
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.model.errors import CorruptSlideError
-from tests import slides
+from tests.writers import slides
 
 NAMES = ["DAPI", "Opal 520", "Opal 690", "Sample AF"]
 COLORS = ["0,0,255", "0,255,0", "255,0,0", "0,0,0"]

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from napari_wsigpu import SlideError, open_slide
 from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.formats.tiff import philips_xml
-from tests import oracles, philips, slides, tiffbytes
+from tests import oracles
+from tests.writers import philips, slides, tiffbytes
 
 STEPS = (1, 2, 4)
 LABEL, MACRO = slides.picture(50, 40), slides.picture(60, 90)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.model.errors import PlaneError, UnsupportedSlideError
-from tests import czis, dicomslides, ndpi, slides, vsis
+from tests.writers import czis, dicomslides, ndpi, slides, vsis
 
 wsidicom, pydicom = pytest.importorskip("wsidicom"), pytest.importorskip("pydicom")
 

@@ -19,8 +19,8 @@ from napari_wsigpu.model.errors import (
     UnsupportedSlideError,
 )
 from napari_wsigpu.model.limits import limits
-from tests import micromanager, stacks
-from tests.rangeserver import RangeServer
+from tests.fakes.rangeserver import RangeServer
+from tests.writers import micromanager, stacks
 
 CHANNELS = np.random.default_rng(1).integers(0, 60000, (3, 70, 90), np.uint16)
 WRITERS = {

@@ -16,8 +16,9 @@ from napari_wsigpu.model.errors import (
     UnsupportedSlideError,
 )
 from napari_wsigpu.model.limits import limits
-from tests import oracles, slides, tiffbytes
-from tests.tiffbytes import ASCII, LONG, RATIONAL, SHORT
+from tests import oracles
+from tests.writers import slides, tiffbytes
+from tests.writers.tiffbytes import ASCII, LONG, RATIONAL, SHORT
 
 
 def deflate(tile):

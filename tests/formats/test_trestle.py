@@ -4,8 +4,9 @@ import pytest
 from napari_wsigpu import open_slide
 from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.formats.fields import iso_date
-from tests import oracles, slides, tiffbytes, trestle
-from tests.tiffbytes import ASCII, RATIONAL, SHORT
+from tests import oracles
+from tests.writers import slides, tiffbytes, trestle
+from tests.writers.tiffbytes import ASCII, RATIONAL, SHORT
 
 
 @pytest.fixture

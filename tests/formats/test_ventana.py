@@ -7,8 +7,9 @@ from napari_wsigpu import SlideError, open_slide
 from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.formats.fields import iso_date
 from napari_wsigpu.model.errors import CorruptSlideError
-from tests import oracles, slides, ventana
-from tests.ventana import TILE, Area
+from tests import oracles
+from tests.writers import slides, ventana
+from tests.writers.ventana import TILE, Area
 
 WHITE = 235
 

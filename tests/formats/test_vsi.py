@@ -17,9 +17,9 @@ from napari_wsigpu.model.errors import (
     UnsupportedSlideError,
 )
 from napari_wsigpu.model.privacy import masked
-from tests import slides, vsis
 from tests.conftest import shared_slide
-from tests.vsis import Tile
+from tests.writers import slides, vsis
+from tests.writers.vsis import Tile
 
 slideio = pytest.importorskip("slideio")
 

@@ -7,7 +7,7 @@ import pytest
 import tifffile
 
 from napari_wsigpu import open_slide
-from tests import slides
+from tests.writers import slides
 
 PIXELS = slides.picture(100, 100, 1, "uint16")[..., 0]
 

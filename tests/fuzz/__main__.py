@@ -17,9 +17,9 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
-from tests import gallery
 from tests.fuzz.attack import Finding, examine, prepare
 from tests.fuzz.mutations import mutate
+from tests.writers import gallery
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

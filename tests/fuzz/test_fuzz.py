@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
-from tests import slides
 from tests.fuzz.mutations import mutate
+from tests.writers import slides
 
 pytest.importorskip("resource", reason="memory can't be limited on this system")
 for package in ("pydicom", "wsidicom", "zarr"):

@@ -31,8 +31,8 @@ from napari_wsigpu.gpu.jpeg2000.engine import form_of_stream
 from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.model.tags import COMPRESSION
 from napari_wsigpu.slide import runtime
-from tests import openjpeg, tiffbytes
 from tests.gpu import test_jpeg2000 as forms
+from tests.writers import openjpeg, tiffbytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

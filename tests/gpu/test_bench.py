@@ -6,7 +6,7 @@ import pytest
 
 from napari_wsigpu.cli import main
 from napari_wsigpu.cli.doctor import find_driver
-from tests import slides
+from tests.writers import slides
 
 pytestmark = pytest.mark.gpu
 pytest.importorskip("cupy")

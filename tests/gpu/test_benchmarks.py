@@ -8,7 +8,7 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.transfers.device_chunks import DeviceChunkWriter, KvikioChunkWriter, Lz4Encoder
 from napari_wsigpu.storage.zarr.writer import ChunkWriter
-from tests import slides
+from tests.writers import slides
 
 pytestmark = pytest.mark.gpu
 cupy = pytest.importorskip("cupy")

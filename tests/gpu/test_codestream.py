@@ -17,8 +17,8 @@ from napari_wsigpu.gpu.device.device import Slots, TileFormat
 from napari_wsigpu.gpu.device.workspace import Workspace
 from napari_wsigpu.gpu.jpeg.codestream import Jpeg2000Streams, Recipe, recipe
 from napari_wsigpu.gpu.jpeg.stack import JpegStreams
-from tests import slides
-from tests.host_device import HostDevice, joined, level_of
+from tests.fakes.host_device import HostDevice, joined, level_of
+from tests.writers import slides
 
 HEIGHT, WIDTH = 48, 64
 START_OF_FRAME = (0xC0, 0xC1, 0xC2)

@@ -30,11 +30,11 @@ from napari_wsigpu.reading import device_pipeline as device_module
 from napari_wsigpu.reading.cache import TileKey
 from napari_wsigpu.slide import opened, runtime
 from napari_wsigpu.slide.runtime import Runtime
-from tests import slides, tiffbytes
 from tests.conftest import pinned_places
-from tests.host_device import WrappedDecoder
+from tests.fakes.host_device import WrappedDecoder
 from tests.test_display_color import in_srgb, with_profile
-from tests.tiffbytes import UNDEFINED
+from tests.writers import slides, tiffbytes
+from tests.writers.tiffbytes import UNDEFINED
 
 pytestmark = pytest.mark.gpu
 

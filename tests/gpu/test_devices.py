@@ -7,8 +7,8 @@ import pytest
 from napari_wsigpu import open_slide
 from napari_wsigpu.gpu.device.devices import Devices, device_index
 from napari_wsigpu.model.errors import DeviceError
-from tests import slides, tiffbytes
-from tests.host_device import HostDevice
+from tests.fakes.host_device import HostDevice
+from tests.writers import slides, tiffbytes
 
 
 def write(tmp_path, **options):

@@ -16,7 +16,7 @@ from napari_wsigpu.model.layout import SlideFile
 from napari_wsigpu.storage.batch import PAGE, Batch
 from napari_wsigpu.storage.file import FileSource, Run, join_ranges
 from napari_wsigpu.storage.source import Spacing
-from tests.host_device import HostDevice
+from tests.fakes.host_device import HostDevice
 
 CONTENT = np.random.default_rng(0).bytes(100_000)
 END = len(CONTENT)

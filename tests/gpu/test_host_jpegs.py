@@ -21,8 +21,8 @@ from napari_wsigpu.gpu.jpeg.library import Library
 from napari_wsigpu.gpu.jpeg.library_handles import LibraryParts
 from napari_wsigpu.model.errors import DeviceError, SlideClosedError, TileError
 from napari_wsigpu.slide.runtime import Runtime
-from tests import slides, tiffbytes
-from tests.host_device import library
+from tests.fakes.host_device import library
+from tests.writers import slides, tiffbytes
 
 pytest.importorskip("nvidia.nvimgcodec")
 

@@ -12,10 +12,10 @@ from napari_wsigpu.gpu.jpeg.joining import MOST_FILL, cut
 from napari_wsigpu.gpu.jpeg.stack import MARGIN
 from napari_wsigpu.model.layout import SlideFile
 from napari_wsigpu.storage.file import FileSource
-from tests import slides
+from tests.fakes.host_device import level_of
 from tests.gpu.test_codestream import Streams, maker_of, workspace
 from tests.gpu.test_stack import AT_ONCE, TILES, finished, indices_of, stack_of
-from tests.host_device import level_of
+from tests.writers import slides
 
 SHARED = slides.split_tables(TILES[0])[0]
 SHORT = [slides.split_tables(tile)[1] for tile in TILES]

@@ -19,10 +19,11 @@ from napari_wsigpu.gpu.jpeg2000.header import read_header
 from napari_wsigpu.model.errors import DeviceError
 from napari_wsigpu.reading.in_use import ENGINES
 from napari_wsigpu.slide import runtime
-from tests import host_cuda, openjpeg
-from tests.host_cuda import host_cuda_device
-from tests.host_device import HostDevice, HostMachine, OnDevice, at, joined, level_of
-from tests.openjpeg import (
+from tests.fakes import host_cuda
+from tests.fakes.host_cuda import host_cuda_device
+from tests.fakes.host_device import HostDevice, HostMachine, OnDevice, at, joined, level_of
+from tests.writers import openjpeg
+from tests.writers.openjpeg import (
     BYPASS,
     CAUSAL,
     HEADER_ENDS,

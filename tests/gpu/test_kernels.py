@@ -16,9 +16,9 @@ from napari_wsigpu.gpu.device.tables import JPEG_TILE, PASTE, SCALED, SEGMENT
 from napari_wsigpu.model.errors import DeviceError
 from napari_wsigpu.reading.average import resample_area, source_span
 from napari_wsigpu.slide import runtime
-from tests.host_cuda import host_cuda_device
-from tests.host_device import HostDevice, level_of
-from tests.icc import PROFILES
+from tests.fakes.host_cuda import host_cuda_device
+from tests.fakes.host_device import HostDevice, level_of
+from tests.writers.icc import PROFILES
 
 UNTOUCHED = 77
 TYPES = ["uint8", "uint16", "float32"]

@@ -20,10 +20,10 @@ from napari_wsigpu.codecs.tile import decode_tile
 from napari_wsigpu.gpu.device.worker import MOST_IDLE
 from napari_wsigpu.gpu.device.workspace import SMALLEST
 from napari_wsigpu.model.errors import DeviceError
-from tests import slides, tiffbytes
 from tests.codecs.test_cpu import jpeg_2000_ycbcr
+from tests.fakes.host_device import HostImages, HostStream, OnDevice, joined, level_of
 from tests.gpu.test_codestream import with_ids, without_adobe
-from tests.host_device import HostImages, HostStream, OnDevice, joined, level_of
+from tests.writers import slides, tiffbytes
 
 pytest.importorskip("nvidia.nvimgcodec")
 

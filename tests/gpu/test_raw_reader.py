@@ -9,8 +9,8 @@ from napari_wsigpu import open_slide
 from napari_wsigpu.codecs.color import ColorProfile
 from napari_wsigpu.gpu.transfer import gds, raw_reader
 from napari_wsigpu.model.errors import RegionError, SlideChangedError, TileError
-from tests import slides, tiffbytes
 from tests.test_display_color import PROFILE, in_srgb, with_profile
+from tests.writers import slides, tiffbytes
 
 pytest.importorskip("nvidia.nvimgcodec")
 

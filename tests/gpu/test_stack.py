@@ -13,7 +13,7 @@ from napari_wsigpu.codecs.jpeg import END_OF_IMAGE, Stacking, header_length, rea
 from napari_wsigpu.gpu.device.device import Slots, TileFormat
 from napari_wsigpu.gpu.device.tables import JPEG_TILE
 from napari_wsigpu.gpu.jpeg.stack import NOWHERE, Shape, plan_of
-from tests import slides
+from tests.fakes.host_device import HostDevice, level_of
 from tests.gpu.test_codestream import (
     Streams,
     batch_of,
@@ -23,7 +23,7 @@ from tests.gpu.test_codestream import (
     markers,
     workspace,
 )
-from tests.host_device import HostDevice, level_of
+from tests.writers import slides
 
 HEIGHT, WIDTH = 48, 64
 PICTURE = slides.picture(HEIGHT, WIDTH)

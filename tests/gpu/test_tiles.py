@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from napari_wsigpu.gpu.device.device import TileFormat
 from napari_wsigpu.gpu.device.devices import Devices
 from napari_wsigpu.gpu.transfer.tiles import NOBODY, DeviceTiles
-from tests.host_device import HostDevice, at
+from tests.fakes.host_device import HostDevice, at
 
 TILE = TileFormat(4, 8, 1, "uint8")
 WIDE = TileFormat(4, 8, 3, "uint16")

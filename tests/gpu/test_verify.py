@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from napari_wsigpu.gpu.device.verify import TILES_A_BATCH, TILES_A_SLIDE, TOLERANCES, Verifier
+from tests.fakes.host_device import HostDevice, OnDevice
 from tests.gpu.test_nvimagecodec import (
     TILE,
     batch_of,
@@ -17,7 +18,6 @@ from tests.gpu.test_nvimagecodec import (
     given,
     spoiled,
 )
-from tests.host_device import HostDevice, OnDevice
 
 pytest.importorskip("nvidia.nvimgcodec")
 

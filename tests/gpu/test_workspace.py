@@ -7,7 +7,7 @@ import pytest
 
 from napari_wsigpu.gpu.device import workspace
 from napari_wsigpu.gpu.device.workspace import FEW_TILES, SMALLEST, Workspace
-from tests.host_device import HostDevice, at
+from tests.fakes.host_device import HostDevice, at
 
 pytest.importorskip("nvidia.nvimgcodec")
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from napari_wsigpu.reading.average import area_average, resample_area
-from tests import slides
+from tests.writers import slides
 
 FACTORS = st.integers(1, 5)
 

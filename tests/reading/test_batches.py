@@ -11,8 +11,8 @@ from napari_wsigpu.gpu.device import driver
 from napari_wsigpu.model.errors import DeviceError, RegionError, SlideClosedError, TileError
 from napari_wsigpu.reading.batches import read_ahead
 from napari_wsigpu.reading.reader import RegionReader
-from tests import slides, tiffbytes
 from tests.conftest import decoding_threads, pinned_places
+from tests.writers import slides, tiffbytes
 
 DEFAULTS = {
     "batch_size": None,

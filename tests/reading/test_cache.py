@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from napari_wsigpu.reading.cache import Recurrence, TileCache, TileKey
-from tests.host_device import level_of
+from tests.fakes.host_device import level_of
 
 
 def key(number, slide=0):

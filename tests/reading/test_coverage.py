@@ -8,7 +8,7 @@ import pytest
 from napari_wsigpu import open_slide
 from napari_wsigpu.model.errors import LevelError
 from napari_wsigpu.slide.slide import Slide
-from tests import leica, mirax, slides
+from tests.writers import leica, mirax, slides
 
 
 def write_sparse(path):

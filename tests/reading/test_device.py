@@ -39,11 +39,11 @@ from napari_wsigpu.reading.plan import Regions, Wish
 from napari_wsigpu.reading.planning import plan_regions
 from napari_wsigpu.slide import opened, runtime
 from napari_wsigpu.slide.runtime import Runtime
-from tests import slides, tiffbytes
 from tests.conftest import pinned_places
-from tests.host_device import HostStream, WrappedDecoder
+from tests.fakes.host_device import HostStream, WrappedDecoder
 from tests.test_display_color import in_srgb, with_profile
 from tests.test_slide import reference
+from tests.writers import slides, tiffbytes
 
 pytest.importorskip("nvidia.nvimgcodec")
 

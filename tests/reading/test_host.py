@@ -24,7 +24,7 @@ from napari_wsigpu.reading.log import TileLog
 from napari_wsigpu.reading.plan import Regions, Wish, tile_rect
 from napari_wsigpu.reading.planning import plan_regions
 from napari_wsigpu.slide import runtime
-from tests import slides, tiffbytes
+from tests.writers import slides, tiffbytes
 
 TILE = (32, 48)
 WHOLE = Regions.of([Rect(0, 0, 160, 240)])

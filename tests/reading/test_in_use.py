@@ -10,8 +10,8 @@ from napari_wsigpu import open_slide
 from napari_wsigpu.gpu.device import devices, verify
 from napari_wsigpu.model.errors import DeviceError
 from napari_wsigpu.reading.throughput import FEWEST_TILES, SHARES, TRIALS, tile_kind
-from tests import slides
 from tests.reading.test_reader import TILES, decoded, files, read_cold, wait_for
+from tests.writers import slides
 
 __all__ = ["files"]
 
@@ -80,7 +80,7 @@ class TestAuto:
             assert slide.decoder == ("CPU", "its tiles are uncompressed")
 
     def test_zarr(self, tmp_path, host_gpu):
-        zarrs = pytest.importorskip("tests.zarrs", exc_type=ImportError)
+        zarrs = pytest.importorskip("tests.writers.zarrs", exc_type=ImportError)
         zarrs.write_image(tmp_path / "slide.zarr", [np.zeros((3, 64, 64), np.uint8)])
         with open_slide(tmp_path / "slide.zarr") as slide:
             assert slide.decoder == ("CPU", "Zarr is decoded on the CPU only")

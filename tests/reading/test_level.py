@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.slide import runtime
-from tests import slides
+from tests.writers import slides
 
 SHAPE = (83, 131, 4)
 

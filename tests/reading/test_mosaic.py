@@ -19,9 +19,9 @@ from napari_wsigpu.reading.plan import Regions, Wish
 from napari_wsigpu.reading.planning import plan_regions
 from napari_wsigpu.slide import opened
 from napari_wsigpu.storage.memory import MemorySource
-from tests import leica, slides, tiffbytes
 from tests.conftest import pinned_places
-from tests.leica import SPACING
+from tests.writers import leica, slides, tiffbytes
+from tests.writers.leica import SPACING
 
 HEIGHT, WIDTH = 60, 90
 BACKGROUND = 9

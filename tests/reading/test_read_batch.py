@@ -5,7 +5,7 @@ import pytest
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.model.errors import LevelError, RegionError, TileError
-from tests import slides
+from tests.writers import slides
 
 PLACES = [(0, 0), (-20, 7), (133, 101), (5000, 0), (133, 101)]
 

@@ -19,8 +19,8 @@ from napari_wsigpu.model.errors import (
 from napari_wsigpu.reading.cache import TileKey
 from napari_wsigpu.reading.throughput import SHARES, TRIALS, tile_kind
 from napari_wsigpu.slide import runtime
-from tests import slides, tiffbytes
 from tests.conftest import pinned_places
+from tests.writers import slides, tiffbytes
 
 HEIGHT, WIDTH = 131, 203
 TILES = 25

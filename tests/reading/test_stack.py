@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.viewer.planes import stacked
-from tests.stacks import stack, write_ome
+from tests.writers.stacks import stack, write_ome
 
 SHAPE = (2, 5, 96, 160, 2)
 

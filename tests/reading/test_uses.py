@@ -9,8 +9,8 @@ from napari_wsigpu import open_slide
 from napari_wsigpu.reading import uses as module
 from napari_wsigpu.reading.plan import Regions
 from napari_wsigpu.reading.uses import TileUses
-from tests import slides
 from tests.test_vendors import write_ventana
+from tests.writers import slides
 
 SIZE = 96
 SIDE = 64  # of a stored tile

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from napari_wsigpu.model.errors import SlideError
 from tests.conftest import decoding_threads
-from tests.rangeserver import (
+from tests.fakes.rangeserver import (
     RangeServer,
     break_off,
     hang_up,

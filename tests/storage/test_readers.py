@@ -12,7 +12,7 @@ import pytest
 from napari_wsigpu import open_slide
 from napari_wsigpu.model.errors import SlideClosedError
 from napari_wsigpu.storage.readers import Readers
-from tests import slides
+from tests.writers import slides
 
 INTERRUPTED = {"slide.py", "readers.py", "file.py"}
 

@@ -32,7 +32,7 @@ from napari_wsigpu.storage.remote.source import (
     RemoteSource,
 )
 from tests.conftest import decoding_threads
-from tests.rangeserver import (
+from tests.fakes.rangeserver import (
     RangeServer,
     break_off,
     drip,

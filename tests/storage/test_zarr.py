@@ -26,8 +26,8 @@ from napari_wsigpu.model.errors import (
 )
 from napari_wsigpu.storage.source import Unreadable
 from napari_wsigpu.storage.zarr.source import ZarrSource
-from tests import slides
-from tests.zarrs import halved, write_image
+from tests.writers import slides
+from tests.writers.zarrs import halved, write_image
 
 HEIGHT, WIDTH, TILE = 600, 900, 256
 

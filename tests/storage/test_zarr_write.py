@@ -14,9 +14,9 @@ from benchmarks.transfers.device_chunks import (
 from napari_wsigpu.model.errors import MissingPackageError, UnsupportedSlideError
 from napari_wsigpu.storage.zarr import writer as zarr_write
 from napari_wsigpu.storage.zarr.writer import ChunkWriter, blocks
-from tests import slides
 from tests.conftest import decoding_threads
-from tests.host_cupy import DeviceArray, install
+from tests.fakes.host_cupy import DeviceArray, install
+from tests.writers import slides
 
 zarr = pytest.importorskip("zarr")
 numcodecs = pytest.importorskip("numcodecs")

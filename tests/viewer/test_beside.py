@@ -8,7 +8,7 @@ from napari_wsigpu import open_slide
 from napari_wsigpu.viewer.beside import add_beside
 from napari_wsigpu.viewer.layers import slide_layers
 from napari_wsigpu.viewer.sample import sample_path
-from tests import leica, slides
+from tests.writers import leica, slides
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from napari_wsigpu.viewer.canvas import update_view
 from napari_wsigpu.viewer.layers import slide_layers, slide_of
 from napari_wsigpu.viewer.progressive import display_of
 from napari_wsigpu.viewer.reader import get_reader
-from tests import slides
-from tests.zarrs import halved, write_group, write_image, write_label
+from tests.writers import slides
+from tests.writers.zarrs import halved, write_group, write_image, write_label
 
 CHANNELS = [
     {"label": "DAPI", "color": "0000FF", "window": {"start": 10, "end": 500}},

@@ -15,9 +15,9 @@ from napari_wsigpu.model.privacy import masked
 from napari_wsigpu.slide.opened import LARGEST_OVERVIEW
 from napari_wsigpu.viewer.layers import slide_layers
 from napari_wsigpu.viewer.sample import sample_path
-from tests import leica, philips, slides
-from tests.icc import ADOBE
 from tests.test_display_color import in_srgb, with_profile, write
+from tests.writers import leica, philips, slides
+from tests.writers.icc import ADOBE
 
 
 def test_rgb_slide_is_one_layer_in_micrometres():

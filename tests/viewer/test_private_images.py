@@ -9,8 +9,8 @@ from napari_wsigpu.slide.associated import AssociatedImage
 from napari_wsigpu.storage.file import FileSource
 from napari_wsigpu.viewer.layers import slide_layers
 from napari_wsigpu.viewer.reader import read_slides
-from tests import slides
 from tests.conftest import shared_slide
+from tests.writers import slides
 
 LENGTH_OF_A_MARKER = 4  # by which a JPEG says that it is one
 

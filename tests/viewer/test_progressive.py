@@ -29,9 +29,9 @@ from napari_wsigpu.slide import runtime
 from napari_wsigpu.viewer import frames, progressive, requests
 from napari_wsigpu.viewer.layers import slide_layers
 from napari_wsigpu.viewer.sample import sample_path
-from tests import slides
 from tests.conftest import has_display
 from tests.test_display_color import with_profile
+from tests.writers import slides
 
 PLUGIN = "napari-wsigpu"
 MAGENTA = (255, 0, 255)

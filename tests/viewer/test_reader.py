@@ -19,8 +19,8 @@ from napari_wsigpu.model.errors import (
 from napari_wsigpu.viewer.reader import get_reader, read_slides
 from napari_wsigpu.viewer.sample import sample_path
 from napari_wsigpu.viewer.settings import Settings
-from tests import slides, stacks
-from tests.icc import ADOBE
+from tests.writers import slides, stacks
+from tests.writers.icc import ADOBE
 
 SAMPLE = str(sample_path())
 
@@ -152,7 +152,7 @@ class TestDicom:
 
     def test_takes_a_slide_and_its_folder(self, tmp_path):
         pytest.importorskip("wsidicom", reason='pip install "napari-wsigpu[dicom]"')
-        dicomslides = importlib.import_module("tests.dicomslides")
+        dicomslides = importlib.import_module("tests.writers.dicomslides")
         dicomslides.write_slide(tmp_path, slides.picture(300, 500))
         for path in (str(tmp_path / "8.dcm"), str(tmp_path)):
             layers = get_reader(path)(path)

@@ -14,9 +14,9 @@ from napari_wsigpu.viewer import progressive
 from napari_wsigpu.viewer.layers import slide_of
 from napari_wsigpu.viewer.progressive import display_of
 from napari_wsigpu.viewer.reader import get_reader, read_slides
-from tests import sparse
 from tests.conftest import decoding_threads
-from tests.rangeserver import RangeServer, status
+from tests.fakes.rangeserver import RangeServer, status
+from tests.writers import sparse
 
 SECRETS = "?X-Amz-Signature=" + 50 * "SECRET"
 

@@ -21,9 +21,9 @@ from napari_wsigpu.viewer.region import drawn
 from napari_wsigpu.viewer.writer import write_slide
 from napari_wsigpu.widgets.export import Export
 from napari_wsigpu.widgets.facts import facts
-from tests import czis, slides
-from tests.stacks import write_ome, write_stack
-from tests.zarrs import write_label
+from tests.writers import czis, slides
+from tests.writers.stacks import write_ome, write_stack
+from tests.writers.zarrs import write_label
 
 PLUGIN = "napari-wsigpu"
 SIZES = {"t": 2, "z": 5}

@@ -20,10 +20,10 @@ from napari_wsigpu.model.errors import DeviceError
 from napari_wsigpu.slide import runtime
 from napari_wsigpu.viewer import frames, progressive, texture
 from napari_wsigpu.viewer.sample import sample_path
-from tests import slides
 from tests.conftest import has_display
-from tests.icc import PROFILES
 from tests.viewer.test_progressive import MAGENTA, PLUGIN, canvas_of, look_at, settle
+from tests.writers import slides
+from tests.writers.icc import PROFILES
 
 PLACE = 2600, 3300, 1
 

@@ -23,8 +23,8 @@ from napari_wsigpu.widgets.export import CANCELLED, Export
 from napari_wsigpu.widgets.export_form import VIEW, WHOLE
 from napari_wsigpu.widgets.export_plan import ENDINGS, OME_TIFF, OME_ZARR, PNG
 from napari_wsigpu.widgets.facts import TIMES
-from tests import icc, slides
 from tests.widgets.conftest import assert_text_grows, click, workers
+from tests.writers import icc, slides
 
 REGION = (300, 200, 700, 500)
 SCRIPT = """
@@ -163,7 +163,7 @@ def test_writes_a_drawn_rectangle_exactly(dock, layer, rectangle, answer, tmp_pa
 
 
 def test_says_what_stays_behind(dock, slide_is_open, answer, tmp_path, settled):
-    zarrs = pytest.importorskip("tests.zarrs", exc_type=ImportError)
+    zarrs = pytest.importorskip("tests.writers.zarrs", exc_type=ImportError)
     source, target = tmp_path / "slide.zarr", tmp_path / "roi.ome.tif"
     zarrs.write_image(source, [np.zeros((1, 64, 96), np.uint8)])
     zarrs.write_label(source, "nuclei", [np.ones((64, 96), np.uint16)])

@@ -17,7 +17,7 @@ from napari_wsigpu.widgets.facts import (
     levels_in_short,
     said,
 )
-from tests import leica, ndpi, slides
+from tests.writers import leica, ndpi, slides
 
 
 def table(slide):

@@ -9,7 +9,7 @@ from napari_wsigpu import open_slide
 from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.viewer.sample import sample_path
 from napari_wsigpu.widgets.pictures import associated, overlay, overview, rgb, save, save_text
-from tests import slides
+from tests.writers import slides
 
 
 def test_overview_is_the_coarsest_level():

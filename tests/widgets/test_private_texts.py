@@ -4,8 +4,8 @@ import pytest
 from napari.settings import get_plugin_settings
 from qtpy.QtWidgets import QApplication, QTableWidget, QTreeView, QWidget
 
-from tests import gallery
 from tests.test_privacy_outlets import MARK, check
+from tests.writers import gallery
 
 FORMATS = ("ome-zarr", "aperio", "dicom", "mirax")
 TEXTS = (

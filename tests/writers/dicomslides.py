@@ -19,7 +19,7 @@ from pydicom.uid import (
     generate_uid,
 )
 
-from tests import slides
+from tests.writers import slides
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tests import tiffbytes
+from tests.writers import tiffbytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,7 +13,7 @@ import numcodecs
 import numpy as np
 import tifffile
 
-from tests import (
+from tests.writers import (
     czis,
     dicomslides,
     leica,
@@ -28,7 +28,7 @@ from tests import (
     vsis,
     zarrs,
 )
-from tests.tiffbytes import ASCII, RATIONAL, SHORT
+from tests.writers.tiffbytes import ASCII, RATIONAL, SHORT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

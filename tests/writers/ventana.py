@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tests import slides, tiffbytes
+from tests.writers import slides, tiffbytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

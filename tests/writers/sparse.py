@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tests import slides
+from tests.writers import slides
 
 if TYPE_CHECKING:
     from pathlib import Path

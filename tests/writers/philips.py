@@ -10,7 +10,7 @@ from xml.sax.saxutils import escape
 import imagecodecs
 import numpy as np
 
-from tests import slides, tiffbytes
+from tests.writers import slides, tiffbytes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import imagecodecs
 import numpy as np
 
-from tests import slides
+from tests.writers import slides
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence

@@ -9,7 +9,7 @@ import imagecodecs
 import numpy as np
 import tifffile
 
-from tests import tiffbytes
+from tests.writers import tiffbytes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

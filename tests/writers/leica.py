@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import quoteattr
 
-from tests import tiffbytes
+from tests.writers import tiffbytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,0 +1,1 @@
+"""What stands in for devices, libraries and servers."""
