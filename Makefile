@@ -14,9 +14,10 @@ BIN := $(VENV)/bin
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-QUICK := tests/test_house.py tests/test_docs.py tests/test_figures.py tests/test_errors.py \
-	tests/test_geometry.py tests/test_memory.py tests/test_runtime.py tests/test_tiles.py \
-	tests/test_slide.py tests/test_cli.py tests/annotations/test_outlines.py \
+QUICK := tests/test_house.py tests/test_docs.py tests/test_figures.py tests/model/test_errors.py \
+	tests/model/test_geometry.py tests/storage/test_buffers.py tests/slide/test_runtime.py \
+	tests/slide/test_tiles.py tests/slide/test_slide.py tests/cli/test_cli.py \
+	tests/annotations/test_outlines.py \
 	tests/codecs/test_cpu.py tests/codecs/test_choose.py tests/codecs/test_jpeg.py tests/display \
 	tests/formats/test_describe.py tests/formats/test_tiff.py tests/formats/test_aperio.py \
 	tests/reading tests/storage/test_file.py --ignore tests/reading/test_device.py \

@@ -41,8 +41,8 @@ from napari_wsigpu.slide import opened, runtime
 from napari_wsigpu.slide.runtime import Runtime
 from tests.conftest import pinned_places
 from tests.fakes.host_device import HostStream, WrappedDecoder
+from tests.slide.test_slide import reference
 from tests.test_display_color import in_srgb, with_profile
-from tests.test_slide import reference
 from tests.writers import slides, tiffbytes
 
 pytest.importorskip("nvidia.nvimgcodec")
