@@ -3,11 +3,13 @@
 import ast
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 import napari_wsigpu
+from napari_wsigpu.model import errors
 from tests.writers import slides
 
 SCRIPT = """
@@ -96,6 +98,30 @@ def test_what_few_need_is_imported_when_it_is_asked_for(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
     assert LATER & set(done.stdout.split()) == set()
+
+
+@pytest.mark.parametrize(
+    ("facade", "module"),
+    [
+        ("errors", "model.errors"),
+        ("limits", "model.limits"),
+        ("privacy", "model.privacy"),
+        ("runtime", "slide.runtime"),
+        ("torch", "datasets.torch"),
+    ],
+)
+def test_short_names_are_of_what_they_name(facade, module):
+    if facade == "torch":
+        pytest.importorskip("torch")
+    found = import_module(f"napari_wsigpu.{facade}")
+    real = import_module(f"napari_wsigpu.{module}")
+    assert all(getattr(found, name) is getattr(real, name) for name in found.__all__)
+
+
+def test_every_error_has_a_short_name():
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+    names = {kind.__name__ for kind in kinds if issubclass(kind, errors.SlideError)}
+    assert set(napari_wsigpu.errors.__all__) == names
 
 
 ALLOWED = {"storage": {"model", "storage"}, "codecs": {"model", "storage", "codecs"}}
