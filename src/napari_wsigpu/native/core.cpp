@@ -1,0 +1,376 @@
+// Reads tiles and decodes the parts of them that regions show, without the interpreter.
+
+#include "core.h"
+
+#include <algorithm>
+#include <atomic>
+#include <csetjmp>
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <new>
+
+#include <jpeglib.h>
+
+#if defined(_WIN32)
+#include <io.h>
+#include <windows.h>
+#else
+#include <cerrno>
+#include <unistd.h>
+#endif
+
+#include "pool.h"
+
+namespace {
+
+// Crops of libjpeg-turbo treat their edges as edges of the image, so chroma is smoothed as in the
+// whole tile only MARGIN pixels inside them; narrower crops than NARROWEST are not smoothed.
+constexpr int MARGIN = 2, NARROWEST = 32;
+constexpr int64_t LARGEST_SCANNED = int64_t(1) << 36;  // bytes times samples, see `check_scans`
+
+// Fill `target`; return how many bytes the file gave.
+int64_t read_at(int file, uint8_t* target, int64_t size, int64_t offset) {
+    int64_t done = 0;
+    while (done < size) {
+#if defined(_WIN32)
+        OVERLAPPED at = {};
+        at.Offset = DWORD(offset + done);
+        at.OffsetHigh = DWORD((offset + done) >> 32);
+        DWORD got = 0, wanted = DWORD(std::min<int64_t>(size - done, 1 << 30));
+        HANDLE handle = reinterpret_cast<HANDLE>(_get_osfhandle(file));
+        if (!ReadFile(handle, target + done, wanted, &got, &at) || !got) break;
+#else
+        ssize_t got = pread(file, target + done, size_t(size - done), offset + done);
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0) break;
+#endif
+        done += got;
+    }
+    return done;
+}
+
+// Memory that grows to the largest size asked for; its contents are lost when it does.
+class Memory {
+  public:
+    ~Memory() { std::free(data_); }
+
+    uint8_t* of(int64_t size) {
+        if (size_ < size) {
+            std::free(data_);
+            size_ = 0;
+            data_ = static_cast<uint8_t*>(std::malloc(size_t(size)));
+            if (!data_) throw std::bad_alloc();
+            size_ = size;
+        }
+        return data_;
+    }
+
+    void trim() {
+        if (size_ <= KEPT) return;
+        std::free(data_);
+        data_ = nullptr;
+        size_ = 0;
+    }
+
+  private:
+    enum { KEPT = 1 << 20 };
+    uint8_t* data_ = nullptr;
+    int64_t size_ = 0;
+};
+
+// What a thread uses again for its next tile.
+struct Scratch {
+    Memory encoded, pixels, row;
+};
+
+thread_local Scratch scratch_of_thread;
+
+struct Box {
+    int left, top, right, bottom;
+};
+
+struct Call {
+    int file;
+    const uint8_t* memory;
+    const Format& format;
+    Tile* tiles;
+    int64_t count;
+    const Part* parts;
+    char* messages;
+    const int32_t* cancel;
+    std::atomic<int64_t> next{0}, failed{0};
+};
+
+int fail(char* message, int status, const char* text) {
+    std::snprintf(message, MESSAGE_SIZE, "%s", text);
+    return status;
+}
+
+// The smallest rectangle that holds all parts of a tile.
+Box bounds(const Tile& tile, const Part* parts) {
+    Box box{INT32_MAX, INT32_MAX, 0, 0};
+    for (const Part* part = parts; part < parts + tile.count; ++part) {
+        box.left = std::min(box.left, part->left);
+        box.top = std::min(box.top, part->top);
+        box.right = std::max(box.right, part->left + part->width);
+        box.bottom = std::max(box.bottom, part->top + part->height);
+    }
+    return box;
+}
+
+void copy_pixels(uint8_t* target, const uint8_t* source, int count, int from, int to) {
+    if (from == to) {
+        std::memcpy(target, source, size_t(count) * size_t(from));
+        return;
+    }
+    for (int i = 0; i < count; ++i, source += 3, target += 4) {
+        target[0] = source[0];
+        target[1] = source[1];
+        target[2] = source[2];
+        target[3] = 255;
+    }
+}
+
+// Copy parts from decoded rows of which the first pixel is (left, top) of the tile.
+void paste(const Tile& tile, const Part* parts, const uint8_t* pixels, int64_t pitch, int left,
+           int top, int from, int to) {
+    for (const Part* part = parts; part < parts + tile.count; ++part) {
+        const uint8_t* source =
+            pixels + (part->top - top) * pitch + int64_t(part->left - left) * from;
+        for (int y = 0; y < part->height; ++y)
+            copy_pixels(part->target + y * part->pitch, source + y * pitch, part->width, from, to);
+    }
+}
+
+struct JpegError {
+    jpeg_error_mgr base;
+    std::jmp_buf jump;
+};
+
+[[noreturn]] void on_error(j_common_ptr info) {
+    std::longjmp(reinterpret_cast<JpegError*>(info->err)->jump, 1);
+}
+
+void on_message(j_common_ptr) {}  // libjpeg counts warnings; it need not print them
+
+// Whether data end with the EOI marker, after which some writers pad with zeros. Without it
+// libjpeg would show gray for what is missing, and only warn.
+bool ends_whole(const uint8_t* data, int64_t size) {
+    while (size && !data[size - 1]) --size;
+    return size >= 2 && data[size - 2] == 0xFF && data[size - 1] == 0xD9;
+}
+
+// Decode the rectangle `box` of the image into rows of `pitch` bytes, through a row of scratch
+// memory if the crop of libjpeg is wider.
+void decode_box(jpeg_decompress_struct& info, Scratch& scratch, const Box& box, uint8_t* target,
+                int64_t pitch) {
+    const int width = int(info.output_width);
+    int left = std::max(0, box.left - MARGIN), right = std::min(width, box.right + MARGIN);
+    right = std::min(width, std::max(right, left + NARROWEST));
+    left = std::max(0, std::min(left, right - NARROWEST));
+    JDIMENSION x = JDIMENSION(left), wide = JDIMENSION(right - left);
+    // The crop must not move the decoder into a narrower kind of chroma smoothing.
+    if (left > 0 || right < width) jpeg_crop_scanline(&info, &x, &wide);
+    if (box.top > 0) jpeg_skip_scanlines(&info, JDIMENSION(box.top));
+    const int pixel = info.output_components;
+    const bool direct = int(x) == box.left && int(info.output_width) == box.right - box.left;
+    const int64_t row_bytes = int64_t(info.output_width) * pixel;
+    const int at_once = direct ? std::max(1, std::min(4, info.rec_outbuf_height)) : 1;
+    uint8_t* row = direct ? nullptr : scratch.row.of(row_bytes);
+    JSAMPROW rows[4];
+    for (int y = box.top; y < box.bottom;) {
+        const int some = std::min(at_once, box.bottom - y);
+        for (int i = 0; i < some; ++i)
+            rows[i] = direct ? target + int64_t(y - box.top + i) * pitch : row;
+        const int got = int(jpeg_read_scanlines(&info, rows, JDIMENSION(some)));
+        if (!direct)
+            std::memcpy(target + (y - box.top) * pitch, row + int64_t(box.left - int(x)) * pixel,
+                        size_t(box.right - box.left) * size_t(pixel));
+        y += got;
+    }
+}
+
+// Choose the color space to decode to; false if the decoder in Python has to look at the tile.
+bool choose_color(jpeg_decompress_struct& info, const Format& format) {
+    if (info.num_components != format.samples) return false;
+    if (format.color == STORED) info.jpeg_color_space = JCS_RGB;
+    if (format.samples == 1) {
+        info.out_color_space = JCS_GRAYSCALE;
+        return info.jpeg_color_space == JCS_GRAYSCALE;
+    }
+    const bool known = info.jpeg_color_space == JCS_RGB || info.jpeg_color_space == JCS_YCbCr;
+    info.out_color_space = format.pixel_bytes == 4 ? JCS_EXT_RGBA : JCS_RGB;
+    return known && format.samples == 3;
+}
+
+bool is_possible(const Format& format, const Tile& tile, int height, int width) {
+    return (width == format.width && (height == format.height || height == tile.height)) ||
+           (width == tile.width && height == tile.height);
+}
+
+int decode_jpeg(Scratch& scratch, const Format& format, Tile& tile, const uint8_t* data,
+                const Part* parts, char* message) {
+    if (!ends_whole(data, tile.length)) return fail(message, DAMAGED, "its JPEG data end early");
+    jpeg_decompress_struct info = {};
+    JpegError error;
+    info.err = jpeg_std_error(&error.base);
+    error.base.error_exit = on_error;
+    error.base.output_message = on_message;
+    // Below, no object with a destructor may be created: longjmp skips it.
+    if (setjmp(error.jump)) {
+        char text[JMSG_LENGTH_MAX];
+        error.base.format_message(reinterpret_cast<j_common_ptr>(&info), text);
+        jpeg_destroy_decompress(&info);
+        return fail(message, DAMAGED, text);
+    }
+    jpeg_create_decompress(&info);
+    if (format.tables_size) {
+        jpeg_mem_src(&info, format.tables, static_cast<unsigned long>(format.tables_size));
+        jpeg_read_header(&info, FALSE);
+    }
+    jpeg_mem_src(&info, data, static_cast<unsigned long>(tile.length));
+    jpeg_read_header(&info, TRUE);
+    const int height = int(info.image_height), width = int(info.image_width);
+    const int64_t samples = int64_t(height) * width * format.samples;
+    bool good = is_possible(format, tile, height, width) && choose_color(info, format) &&
+                (!tile.length || samples < LARGEST_SCANNED / tile.length);
+    Box box = tile.count ? bounds(tile, parts) : Box{0, 0, 0, 0};
+    good = good && box.right <= width && box.bottom <= height;
+    if (!good) {
+        jpeg_destroy_decompress(&info);
+        return fail(message, REFUSED, "");
+    }
+    if (tile.keep) info.out_color_space = format.samples == 1 ? JCS_GRAYSCALE : JCS_RGB;
+    // Coefficients of several scans are decoded completely in any case.
+    const bool whole = tile.keep || jpeg_has_multiple_scans(&info);
+    if (whole) box = Box{0, 0, width, height};
+    try {
+        jpeg_start_decompress(&info);
+        const int pixel = info.output_components;
+        if (!whole && tile.count == 1) {
+            decode_box(info, scratch, box, parts->target, parts->pitch);
+        } else {
+            const int64_t pitch = int64_t(box.right - box.left) * pixel;
+            uint8_t* pixels =
+                tile.keep ? tile.keep : scratch.pixels.of(pitch * (box.bottom - box.top));
+            decode_box(info, scratch, box, pixels, pitch);
+            paste(tile, parts, pixels, pitch, box.left, box.top, pixel, format.pixel_bytes);
+        }
+    } catch (const std::bad_alloc&) {
+        jpeg_destroy_decompress(&info);
+        return fail(message, REFUSED, "");
+    }
+    tile.height = height;
+    tile.width = width;
+    tile.warnings = int32_t(error.base.num_warnings);
+    jpeg_destroy_decompress(&info);
+    return DONE;
+}
+
+// Copy parts of an uncompressed tile; of a file, only their rows are read.
+int copy_raw(const Call& call, Scratch& scratch, Tile& tile, const Part* parts, char* message) {
+    const Format& format = call.format;
+    const int pixel = format.samples * format.sample_bytes;
+    int height = format.height, width = format.width;
+    if (tile.length < int64_t(height) * width * pixel) {
+        if (tile.length != int64_t(tile.height) * tile.width * pixel)
+            return fail(message, REFUSED, "");
+        height = tile.height;
+        width = tile.width;
+    }
+    const Box box = tile.count ? bounds(tile, parts) : Box{0, 0, 0, 0};
+    if (box.right > width || box.bottom > height) return fail(message, REFUSED, "");
+    const int64_t pitch = int64_t(width) * pixel;
+    const int top = tile.keep ? 0 : box.top, bottom = tile.keep ? height : box.bottom;
+    const int64_t start = tile.offset + top * pitch, size = (bottom - top) * pitch;
+    const uint8_t* rows;
+    if (call.memory && !tile.keep) {
+        rows = call.memory + start;
+    } else {
+        uint8_t* target = tile.keep ? tile.keep : scratch.pixels.of(size);
+        if (call.memory) std::memcpy(target, call.memory + start, size_t(size));
+        else if (read_at(call.file, target, size, start) < size)
+            return fail(message, UNREAD, "");
+        rows = target;
+    }
+    paste(tile, parts, rows, pitch, 0, top, pixel, format.pixel_bytes);
+    tile.height = height;
+    tile.width = width;
+    return DONE;
+}
+
+int read_tile(Call& call, Scratch& scratch, Tile& tile, char* message) {
+    const Part* parts = call.parts + tile.first;
+    if (call.format.codec == RAW) return copy_raw(call, scratch, tile, parts, message);
+    const uint8_t* data = call.memory + tile.offset;
+    if (!call.memory) {
+        uint8_t* encoded = scratch.encoded.of(tile.length);
+        if (read_at(call.file, encoded, tile.length, tile.offset) < tile.length)
+            return fail(message, UNREAD, "");
+        data = encoded;
+    }
+    return decode_jpeg(scratch, call.format, tile, data, parts, message);
+}
+
+bool is_cancelled(const int32_t* cancel) {
+    return cancel && __atomic_load_n(cancel, __ATOMIC_RELAXED);
+}
+
+void read_some(Call& call) {
+    Scratch& scratch = scratch_of_thread;
+    for (int64_t index; (index = call.next.fetch_add(1)) < call.count;) {
+        Tile& tile = call.tiles[index];
+        char* message = call.messages + index * MESSAGE_SIZE;
+        int status = CANCELLED;
+        if (!is_cancelled(call.cancel)) {
+            try {
+                status = read_tile(call, scratch, tile, message);
+            } catch (const std::bad_alloc&) {
+                status = fail(message, REFUSED, "");
+            }
+        }
+        tile.status = status;
+        if (status != DONE) call.failed.fetch_add(1);
+    }
+    scratch.encoded.trim();
+    scratch.pixels.trim();
+}
+
+}  // namespace
+
+int64_t wsigpu_read_tiles(int32_t file, const uint8_t* memory, const Format* format, Tile* tiles,
+                          int64_t count, const Part* parts, char* messages, const int32_t* cancel,
+                          int32_t threads) {
+    Call call{file, memory, *format, tiles, count, parts, messages, cancel};
+    const int helpers = int(std::min<int64_t>(threads, count)) - 1;
+    if (helpers > 0) Pool::shared().run([&call] { read_some(call); }, helpers);
+    else read_some(call);
+    return call.failed;
+}
+
+int64_t wsigpu_read_ranges(int32_t file, const Range* ranges, int64_t count, uint8_t* target,
+                           int32_t threads) {
+    std::atomic<int64_t> next{0}, failed{0};
+    auto work = [&] {
+        for (int64_t index; (index = next.fetch_add(1)) < count;) {
+            const Range& range = ranges[index];
+            if (read_at(file, target + range.place, range.size, range.offset) < range.size)
+                failed.fetch_add(1);
+        }
+    };
+    const int helpers = int(std::min<int64_t>(threads, count)) - 1;
+    if (helpers > 0) Pool::shared().run(work, helpers);
+    else work();
+    return failed;
+}
+
+void wsigpu_layout(int32_t sizes[4], int32_t* jpeg_version) {
+    sizes[0] = sizeof(Format);
+    sizes[1] = sizeof(Tile);
+    sizes[2] = sizeof(Part);
+    sizes[3] = sizeof(Range);
+    *jpeg_version = LIBJPEG_TURBO_VERSION_NUMBER;
+}

@@ -1,0 +1,50 @@
+"""The records of `core.h`, for NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+
+FORMAT = np.dtype(
+    [
+        ("tables", np.uint64),
+        ("tables_size", np.int64),
+        ("codec", np.int32),
+        ("color", np.int32),
+        ("height", np.int32),
+        ("width", np.int32),
+        ("samples", np.int32),
+        ("sample_bytes", np.int32),
+        ("pixel_bytes", np.int32),
+        ("reserved", np.int32),
+    ]
+)
+TILE = np.dtype(
+    [
+        ("offset", np.int64),
+        ("length", np.int64),
+        ("keep", np.uint64),
+        ("first", np.int32),
+        ("count", np.int32),
+        ("height", np.int32),
+        ("width", np.int32),
+        ("status", np.int32),
+        ("warnings", np.int32),
+    ]
+)
+PART = np.dtype(
+    [
+        ("target", np.uint64),
+        ("pitch", np.int64),
+        ("left", np.int32),
+        ("top", np.int32),
+        ("width", np.int32),
+        ("height", np.int32),
+    ]
+)
+RANGE = np.dtype([("offset", np.int64), ("place", np.int64), ("size", np.int64)])
+
+# Values of the enumerations.
+RAW, JPEG = 0, 1
+COLORS = {"gray": 0, "stored": 1, "ycbcr": 2, "auto": 3}
+DONE, DAMAGED, REFUSED, UNREAD, CANCELLED = range(5)
+MESSAGE_SIZE = 200
