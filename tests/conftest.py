@@ -15,9 +15,9 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
+from napari_wsigpu import native, runtime
 from napari_wsigpu.codecs.color import ColorProfile
-from napari_wsigpu.slide import runtime
-from napari_wsigpu.slide.runtime import Runtime
+from napari_wsigpu.runtime import Runtime
 from napari_wsigpu.storage.remote.disk_cache import FOLDER
 from tests.fakes.host_device import HostDevice, HostMachine
 from tests.writers.icc import PROFILES
@@ -82,6 +82,12 @@ def pinned_places() -> int:
     caches = runtime.default().devices._tiles.values()
     shelves = [shelf for cache in caches for shelf in cache._shelves.values()]
     return sum(int(shelf.pins.sum()) for shelf in shelves)
+
+
+@pytest.fixture
+def without_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have tiles decoded in Python, as where the package was installed without a compiler."""
+    monkeypatch.setattr(native, "core", None)
 
 
 @pytest.fixture

@@ -433,7 +433,8 @@ def test_the_cache_is_ours(image, monkeypatch):
     assert cache.memory_capacity == runtime.default().tiles.budget == 3 << 20
     assert cache.memory_size == cache.size == 0
     assert cache.config == {"type": "per_process", "memory_capacity": 3, "record_stat": False}
-    image.read_region()
+    for _ in range(2):  # tiles that come again are kept
+        image.read_region()
     assert cache.memory_size == runtime.default().tiles.used > 0
     assert cache.free_memory == (3 << 20) - runtime.default().tiles.used
     cache.reserve(2)

@@ -28,7 +28,7 @@ def ahead(read, locations, **options):
     """Read batches region by region."""
     options = DEFAULTS | options
 
-    def read_batch(batch, check):
+    def read_batch(batch, cancellation):
         assert 1 <= len(batch) <= (options["batch_size"] or 1)
         found = [read(location) for location in batch]
         return found[0] if options["batch_size"] is None else np.stack(found)
@@ -165,15 +165,15 @@ def test_who_reads_an_abandoned_one_is_told(leaves_nothing, batch_size):
     """The first is handed out, the others are read until nobody waits for them any more."""
     told, going_on = [], threading.Semaphore(0)
 
-    def read(batch, check):
-        check()
+    def read(batch, cancellation):
+        cancellation.check()
         if batch[0] == (0, 0):
             return numbered(batch)
         going_on.release()
         try:
             for _ in range(2000):
                 time.sleep(0.005)
-                check()
+                cancellation.check()
         except BaseException as error:
             told.append(error)
             raise
@@ -188,8 +188,8 @@ def test_who_reads_an_abandoned_one_is_told(leaves_nothing, batch_size):
 
 
 def test_nobody_is_told_while_regions_are_wanted():
-    def read(batch, check):
-        check()
+    def read(batch, cancellation):
+        cancellation.check()
         return numbered(batch)
 
     for workers in (0, 2):

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from napari_wsigpu.reading import cache
 from napari_wsigpu.reading.cache import Recurrence, TileCache, TileKey
 from tests.fakes.host_device import level_of
 
@@ -254,8 +255,13 @@ class TestRecurrence:
         return Recurrence(TileCache(50 * 100))
 
     def note(self, recurrence, *numbers, image=0):
-        tiles = np.stack(np.divmod(np.array(numbers), 100), 1)
-        return recurrence.note(image, self.IMAGE, tiles)
+        """A batch of tiles, many enough to be judged alone."""
+        rows, columns = np.divmod(np.array(numbers), 100)
+        return recurrence.note(image, self.IMAGE, rows, columns)
+
+    @pytest.fixture(autouse=True)
+    def batches(self, monkeypatch):
+        monkeypatch.setattr(cache, "MANY_TILES", 8)
 
     def test_new_ones_do_not(self, recurrence):
         assert not any(self.note(recurrence, *range(n, n + 9)) for n in range(0, 900, 9))
@@ -281,3 +287,16 @@ class TestRecurrence:
         recurrence = Recurrence(TileCache(0))
         for _ in range(3):
             assert not self.note(recurrence, *range(8))
+
+    def test_single_regions_are_judged_by_their_average(self, monkeypatch):
+        """Half of the tiles of neighbours come again: worth it after some; one is no proof."""
+        monkeypatch.setattr(cache, "MANY_TILES", 64)
+        recurrence = Recurrence(TileCache(500 * 100))
+        kept = [
+            recurrence.note(0, self.IMAGE, slice(3, 5), slice(column, column + 2))
+            for column in range(40)
+        ]
+        assert not any(kept[:8])
+        assert all(kept[20:])
+        assert not recurrence.note(1, self.IMAGE, slice(0, 2), slice(0, 2))
+        assert not recurrence.note(1, self.IMAGE, slice(0, 2), slice(0, 2))

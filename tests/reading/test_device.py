@@ -35,7 +35,7 @@ from napari_wsigpu.model.errors import (
 from napari_wsigpu.model.geometry import Rect
 from napari_wsigpu.reading import device_pipeline as device_module
 from napari_wsigpu.reading import halving
-from napari_wsigpu.reading.plan import Regions, Wish
+from napari_wsigpu.reading.plan import Cancellation, Regions, Wish
 from napari_wsigpu.reading.planning import plan_regions
 from napari_wsigpu.slide import opened, runtime
 from napari_wsigpu.slide.runtime import Runtime
@@ -368,23 +368,25 @@ class TestManyRegions:
         slide._reader.read_to_device(0, regions, "cuda")
         assert slide.stats()["cache_hits"] == kept
 
+    @pytest.mark.usefixtures("without_core")
     @pytest.mark.parametrize("device", ["cpu", "cuda"])
     def test_who_does_not_want_them_any_more_ends_it(self, jpeg, host_gpu, monkeypatch, device):
         monkeypatch.setattr(device_module, "BATCH_TILES", 4)
         slide, (level, *_) = jpeg
         checks = []
 
-        def check():
-            checks.append(1)
-            if len(checks) == 3:
-                raise KeyboardInterrupt
+        class Checked(Cancellation):
+            def check(self):
+                checks.append(1)
+                if len(checks) == 3:
+                    raise KeyboardInterrupt
 
         regions = Regions.of([Rect(0, 0, HEIGHT, WIDTH)])
         read = slide._reader.read
         if device == "cuda":
             read = partial(slide._reader.read_to_device, device="cuda")
         with pytest.raises(KeyboardInterrupt):
-            read(0, regions, wish=Wish(check=check))
+            read(0, regions, wish=Wish(cancellation=Checked()))
         assert pinned_places() == 0
         assert decoded(slide).get("nvimagecodec", 0) <= 8
         np.testing.assert_array_equal(whole(slide), level)

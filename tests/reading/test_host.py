@@ -21,7 +21,7 @@ from napari_wsigpu.reading import host
 from napari_wsigpu.reading.cache import TileCache
 from napari_wsigpu.reading.host import HostExecutor
 from napari_wsigpu.reading.log import TileLog
-from napari_wsigpu.reading.plan import Regions, Wish, tile_rect
+from napari_wsigpu.reading.plan import Cancellation, Regions, Wish, tile_rect
 from napari_wsigpu.reading.planning import plan_regions
 from napari_wsigpu.slide import runtime
 from tests.writers import slides, tiffbytes
@@ -35,6 +35,14 @@ def reading(request, monkeypatch):
     """Both ways in which uncompressed tiles are read."""
     if request.param == "read by who decodes":
         monkeypatch.setattr(raw, "SMALLEST_READ", 0)
+
+
+class Checked(Cancellation):
+    """Calls a function instead of looking at a flag."""
+
+    def __init__(self, check):
+        super().__init__()
+        self.check = check
 
 
 @pytest.fixture
@@ -171,6 +179,7 @@ class TestCache:
         assert runtime.default().tiles.used == before
 
 
+@pytest.mark.usefixtures("without_core")
 class TestBatches:
     @pytest.mark.parametrize(
         ("tiles", "size"), [(1, 1 << 30), (7, 1 << 30), (256, 10_000), (256, 1)]
@@ -214,7 +223,7 @@ class TestBatches:
                 os.utime(slide.path, ns=(0, 0))
 
         with pytest.raises(SlideChangedError):
-            slide._reader.read(0, WHOLE, Wish(check=check))
+            slide._reader.read(0, WHOLE, Wish(cancellation=Checked(check)))
         with open_slide(slide.path, "cpu") as again:
             np.testing.assert_array_equal(again.levels[0][...], pixels)
 
@@ -230,7 +239,7 @@ class TestBatches:
                 raise KeyError("nobody waits")
 
         with pytest.raises(KeyError, match="nobody"):
-            slide._reader.read(0, WHOLE, Wish(check=check))
+            slide._reader.read(0, WHOLE, Wish(cancellation=Checked(check)))
         decoded = slide.stats()["decoded"]["cpu"]
         assert decoded <= 10
         np.testing.assert_array_equal(slide.levels[0][...], pixels)
@@ -334,6 +343,7 @@ class TestManyRegions:
             np.testing.assert_array_equal(tile, pixels[place])
         assert self.cache.used == 3 * 32 * 48 * 3
 
+    @pytest.mark.usefixtures("without_core")
     @pytest.mark.parametrize("ends", [None, 2, 4])
     def test_no_more_than_two_batches_are_in_flight(self, slide_of, monkeypatch, ends):
         """And none any more when it has ended, however it did."""
@@ -359,7 +369,9 @@ class TestManyRegions:
         )
         found = [np.empty((160, 240, 3), np.uint8)]
         with nullcontext() if ends is None else pytest.raises(KeyError):
-            executor.read(0, plan_regions(0, images, WHOLE), found, Wish(check=check))
+            executor.read(
+                0, plan_regions(0, images, WHOLE), found, Wish(cancellation=Checked(check))
+            )
         assert decoder.most == min(2, ends - 1 if ends else 2)
         assert decoder.flying == set()
 

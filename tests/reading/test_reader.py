@@ -574,6 +574,7 @@ class TestTilesOfDisplays:
             with monkeypatch.context() as patch:
                 patch.setattr(slide._source, "read", fail)
                 patch.setattr(slide._source, "read_joined", fail)
+                patch.setattr(slide._source, "descriptor", fail)
                 with pytest.raises(error, match="gone"):
                     slide.displayed.read_tiles(keys)
             assert slide.stats()["failed"] == 0

@@ -313,6 +313,7 @@ class TestResources:
         assert slide.stats()["bytes_read"] == 0
         assert decoding_threads() == []
 
+    @pytest.mark.usefixtures("without_core")
     @pytest.mark.parametrize("threads", [1, 3])
     def test_as_many_threads_decode_as_were_asked_for(self, path, aperio, threads):
         with open_slide(path, threads=threads) as slide, pickle.loads(pickle.dumps(slide)) as other:
@@ -325,6 +326,7 @@ class TestResources:
         with pytest.raises(DeviceError, match=f"threads is {threads!r}"):
             open_slide(path, threads=threads)
 
+    @pytest.mark.usefixtures("without_core")
     def test_release_lets_go_until_the_next_read(self, path, aperio, handles_of):
         slide, levels = aperio
         for _ in range(2):
@@ -372,6 +374,7 @@ class TestResources:
         slide.levels[2][...]
         assert slide.stats()["cache_hits"] == 0
 
+    @pytest.mark.usefixtures("without_core")
     @pytest.mark.parametrize("method", ["close", "release"])
     def test_a_read_in_flight_leaves_nothing(self, path, method, monkeypatch, leaves_nothing):
         """The slide is closed between the moment bytes were read and that they are decoded."""

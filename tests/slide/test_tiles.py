@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import tifffile
 
-from napari_wsigpu import open_slide
-from napari_wsigpu.model.errors import (
+from napari_wsigpu import native, open_slide, runtime
+from napari_wsigpu.errors import (
     LevelError,
     NotASlideError,
     RegionError,
@@ -214,9 +214,20 @@ def test_a_file_that_changes_while_it_is_read_is_at_fault(
 
         return spoil_and_read
 
+    def spoilt_named(read):
+        spoilt = spoilt_before(lambda: None)
+
+        def spoil_and_read(*arguments, **options):
+            spoilt()
+            return read(*arguments, **options)
+
+        return spoil_and_read
+
     with open_slide(copy, device=device) as slide:
         for name in ("pread", "preadv"):
             monkeypatch.setattr(os, name, spoilt_before(getattr(os, name)))
+        if native.core is not None:
+            monkeypatch.setattr(native.core, "read_tiles", spoilt_named(native.core.read_tiles))
         with pytest.raises(SlideChangedError, match=r"slide\.svs' (has changed|was cut short)"):
             slide.level_array(0, tolerant=tolerant)[:600, :600]
         assert slide.stats()["failed"] == 0

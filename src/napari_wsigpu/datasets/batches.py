@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.codecs.color import Color
     from napari_wsigpu.datasets.order import Order
     from napari_wsigpu.datasets.patches import Patches
+    from napari_wsigpu.reading.plan import Cancellation
 
     Shape = tuple[int, ...]
     Empty = Callable[[Shape, np.dtype[Any]], tuple[Any, Any]]
@@ -364,9 +365,9 @@ class PatchBatches:
         self,
         run: Run | None,
         items: Sequence[tuple[int, NDArray[np.int64]]],
-        check: Callable[[], None],
+        cancellation: Cancellation,
     ) -> Batch:
-        check()
+        cancellation.check()
         ((place, indices),) = items
         return Batch(self.reader.read(indices, self._empty, run, place), indices)
 

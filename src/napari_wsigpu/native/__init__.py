@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from napari_wsigpu.native.tables import FORMAT, MESSAGE_SIZE, PART, RANGE, TILE
+from napari_wsigpu.native.tables import FORMAT, LEVEL, MESSAGE_SIZE, PART, RANGE, TILE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,6 +23,7 @@ SUFFIXES = {"win32": ".dll", "darwin": ".dylib"}
 FILE = f"wsigpu_core{SUFFIXES.get(sys.platform, '.so')}"
 # Set to "off" to decode in Python although the core is there.
 SWITCH = "WSIGPU_NATIVE"
+RECORDS = FORMAT, TILE, PART, RANGE, LEVEL
 
 
 class Core:
@@ -40,9 +41,9 @@ class Core:
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        sizes, jpeg = (c_int32 * 4)(), c_int32()
+        sizes, jpeg = (c_int32 * 5)(), c_int32()
         library.wsigpu_layout(sizes, ctypes.byref(jpeg))
-        if [*sizes] != [record.itemsize for record in (FORMAT, TILE, PART, RANGE)]:
+        if [*sizes] != [record.itemsize for record in RECORDS]:
             raise OSError("it was built for another version")
         # libjpeg-turbo counts as 2001005 for 2.1.5.
         parts = divmod(jpeg.value, 1_000_000), divmod(jpeg.value % 1_000_000, 1000)
@@ -51,6 +52,11 @@ class Core:
         self._read_tiles.restype = c_int64
         self._read_tiles.argtypes = [
             c_int32, c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int32,
+        ]  # fmt: skip
+        self._read_region = library.wsigpu_read_region
+        self._read_region.restype = c_int64
+        self._read_region.argtypes = [
+            c_int32, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_int64,
         ]  # fmt: skip
         self._read_ranges = library.wsigpu_read_ranges
         self._read_ranges.restype = c_int64
@@ -110,6 +116,37 @@ class Core:
             index: texts[index].decode("utf-8", "replace")
             for index in np.flatnonzero(tiles["status"]).tolist()
         }
+
+    def read_region(
+        self,
+        file: int,
+        form: int,
+        level: int,
+        place: tuple[int, int, int, int],
+        target: NDArray[Any],
+    ) -> int:
+        """Read a small rectangle of a level in this thread.
+
+        Parameters
+        ----------
+        file : int
+            Descriptor of the file.
+        form, level : int
+            Addresses of a `FORMAT` and a `LEVEL` record.
+        place : tuple of int
+            Left, top, width and height in pixels of the level.
+        target : ndarray
+            Where its pixels go; rows may lie apart.
+
+        Returns
+        -------
+        int
+            How many bytes were read, or -1 if the read has to be planned by tiles.
+        """
+        count: int = self._read_region(
+            file, form, level, *place, target.ctypes.data, target.strides[0]
+        )
+        return count
 
     def read_ranges(self, file: int, ranges: NDArray[Any], target: int, threads: int = 1) -> bool:
         """Read ranges of a file into a buffer.

@@ -304,7 +304,14 @@ int copy_raw(const Call& call, Scratch& scratch, Tile& tile, const Part* parts, 
 
 int read_tile(Call& call, Scratch& scratch, Tile& tile, char* message) {
     const Part* parts = call.parts + tile.first;
-    if (call.format.codec == RAW) return copy_raw(call, scratch, tile, parts, message);
+    const Format& format = call.format;
+    if (!tile.length && tile.keep) {
+        const int pixel = format.samples * format.sample_bytes;
+        paste(tile, parts, tile.keep, int64_t(tile.width) * pixel, 0, 0, pixel,
+              format.pixel_bytes);
+        return DONE;
+    }
+    if (format.codec == RAW) return copy_raw(call, scratch, tile, parts, message);
     const uint8_t* data = call.memory + tile.offset;
     if (!call.memory) {
         uint8_t* encoded = scratch.encoded.of(tile.length);
@@ -312,7 +319,7 @@ int read_tile(Call& call, Scratch& scratch, Tile& tile, char* message) {
             return fail(message, UNREAD, "");
         data = encoded;
     }
-    return decode_jpeg(scratch, call.format, tile, data, parts, message);
+    return decode_jpeg(scratch, format, tile, data, parts, message);
 }
 
 bool is_cancelled(const int32_t* cancel) {
@@ -351,6 +358,50 @@ int64_t wsigpu_read_tiles(int32_t file, const uint8_t* memory, const Format* for
     return call.failed;
 }
 
+int64_t wsigpu_read_region(int32_t file, const Format* format, const Level* level, int64_t left,
+                           int64_t top, int64_t width, int64_t height, uint8_t* target,
+                           int64_t pitch) {
+    const int64_t right = left + width, bottom = top + height;
+    const int64_t high = format->height, wide = format->width;
+    if (left < 0 || top < 0 || width < 1 || height < 1 || right > level->width ||
+        bottom > level->height)
+        return -1;
+    char message[MESSAGE_SIZE];
+    int64_t bytes = 0;
+    for (int64_t row = top / high; row * high < bottom; ++row) {
+        const int64_t first_y = std::max(top, row * high);
+        const int64_t past_y = std::min(bottom, (row + 1) * high);
+        for (int64_t column = left / wide; column * wide < right; ++column) {
+            const int64_t first_x = std::max(left, column * wide);
+            const int64_t past_x = std::min(right, (column + 1) * wide);
+            const int64_t index = row * level->columns + column;
+            if (row >= level->rows || column >= level->columns || !level->lengths[index])
+                return -1;
+            const Part part{target + (first_y - top) * pitch +
+                                (first_x - left) * format->pixel_bytes,
+                            pitch,
+                            int32_t(first_x - column * wide),
+                            int32_t(first_y - row * high),
+                            int32_t(past_x - first_x),
+                            int32_t(past_y - first_y)};
+            Tile tile{level->offsets[index],
+                      level->lengths[index],
+                      nullptr,
+                      0,
+                      1,
+                      int32_t(std::min(high, level->height - row * high)),
+                      int32_t(std::min(wide, level->width - column * wide)),
+                      DONE,
+                      0};
+            Call call{file, nullptr, *format, &tile, 1, &part, message, nullptr};
+            read_some(call);
+            if (call.failed) return -1;
+            bytes += tile.length;
+        }
+    }
+    return bytes;
+}
+
 int64_t wsigpu_read_ranges(int32_t file, const Range* ranges, int64_t count, uint8_t* target,
                            int32_t threads) {
     std::atomic<int64_t> next{0}, failed{0};
@@ -367,10 +418,11 @@ int64_t wsigpu_read_ranges(int32_t file, const Range* ranges, int64_t count, uin
     return failed;
 }
 
-void wsigpu_layout(int32_t sizes[4], int32_t* jpeg_version) {
+void wsigpu_layout(int32_t sizes[5], int32_t* jpeg_version) {
     sizes[0] = sizeof(Format);
     sizes[1] = sizeof(Tile);
     sizes[2] = sizeof(Part);
     sizes[3] = sizeof(Range);
+    sizes[4] = sizeof(Level);
     *jpeg_version = LIBJPEG_TURBO_VERSION_NUMBER;
 }

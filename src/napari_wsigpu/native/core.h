@@ -35,7 +35,8 @@ struct Format {
 };
 
 // One encoded tile. `height` and `width` are the part of it inside the level, to which some
-// writers cut tiles at the edges; the core replaces them by the size that it found.
+// writers cut tiles at the edges; the core replaces them by the size that it found. A tile of
+// length 0 was decoded before: `keep` holds its pixels, which have this size.
 struct Tile {
     int64_t offset, length;  // in the file, or in memory
     uint8_t* keep;           // memory for the whole tile, or null
@@ -63,11 +64,23 @@ WSIGPU_API int64_t wsigpu_read_tiles(int32_t file, const uint8_t* memory, const 
                                      Tile* tiles, int64_t count, const Part* parts, char* messages,
                                      const int32_t* cancel, int32_t threads);
 
+// Where the tiles of a level lie in the file, row by row, and the size of its image.
+struct Level {
+    const int64_t *offsets, *lengths;
+    int64_t rows, columns, height, width;
+};
+
+// Read a small rectangle of a level in the calling thread. Returns the bytes read, or -1 if the
+// caller has to plan the read: a tile failed or is missing, or the rectangle leaves the image.
+WSIGPU_API int64_t wsigpu_read_region(int32_t file, const Format* format, const Level* level,
+                                      int64_t left, int64_t top, int64_t width, int64_t height,
+                                      uint8_t* target, int64_t pitch);
+
 // Read ranges of a file into one buffer. Returns how many could not be read completely.
 WSIGPU_API int64_t wsigpu_read_ranges(int32_t file, const Range* ranges, int64_t count,
                                       uint8_t* target, int32_t threads);
 
 // The sizes of the records above in declaration order, and the version of libjpeg-turbo.
-WSIGPU_API void wsigpu_layout(int32_t sizes[4], int32_t* jpeg_version);
+WSIGPU_API void wsigpu_layout(int32_t sizes[5], int32_t* jpeg_version);
 
 }  // extern "C"

@@ -42,6 +42,16 @@ PART = np.dtype(
     ]
 )
 RANGE = np.dtype([("offset", np.int64), ("place", np.int64), ("size", np.int64)])
+LEVEL = np.dtype(
+    [
+        ("offsets", np.uint64),
+        ("lengths", np.uint64),
+        ("rows", np.int64),
+        ("columns", np.int64),
+        ("height", np.int64),
+        ("width", np.int64),
+    ]
+)
 
 # Values of the enumerations.
 RAW, JPEG = 0, 1

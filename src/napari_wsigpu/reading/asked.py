@@ -45,13 +45,19 @@ def regions_of(
     RegionError
         If a location or the size is no pair of whole numbers, or can't be.
     """
-    width, height = size_of(size)
     if len(locations) == 1:  # NumPy takes longer for one
-        x, y = (_nearest(each / downsample) for each in _integers("location", locations[0]))
-        return Regions.one(Rect(y, x, height, width))
+        return Regions.one(region_of(locations[0], size, downsample))
+    width, height = size_of(size)
     exact = np.clip(_places(locations) / downsample, -FARTHEST, FARTHEST)
     corners = np.floor(exact + 0.5).astype(np.int64)
     return Regions.alike(corners[:, 1], corners[:, 0], height, width)
+
+
+def region_of(location: tuple[int, int], size: tuple[int, int], downsample: float) -> Rect:
+    """Return one region in a level's own pixels; see `regions_of`."""
+    width, height = size_of(size)
+    x, y = _integers("location", location)
+    return Rect(_nearest(y / downsample), _nearest(x / downsample), height, width)
 
 
 def size_of(size: Any, least: int = 0) -> tuple[int, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 import random
 import sys
-import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from napari_wsigpu.model.errors import RegionError
+from napari_wsigpu.reading.plan import NEVER, Cancellation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
@@ -27,12 +27,8 @@ MOST_THREADS = 64
 AHEAD_BYTES = 1 << 30
 
 
-class _EndedError(Exception):
-    """The iterator that a batch is read for was closed."""
-
-
 def read_ahead(
-    read: Callable[[list[Item], Callable[[], None]], Any],
+    read: Callable[[list[Item], Cancellation], Any],
     locations: Iterable[Item],
     *,
     batch_size: int | None,
@@ -48,8 +44,7 @@ def read_ahead(
     Parameters
     ----------
     read : callable
-        Reads the regions at the locations of a batch. It is given what to call now and then, which
-        raises if nobody wants the batch any more.
+        Reads the regions at the locations of a batch, and stops if its `Cancellation` says so.
     locations, batch_size, num_workers, prefetch_factor, shuffle, seed, drop_last
         As in `Slide.read_regions`; without a batch size, a batch has one location.
     batch_bytes : int
@@ -90,30 +85,25 @@ def read_ahead(
 
 
 def _ahead(
-    read: Callable[[list[Item], Callable[[], None]], Any],
+    read: Callable[[list[Item], Cancellation], Any],
     batches: Iterator[list[Item]],
     workers: int,
     window: int,
 ) -> Generator[Any, None, None]:
     if not workers:
-        yield from (read(batch, _go_on) for batch in batches)
+        yield from (read(batch, NEVER) for batch in batches)
         return
-    ended = threading.Event()
-
-    def check() -> None:
-        if ended.is_set():
-            raise _EndedError
-
+    ended = Cancellation()
     with ThreadPoolExecutor(min(workers, MOST_THREADS), "wsigpu-ahead") as pool:
         waiting: deque[Future[Any]] = deque()
         try:
-            waiting += [pool.submit(read, batch, check) for batch in islice(batches, window)]
+            waiting += [pool.submit(read, batch, ended) for batch in islice(batches, window)]
             while waiting:
                 regions = waiting.popleft().result()
-                waiting += [pool.submit(read, batch, check) for batch in islice(batches, 1)]
+                waiting += [pool.submit(read, batch, ended) for batch in islice(batches, 1)]
                 yield regions
         finally:
-            ended.set()
+            ended.cancel()
             for future in waiting:
                 future.cancel()
 
@@ -134,10 +124,6 @@ def _in_turn(waiting: deque[Generator[Item, None, None]]) -> Generator[Item, Non
             else:
                 yield item
                 waiting.rotate(-1)
-
-
-def _go_on() -> None:
-    """Let work that somebody waits for go on."""
 
 
 def _batches(locations: Iterable[Item], size: int, *, drop_last: bool) -> Iterator[list[Item]]:

@@ -16,8 +16,11 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.model.layout import LevelLayout
 
+    Index = NDArray[np.int64] | slice
+
 DEFAULT_BUDGET = 512_000_000
 WORTH_KEEPING = 0.25
+MANY_TILES = 64
 
 
 class TileKey(NamedTuple):
@@ -110,6 +113,13 @@ class TileCache:
         with self._lock:
             return [self._get(key) if key in self._tiles else None for key in keys]
 
+    def holds_any(self, slide: int, level: int, rows: range, columns: range) -> bool:
+        """Whether any tile of a rectangle is held; it may be evicted at once."""
+        tiles = self._tiles
+        return bool(tiles) and any(
+            (slide, level, row, column) in tiles for row in rows for column in columns
+        )
+
     def put(self, key: TileKey, tile: NDArray[Any]) -> None:
         """Hold a tile, unless it alone is larger than the budget."""
         self.put_all({key: tile}, tile.nbytes)
@@ -195,26 +205,34 @@ class Recurrence:
         self._cache = cache
         self._lock = threading.Lock()
         self._count = 0
+        # Of each image: when each tile was last read, counted in tiles, and the share of tiles
+        # that came again.
         self._seen: dict[int, NDArray[np.int64]] = {}
+        self._rates: dict[int, float] = {}
 
-    def note(self, number: int, image: LevelLayout, tiles: NDArray[np.int64]) -> bool:
-        """Learn which tiles are decoded now, and say whether such are worth to be kept.
+    def note(self, number: int, image: LevelLayout, rows: Index, columns: Index) -> bool:
+        """Learn which tiles are read now, and say whether such tiles are worth keeping.
 
         Parameters
         ----------
         number, image
             What they are tiles of.
-        tiles : ndarray of int64, shape (tiles, 2)
-            Row and column of each.
+        rows, columns : ndarray of int64, shape (tiles,), or slice
+            Where each tile lies; slices stand for a rectangle of tiles.
         """
-        rows, columns = tiles.T
         held = self._cache.budget // image.tile_bytes
         with self._lock:
             seen = self._seen.get(number)
             if seen is None:
                 seen = np.full((image.grid.rows, image.grid.columns), -held, np.int64)
                 self._seen[number] = seen
-            self._count += len(tiles)
-            again = np.count_nonzero(seen[rows, columns] > self._count - held)
+            last = seen[rows, columns]
+            tiles = last.size
+            self._count += tiles
+            share = np.count_nonzero(last > self._count - held) / (tiles or 1)
             seen[rows, columns] = self._count
-        return bool(again >= WORTH_KEEPING * len(tiles))
+            # A batch counts for itself; single regions are too few tiles to judge by one of them.
+            rate = self._rates.get(number, 0.0)
+            rate += (share - rate) * min(1.0, tiles / MANY_TILES)
+            self._rates[number] = rate
+            return bool(rate >= WORTH_KEEPING)

@@ -218,7 +218,7 @@ class DevicePipeline:
         flying: list[_InFlight] = []
         try:
             while len(absent):
-                output.wish.check()
+                output.wish.cancellation.check()
                 if len(flying) == IN_FLIGHT:
                     self._finish(plan, flying.pop(0), output)
                 try:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from napari_wsigpu import native
 from napari_wsigpu.codecs.cpu import HostSlots
 from napari_wsigpu.codecs.decoder import EncodedBatch
+from napari_wsigpu.codecs.native_format import native_format
 from napari_wsigpu.codecs.raw import lies_decoded
+from napari_wsigpu.model.geometry import Rect
+from napari_wsigpu.native.tables import PART, TILE
 from napari_wsigpu.reading.averages import Averages
 from napari_wsigpu.reading.cache import Recurrence, TileKey
-from napari_wsigpu.reading.pasting import Paste, slices_of
-from napari_wsigpu.reading.plan import Wish, regions_with, tile_rect
+from napari_wsigpu.reading.pasting import NO_PARTS, Paste, WholeTiles, slices_of
+from napari_wsigpu.reading.plan import Wish, regions_with
 from napari_wsigpu.reading.planning import plan_regions
 from napari_wsigpu.storage.buffers import RegionMemory, TileMemory
+from napari_wsigpu.storage.file import FileSource
 from napari_wsigpu.storage.source import FillingSource, ScatteredSource
 
 if TYPE_CHECKING:
@@ -25,22 +32,22 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.color import ColorTable
-    from napari_wsigpu.codecs.cpu import Parts
-    from napari_wsigpu.codecs.decoder import Decoder, PendingBatch
+    from napari_wsigpu.codecs.cpu import CpuDecoder
+    from napari_wsigpu.codecs.decoder import PendingBatch
+    from napari_wsigpu.codecs.native_format import NativeFormat
     from napari_wsigpu.model.layout import LevelLayout, PyramidLevel
     from napari_wsigpu.reading.cache import TileCache
     from napari_wsigpu.reading.log import TileLog
     from napari_wsigpu.reading.pasting import Targets
-    from napari_wsigpu.reading.plan import ReadPlan
+    from napari_wsigpu.reading.plan import Keep, ReadPlan
     from napari_wsigpu.storage.source import ByteSource
 
     Integers = NDArray[np.int64]
-    # Takes the pixels of a tile, by its index in the plan; and shows one value in its place.
-    Take = Callable[[int, NDArray[Any]], None]
-    Fill = Callable[[int], None]
-    # Where the pixels of some tiles go, if each goes to one place only.
-    FindParts = Callable[[Integers], Parts | None]
+    Target = Paste | WholeTiles
 
+# So few tiles are decoded by the calling thread alone.
+FEW_TILES = 16
+NATIVE_BATCH_TILES = 4096
 BATCH_TILES = 512
 BATCH_BYTES = 64 << 20
 BATCH_PIXEL_BYTES = 256 << 20
@@ -74,7 +81,7 @@ class HostExecutor:
         pyramid: Sequence[PyramidLevel],
         background: float,
         source: ByteSource,
-        decoder: Decoder[HostSlots],
+        decoder: CpuDecoder,
         cache: TileCache,
         log: TileLog,
         timed: Callable[[LevelLayout, int, float], None],
@@ -92,12 +99,107 @@ class HostExecutor:
         self._tile_memory = TileMemory()
         self._averages = Averages(images, pyramid, background, self._bytes, self._tile_memory)
         self._recurrence = Recurrence(cache)
+        # More threads than cores only help those that wait for the interpreter.
+        self._threads = min(decoder.threads, os.cpu_count() or 1)
+        self._forms: dict[int, NativeFormat | None] = {}
 
     def blank(self, image: int, table: ColorTable | None) -> Any:
         """Return what pixels show that the file does not hold."""
         if table is None:
             return self._background
         return table.background(self._background, self._images[image].channels)
+
+    def read_small(self, number: int, region: Rect, pixels: NDArray[Any]) -> Keep | None:
+        """Read a small region by one call of the core, in this thread and without a plan.
+
+        Parameters
+        ----------
+        number : int
+            The image.
+        region : Rect
+            A part of it.
+        pixels : ndarray, shape (height, width, channels)
+            Where its pixels go, as stored; the distance of pixels may be that of RGBA.
+
+        Returns
+        -------
+        str or None
+            None if it was read. Else it has to be planned, and tiles kept as this says: it is not
+            small, lies partly outside the image, or in tiles that are missing or can't be decoded.
+        """
+        image = self._images[number]
+        form = self._form(number, image)
+        if form is None or not isinstance(self._source, FileSource):
+            return "recurring"
+        address, grid, slide = form.address(pixels.strides[1]), image.grid, self._slide
+        top, left, height, width = region
+        inside = 0 <= top <= image.height - height and 0 <= left <= image.width - width
+        if not address or not inside or not height or not width:
+            return "recurring"
+        rows = range(top // grid.tile_height, (top + height - 1) // grid.tile_height + 1)
+        columns = range(left // grid.tile_width, (left + width - 1) // grid.tile_width + 1)
+        count = len(rows) * len(columns)
+        if count > FEW_TILES:
+            return "recurring"
+        places = slice(rows.start, rows.stop), slice(columns.start, columns.stop)
+        recur = self._recurrence.note(number, image, *places)
+        assert native.core is not None
+        with self._source.descriptor() as file:
+            if recur or self._cache.holds_any(slide, number, rows, columns):
+                few = _FewTiles(image, TileKey(slide, number, rows.start, columns.start), region)
+                held, read = self._read_few(form, few, file, pixels, keep=recur)
+            else:
+                place = left, top, width, height
+                read = native.core.read_region(file, address, form.level, place, pixels)
+                held = 0
+        if read < 0:
+            return "all" if recur else "none"
+        self._log.count_read(held, count - held, read, image.tile_bytes)
+        return None
+
+    def _read_few(
+        self, form: NativeFormat, few: _FewTiles, file: int, pixels: NDArray[Any], *, keep: bool
+    ) -> tuple[int, int]:
+        """Paste tiles of a small region that are cached, and decode the others.
+
+        Returns
+        -------
+        held : int
+            How many tiles were cached.
+        read : int
+            How many bytes were read, or -1 if a tile is missing or can't be decoded.
+        """
+        assert native.core is not None
+        image, held, first = few.image, 0, int(pixels.ctypes.data)
+        pitch, pixel = pixels.strides[:2]
+        tiles: list[tuple[int, ...]] = []
+        parts: list[tuple[int, ...]] = []
+        rooms: dict[int, tuple[TileKey, NDArray[np.uint8]]] = {}
+        cached = []  # alive until they are pasted
+        for number, (key, rect, y, x) in enumerate(few.parts()):
+            offset, length, height, width = few.stored(key)
+            found = self._cache.get(key)
+            place = 0
+            if found is not None:
+                held += 1
+                cached.append(found)
+                length, place, (height, width) = 0, found.ctypes.data, found.shape[:2]
+            elif not length:
+                return held, -1
+            elif keep:
+                room = self._tile_memory.take(image.tile_bytes)
+                rooms[number] = key, room
+                place = room.ctypes.data
+            tiles.append((offset, length, place, number, 1, height, width, 0, 0))
+            target = first + y * pitch + x * pixel
+            parts.append((target, pitch, rect.left, rect.top, rect.width, rect.height))
+        table = np.array(tiles, TILE)
+        address = form.address(pixel)
+        if native.core.read_tiles(address, table, np.array(parts, PART), file=file):
+            return held, -1
+        for number, (key, room) in rooms.items():
+            self._cache.put(key, form.tile(room, image, table[number]))
+        return held, int(table["length"].sum())
 
     def read(self, number: int, plans: Sequence[ReadPlan], regions: Targets, wish: Wish) -> None:
         """Put the pixels of regions together.
@@ -129,16 +231,9 @@ class HostExecutor:
 
         They are cut to the image, and in the cache now.
         """
-        image = self._images[plan.image]
-        found: dict[tuple[int, int], NDArray[Any]] = {}
-        places = list(map(tuple, plan.tiles.tolist()))
-
-        def take(tile: int, pixels: NDArray[Any]) -> None:
-            rect = tile_rect(image, *places[tile])
-            found[places[tile]] = pixels[: rect.height, : rect.width]
-
-        self._carry_out(plan, take, lambda tile: None, wish)
-        return found
+        tiles = WholeTiles(plan, self._images[plan.image])
+        self._carry_out(plan, tiles, wish)
+        return tiles.found
 
     def release(self) -> None:
         """Give back memory that is kept for the next plan."""
@@ -160,8 +255,7 @@ class HostExecutor:
         for plan in plans:
             if len(plan.blanks):
                 self._fill_blanks(plan, regions, blank)
-            paste = Paste(plan, regions, wish.channel, blank)
-            failures |= self._carry_out(plan, paste.take, paste.fill, wish, paste.parts)
+            failures |= self._carry_out(plan, Paste(plan, regions, wish.channel, blank), wish)
         return failures
 
     def _fill_blanks(self, plan: ReadPlan, regions: Targets, blank: Any) -> None:
@@ -169,33 +263,31 @@ class HostExecutor:
             regions[region][y:end_y, x:end_x] = blank
         self._log.count(tiles_asked=len(plan.blanks), background=len(plan.blanks))
 
-    def _carry_out(
-        self, plan: ReadPlan, take: Take, fill: Fill, wish: Wish, parts: FindParts | None = None
-    ) -> dict[TileKey, str]:
-        """Give all tiles of a plan to who takes them."""
+    def _carry_out(self, plan: ReadPlan, paste: Target, wish: Wish) -> dict[TileKey, str]:
+        """Paste all tiles of a plan: from the cache, from the file, or from a finer level."""
         image = self._images[plan.image]
-        absent = self._from_cache(plan, take, wish)
+        absent = self._from_cache(plan, paste, wish)
         computed = plan.computed[absent]
         stored = absent[~computed] if computed.any() else absent
-        if wish.keep == "recurring" and len(stored):
-            recur = self._recurrence.note(plan.image, image, plan.tiles[stored])
+        if wish.keep == "recurring" and len(plan.tiles):
+            recur = self._recurrence.note(plan.image, image, *plan.tiles.T)
             wish = replace(wish, keep="all" if recur else "none")
         begin = time.perf_counter()
-        failures = self._decode(plan, image, stored, take, wish, parts)
+        failures = self._decode(plan, image, stored, paste, wish)
         self._timed(image, len(stored), time.perf_counter() - begin)
         for tile in failures:
-            fill(tile)
+            paste.fill(tile)
         named = {self._key(plan, tile): reason for tile, reason in failures.items()}
         if computed.any():
-            named |= self._compute(plan, image, absent[computed], take, wish)
+            named |= self._compute(plan, image, absent[computed], paste, wish)
         self._log.note(named, report=wish.tolerant)
         return named
 
     def _key(self, plan: ReadPlan, tile: int) -> TileKey:
         return TileKey(self._slide, plan.image, *plan.tiles[tile].tolist())
 
-    def _from_cache(self, plan: ReadPlan, take: Take, wish: Wish) -> Integers:
-        """Give out the tiles that are in the cache, and return the others."""
+    def _from_cache(self, plan: ReadPlan, paste: Target, wish: Wish) -> Integers:
+        """Paste the tiles that are in the cache, and return the others."""
         slide = self._slide if wish.table is None else ~self._slide
         tiles = self._cache.get_all(slide, plan.image, plan.tiles)
         absent = [tile for tile, pixels in enumerate(tiles) if pixels is None]
@@ -203,20 +295,139 @@ class HostExecutor:
         if hits:
             for tile, pixels in enumerate(tiles):
                 if pixels is not None:
-                    take(tile, pixels)
+                    paste.take(tile, pixels)
         self._log.count(tiles_asked=len(tiles), cache_hits=hits)
         return np.array(absent, np.int64)
 
     def _decode(
+        self, plan: ReadPlan, image: LevelLayout, tiles: Integers, paste: Target, wish: Wish
+    ) -> dict[int, str]:
+        """Read, decode and paste tiles: by the native core if it knows their encoding.
+
+        Returns
+        -------
+        dict of int to str
+            Why tiles, by their index in the plan, can't be decoded.
+        """
+        form = self._form(plan.image, image)
+        if form is None:
+            return self._decode_in_python(plan, image, tiles, paste, wish)
+        failures: dict[int, str] = {}
+        for batch in _batches(image, plan.tiles, tiles, NATIVE_BATCH_TILES):
+            failures |= self._decode_natively(form, plan, image, batch, paste, wish)
+        return failures
+
+    def _form(self, number: int, image: LevelLayout) -> NativeFormat | None:
+        """Describe an image to the core; None if Python reads and decodes its tiles."""
+        if number not in self._forms:
+            form = None if native.core is None else native_format(image)
+            # Other sources hand out uncompressed tiles without a copy.
+            uncopied = form is not None and form.is_raw and not isinstance(self._source, FileSource)
+            self._forms[number] = None if uncopied else form
+        return self._forms[number]
+
+    def _decode_natively(
         self,
+        form: NativeFormat,
         plan: ReadPlan,
         image: LevelLayout,
         tiles: Integers,
-        take: Take,
+        paste: Target,
         wish: Wish,
-        parts: FindParts | None,
     ) -> dict[int, str]:
-        """Read and decode tiles: one batch is read while the one before it is decoded.
+        """Read, decode and paste tiles by the core; Python decodes those that it refuses."""
+        assert native.core is not None
+        grid = image.grid
+        rows, columns = plan.tiles[tiles].T
+        table = np.zeros(len(tiles), TILE)
+        table["offset"] = grid.offsets[0, rows, columns]
+        table["length"] = grid.byte_counts[0, rows, columns]
+        table["height"] = np.minimum(grid.tile_height, image.height - rows * grid.tile_height)
+        table["width"] = np.minimum(grid.tile_width, image.width - columns * grid.tile_width)
+        # Colors are converted, and channels chosen, once a tile is decoded.
+        parts, pixel_bytes = (NO_PARTS, 0) if wish.table is not None else paste.parts()
+        address = form.address(pixel_bytes)
+        direct = address != 0
+        if direct:
+            table["first"] = plan.starts[tiles]
+            table["count"] = plan.starts[tiles + 1] - plan.starts[tiles]
+        kept = wish.kept(plan, image, tiles)
+        memory = self._memory_of(image, kept if direct else np.ones_like(kept))
+        for index, room in memory.items():
+            table["keep"][index] = room.ctypes.data
+        threads = 1 if len(tiles) <= FEW_TILES else self._threads
+        run = partial(
+            native.core.read_tiles,
+            address or form.address(form.pixel_bytes),
+            table,
+            parts,
+            cancel=wish.cancellation.address,
+            threads=threads,
+        )
+        encoded: EncodedBatch | None = None
+        if isinstance(self._source, FileSource):
+            with self._source.descriptor() as file:
+                failed = run(file=file)
+            self._log.count(bytes_read=int(table["length"].sum()))
+        else:
+            encoded = self._encoded(image, plan.tiles[tiles])
+            table["offset"], table["length"] = encoded.starts[0], encoded.lengths[0]
+            failed = run(memory=encoded.address)
+        wish.cancellation.check()
+        for index, room in memory.items():
+            if index not in failed:
+                pixels = form.tile(room, image, table[index])
+                self._take(
+                    plan,
+                    int(tiles[index]),
+                    pixels,
+                    wish,
+                    None if direct else paste,
+                    keep=kept[index],
+                )
+        decoded = len(tiles) - len(failed)
+        self._log.count_decoded(cpu=decoded)
+        self._log.count(bytes_decoded=decoded * image.tile_bytes)
+        if not failed:
+            return {}
+        left = tiles[list(failed)]
+        if encoded is None:
+            return self._decode_in_python(plan, image, left, paste, wish)
+        encoded = encoded.part(list(failed))
+        return self._finish(image, left, self._schedule(plan, image, left, paste, wish, encoded))
+
+    def _memory_of(
+        self, image: LevelLayout, chosen: NDArray[np.bool_]
+    ) -> dict[int, NDArray[np.uint8]]:
+        """Take memory for whole tiles, by their index in a batch."""
+        # Taken in one thread: a pool's threads would scatter it over as many heaps.
+        indices = np.flatnonzero(chosen).tolist()
+        if image.tile_bytes <= self._cache.budget:
+            self._cache.make_room(len(indices) * image.tile_bytes)
+        return {index: self._tile_memory.take(image.tile_bytes) for index in indices}
+
+    def _take(
+        self,
+        plan: ReadPlan,
+        tile: int,
+        pixels: NDArray[Any],
+        wish: Wish,
+        paste: Target | None,
+        *,
+        keep: bool,
+    ) -> None:
+        """Convert the colors of a decoded tile, keep it, and paste it."""
+        if wish.table is not None:
+            pixels = self._tile_memory.copy(wish.table.recolored(pixels))
+        if keep:
+            self._cache.put(self._kept_key(plan, tile, wish), pixels)
+        if paste is not None:
+            paste.take(tile, pixels)
+
+    def _decode_in_python(
+        self, plan: ReadPlan, image: LevelLayout, tiles: Integers, paste: Target, wish: Wish
+    ) -> dict[int, str]:
+        """Decode tiles by imagecodecs: one batch is read while the one before it is decoded.
 
         But where a batch is a few large tiles, their memory is used again for the next.
         """
@@ -224,9 +435,9 @@ class HostExecutor:
         failures: dict[int, str] = {}
         flying: list[tuple[Integers, PendingBatch]] = []
         try:
-            for batch in _batches(image, plan.tiles, tiles):
-                wish.check()
-                flying.append((batch, self._schedule(plan, image, batch, take, wish, parts)))
+            for batch in _batches(image, plan.tiles, tiles, BATCH_TILES):
+                wish.cancellation.check()
+                flying.append((batch, self._schedule(plan, image, batch, paste, wish)))
                 if len(flying) > ahead:
                     failures |= self._finish(image, *flying.pop(0))
             while flying:
@@ -241,45 +452,23 @@ class HostExecutor:
         plan: ReadPlan,
         image: LevelLayout,
         batch: Integers,
-        take: Take,
+        paste: Target,
         wish: Wish,
-        parts: FindParts | None,
+        encoded: EncodedBatch | None = None,
     ) -> PendingBatch:
+        """Begin to decode tiles, which are read now unless they were before."""
         keep = wish.kept(plan, image, batch)
-        kept = keep.tolist()
-        coloured = wish.table is not None
-        if image.tile_bytes <= self._cache.budget:
-            self._cache.make_room(sum(kept) * image.tile_bytes)
-        # Taken in one thread: a pool's threads would scatter it over as many heaps.
-        memory = [
-            self._tile_memory.take(image.tile_bytes) if stays and not coloured else None
-            for stays in kept
-        ]
-        colours = wish.table
-        alone = None if parts is None or coloured else parts(batch)
-        if alone is not None:
-            alone = replace(alone, only=alone.only & ~keep)
-        slots = HostSlots(memory, alone)
-        numbers = batch.tolist()
-        if colours is None and not any(kept):
-            pixels_of = slots.pixels
-
-            def paste(indices: Sequence[int]) -> None:
-                for index in indices:
-                    take(numbers[index], pixels_of[index])
-
-            return self._decoder.schedule(self._encoded(image, plan.tiles[batch]), slots, paste)
+        rooms = self._memory_of(image, keep & (wish.table is None))
+        slots = HostSlots([rooms.get(index) for index in range(len(batch))])
+        kept, numbers = keep.tolist(), batch.tolist()
 
         def deliver(indices: Sequence[int]) -> None:
             for index in indices:
                 pixels = slots.pixels[index]
-                if colours is not None:
-                    pixels = self._tile_memory.copy(colours.recolored(pixels))
-                if kept[index]:
-                    self._cache.put(self._kept_key(plan, numbers[index], wish), pixels)
-                take(numbers[index], pixels)
+                self._take(plan, numbers[index], pixels, wish, paste, keep=kept[index])
 
-        return self._decoder.schedule(self._encoded(image, plan.tiles[batch]), slots, deliver)
+        encoded = encoded or self._encoded(image, plan.tiles[batch])
+        return self._decoder.schedule(encoded, slots, deliver)
 
     def _kept_key(self, plan: ReadPlan, tile: int, wish: Wish) -> TileKey:
         key = self._key(plan, tile)
@@ -312,7 +501,7 @@ class HostExecutor:
         return {int(batch[index]): reason for index, reason in failed.items()}
 
     def _compute(
-        self, plan: ReadPlan, image: LevelLayout, tiles: Integers, take: Take, wish: Wish
+        self, plan: ReadPlan, image: LevelLayout, tiles: Integers, paste: Target, wish: Wish
     ) -> dict[TileKey, str]:
         """Average tiles from the finer level, some at a time."""
         failures: dict[TileKey, str] = {}
@@ -320,10 +509,12 @@ class HostExecutor:
         # the few below an inserted level are wanted next.
         keep = wish.keep if not image.computed or plan.image in self._inserted else "none"
         for group in self._averages.groups(plan.image, plan.tiles, tiles):
-            wish.check()
+            wish.cancellation.check()
             finer = self._images[group.level]
             below = Wish(
-                tolerant=wish.tolerant, keep="none" if finer.computed else keep, check=wish.check
+                tolerant=wish.tolerant,
+                keep="none" if finer.computed else keep,
+                cancellation=wish.cancellation,
             )
             plans = plan_regions(group.level, self._images, group.held)
             failed = self._read(group.level, plans, group.held_pixels, below)
@@ -334,14 +525,47 @@ class HostExecutor:
                     average = self._tile_memory.copy(wish.table.recolored(average))
                 if not failed:
                     self._cache.put(self._kept_key(plan, tile, wish), average)
-                take(tile, average)
+                paste.take(tile, average)
             self._log.count(computed=len(group.tiles))
         return failures
 
 
-def _batches(image: LevelLayout, places: Integers, tiles: Integers) -> Iterator[Integers]:
+class _FewTiles(NamedTuple):
+    """The tiles of a small region inside an image; `first` is the one at its upper left."""
+
+    image: LevelLayout
+    first: TileKey
+    region: Rect
+
+    def parts(self) -> Iterator[tuple[TileKey, Rect, int, int]]:
+        """Yield the key of each tile, its part in the region, and the part's position there."""
+        grid, (top, left, height, width) = self.image.grid, self.region
+        slide, level, first_row, first_column = self.first
+        for row in range(first_row, (top + height - 1) // grid.tile_height + 1):
+            begin_y = row * grid.tile_height
+            y, end_y = max(top, begin_y), min(top + height, begin_y + grid.tile_height)
+            for column in range(first_column, (left + width - 1) // grid.tile_width + 1):
+                begin_x = column * grid.tile_width
+                x, end_x = max(left, begin_x), min(left + width, begin_x + grid.tile_width)
+                rect = Rect(y - begin_y, x - begin_x, end_y - y, end_x - x)
+                yield TileKey(slide, level, row, column), rect, y - top, x - left
+
+    def stored(self, key: TileKey) -> tuple[int, int, int, int]:
+        """Return offset, length, height and width of a tile's part of the image."""
+        image, grid, place = self.image, self.image.grid, (0, key.row, key.column)
+        return (
+            int(grid.offsets[place]),
+            int(grid.byte_counts[place]),
+            min(grid.tile_height, image.height - key.row * grid.tile_height),
+            min(grid.tile_width, image.width - key.column * grid.tile_width),
+        )
+
+
+def _batches(
+    image: LevelLayout, places: Integers, tiles: Integers, at_once: int
+) -> Iterator[Integers]:
     """Cut tiles into batches that are bounded in tiles, encoded and decoded bytes."""
-    most = max(1, min(BATCH_TILES, BATCH_PIXEL_BYTES // image.tile_bytes))
+    most = max(1, min(at_once, BATCH_PIXEL_BYTES // image.tile_bytes))
     if not len(tiles):
         return
     sizes = image.grid.byte_counts[:, places[tiles, 0], places[tiles, 1]].sum(axis=0)

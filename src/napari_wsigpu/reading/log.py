@@ -60,6 +60,16 @@ class TileLog:
             for name, number in numbers.items():
                 self._counts[name] += number
 
+    def count_read(self, held: int, decoded: int, read: int, tile_bytes: int) -> None:
+        """Add tiles from the cache, tiles decoded on the CPU, bytes read, and bytes a tile."""
+        with self._lock:
+            counts = self._counts
+            counts["tiles_asked"] += held + decoded
+            counts["cache_hits"] += held
+            counts["bytes_read"] += read
+            counts["bytes_decoded"] += decoded * tile_bytes
+            self._decoded["cpu"] += decoded
+
     def count_decoded(self, **numbers: int) -> None:
         """Add to the number of tiles that each decoder decoded, by its name."""
         with self._lock:

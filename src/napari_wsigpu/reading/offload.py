@@ -108,6 +108,11 @@ class Offload:
         self._choice, self._gpu_failure = (device, index), None
 
     @property
+    def may_use_cpu(self) -> bool:
+        """Whether no GPU was chosen."""
+        return self._choice[1] is None
+
+    @property
     def decoder(self) -> tuple[str, str]:
         """What decodes level 0 now, and why; see `decoder_in_use`."""
         image = self._images[0].stored[0]

@@ -6,47 +6,57 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from napari_wsigpu.codecs.cpu import Parts
 from napari_wsigpu.model.geometry import computed_once
+from napari_wsigpu.native.tables import PART
+from napari_wsigpu.reading.plan import tile_rect
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.reading.plan import Pastes, ReadPlan
 
-    Integers = NDArray[np.int64]
     # Where the pixels of each region go.
     Targets = Sequence[NDArray[Any]] | NDArray[Any]
 
+NO_PARTS = np.zeros(0, PART)
+
 
 class Paste:
-    """Copies parts of tiles to their places in regions.
+    """Copies parts of tiles to their positions in regions.
 
     Parameters
     ----------
     plan : ReadPlan
         Which parts go where.
     regions : sequence of ndarray, shape (height, width, channels), or (height, width)
-        The pixels of each.
+        The pixels of each region.
     channel : int or None
-        The only one that is wanted.
+        The only channel to copy.
     blank : int or float
-        What is shown where a tile can't be decoded.
+        Value shown in place of a tile that can't be decoded.
     """
 
     def __init__(self, plan: ReadPlan, regions: Targets, channel: int | None, blank: Any) -> None:
         self._plan = plan
         self._regions = regions
-        self._slices = slices_of(plan.pastes, plan.regions.step)
-        self._starts = plan.starts.tolist()
         self._channel = channel
         self._blank = blank
         self._step = plan.regions.step
 
+    @computed_once
+    def _slices(self) -> list[tuple[int, ...]]:
+        return slices_of(self._plan.pastes, self._step)
+
+    @computed_once
+    def _starts(self) -> list[int]:
+        starts: list[int] = self._plan.starts.tolist()
+        return starts
+
     def take(self, tile: int, pixels: NDArray[Any]) -> None:
-        """Copy what is wanted of a tile, by its index in the plan."""
+        """Copy the parts of a tile, by its index in the plan."""
         if self._channel is not None:
             pixels = pixels[..., self._channel]
         regions = self._regions
@@ -56,48 +66,83 @@ class Paste:
             regions[region][y:end_y, x:end_x] = pixels[top:bottom:down, left:right:across]
 
     def fill(self, tile: int) -> None:
-        """Show one value in place of a tile."""
+        """Show the blank value in place of a tile."""
         for index in range(self._starts[tile], self._starts[tile + 1]):
             region, y, end_y, x, end_x, *_ = self._slices[index]
             self._regions[region][y:end_y, x:end_x] = self._blank
 
-    def parts(self, tiles: Integers) -> Parts | None:
-        """Return what is wanted of tiles; None if pixels can't be put there as they are decoded."""
-        if self._rows is None:
-            return None
-        firsts, strides, pixel = self._rows
-        starts, pastes = self._plan.starts, self._plan.pastes
-        begin = starts[tiles]
-        region = pastes.region[begin]
-        rows = strides[region]
-        return Parts(
-            starts[tiles + 1] - begin == 1,
-            firsts[region] + pastes.y[begin] * rows + pastes.x[begin] * pixel,
-            rows,
-            pastes.top[begin],
-            pastes.left[begin],
-            pastes.height[begin],
-            pastes.width[begin],
-        )
+    def parts(self) -> tuple[NDArray[Any], int]:
+        """Describe all pastes to the native core.
 
-    @computed_once
-    def _rows(self) -> tuple[Integers, Integers, int] | None:
-        """Address, bytes a row and bytes a pixel of each region; None if it has no such rows."""
-        regions = self._regions
-        alike = isinstance(regions, np.ndarray)
-        if self._channel is not None or self._step != (1, 1) or not len(regions):
-            return None
-        for region in regions[:1] if alike else regions:
-            in_rows = region.strides[0] > 0 and region.strides[1:] == (region.shape[2], 1)
-            if region.dtype != np.uint8 or not in_rows:
-                return None
+        Returns
+        -------
+        ndarray of PART
+            One entry a paste of the plan.
+        int
+            Bytes from one pixel of a region to the next; 0 if the core can't paste there, as
+            pixels are left out or don't lie in rows.
+        """
+        if not self._pixel_bytes:
+            return NO_PARTS, 0
+        regions, pastes = self._regions, self._plan.pastes
+        region: Any = pastes.region
         if isinstance(regions, np.ndarray):
-            firsts = regions.ctypes.data + regions.strides[0] * np.arange(len(regions))
-            strides = np.full(len(regions), regions.strides[1])
+            firsts: Any = regions.ctypes.data + regions.strides[0] * region
+            pitches: Any = regions.strides[1]
         else:
-            firsts = np.array([region.ctypes.data for region in regions], np.int64)
-            strides = np.array([region.strides[0] for region in regions], np.int64)
-        return firsts, strides, regions[0].shape[2]
+            addresses = np.array([each.ctypes.data for each in regions], np.int64)
+            firsts = addresses[region]
+            pitches = np.array([each.strides[0] for each in regions], np.int64)[region]
+        parts = np.empty(len(pastes), PART)
+        parts["target"] = firsts + pastes.y * pitches + pastes.x * self._pixel_bytes
+        parts["pitch"] = pitches
+        parts["left"], parts["top"] = pastes.left, pastes.top
+        parts["width"], parts["height"] = pastes.width, pastes.height
+        return parts, self._pixel_bytes
+
+    @property
+    def _pixel_bytes(self) -> int:
+        """Bytes from one pixel to the next, 0 if regions differ or have no such rows."""
+        if self._channel is not None or self._step != (1, 1):
+            return 0
+        alike = isinstance(self._regions, np.ndarray)
+        found = {_pixel_bytes(each) for each in (self._regions[:1] if alike else self._regions)}
+        return found.pop() if len(found) == 1 else 0
+
+
+class WholeTiles:
+    """Collects whole tiles, cut to their image, for those who paste them.
+
+    Parameters
+    ----------
+    plan : ReadPlan
+        The tiles.
+    image : LevelLayout
+        Their image.
+
+    Attributes
+    ----------
+    found : dict of (int, int) to ndarray
+        Each tile by row and column.
+    """
+
+    def __init__(self, plan: ReadPlan, image: LevelLayout) -> None:
+        self._image = image
+        self._places = [(row, column) for row, column in plan.tiles.tolist()]
+        self.found: dict[tuple[int, int], NDArray[Any]] = {}
+
+    def take(self, tile: int, pixels: NDArray[Any]) -> None:
+        """Hold a tile, by its index in the plan."""
+        place = self._places[tile]
+        rect = tile_rect(self._image, *place)
+        self.found[place] = pixels[: rect.height, : rect.width]
+
+    def fill(self, tile: int) -> None:
+        """Leave out a tile that can't be decoded."""
+
+    def parts(self) -> tuple[NDArray[Any], int]:
+        """Say that nothing is pasted."""
+        return NO_PARTS, 0
 
 
 def slices_of(pastes: Pastes, step: tuple[int, int]) -> list[tuple[int, ...]]:
@@ -114,3 +159,12 @@ def slices_of(pastes: Pastes, step: tuple[int, int]) -> list[tuple[int, ...]]:
         pastes.left + (pastes.width - 1) * step[1] + 1,
     )
     return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+def _pixel_bytes(region: NDArray[Any]) -> int:
+    """Bytes from one pixel to the next of a region whose rows and samples follow each other."""
+    if region.ndim != 3 or min(region.strides) <= 0 or region.strides[2] != region.itemsize:
+        return 0
+    pixel = region.strides[1]
+    # Rows of RGBA may hold RGB pixels, whose alpha the core sets.
+    return pixel if pixel in (region.shape[2] * region.itemsize, 4) else 0

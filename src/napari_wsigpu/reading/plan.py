@@ -197,6 +197,30 @@ class ReadPlan:
         return sorted(set(used.tolist()))
 
 
+class CancelledError(Exception):
+    """Nobody waits for the pixels any more."""
+
+
+class Cancellation:
+    """A flag that ends reads which nobody waits for any more; the native core looks at it too."""
+
+    def __init__(self) -> None:
+        self._flag = np.zeros(1, np.int32)
+        self.address = int(self._flag.ctypes.data)
+
+    def cancel(self) -> None:
+        """End the reads that this flag was given to."""
+        self._flag[0] = 1
+
+    def check(self) -> None:
+        """Raise a `CancelledError` if the flag is set."""
+        if self._flag[0]:
+            raise CancelledError
+
+
+NEVER = Cancellation()
+
+
 @dataclass(frozen=True)
 class Wish:
     """How a plan is to be carried out.
@@ -212,8 +236,8 @@ class Wish:
         have been wanted again lately, those of `later` until they are wanted no more, or none.
     table : ColorTable or None
         The colours that pixels get.
-    check : callable
-        Called between batches; may raise to end the work.
+    cancellation : Cancellation
+        Ends the read between two tiles or batches.
     later : callable or None
         Tells which tiles, of shape (tiles, 2), will be wanted when so many of all regions that
         are asked for are read.
@@ -227,7 +251,7 @@ class Wish:
     tolerant: bool = False
     keep: Keep = "all"
     table: ColorTable | None = None
-    check: Callable[[], None] = lambda: None
+    cancellation: Cancellation = NEVER
     later: Callable[[int, Integers], NDArray[np.bool_]] | None = None
     past: int = 0
     turn: AbstractContextManager[Any] = NO_TURN

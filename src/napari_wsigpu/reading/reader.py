@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from napari_wsigpu.gpu.jpeg.host_jpegs import HostDecoder
 from napari_wsigpu.model.errors import RegionError
 from napari_wsigpu.reading.cache import TileKey
 from napari_wsigpu.reading.coverage import find_held
@@ -29,10 +28,11 @@ if TYPE_CHECKING:
     from napari_wsigpu.codecs.cpu import CpuDecoder
     from napari_wsigpu.gpu.device.device import Stream
     from napari_wsigpu.gpu.device.devices import Devices
+    from napari_wsigpu.model.geometry import Rect
     from napari_wsigpu.model.layout import LevelLayout, PyramidLevel, SlideLayout
     from napari_wsigpu.reading.cache import TileCache
     from napari_wsigpu.reading.log import TileLog
-    from napari_wsigpu.reading.plan import ReadPlan
+    from napari_wsigpu.reading.plan import Keep, ReadPlan
     from napari_wsigpu.reading.throughput import Throughput
     from napari_wsigpu.storage.source import ByteSource
 
@@ -90,7 +90,7 @@ class RegionReader:
         self._slide = slide
         self._images = images
         self._finer = {level.number: level.finer for level in pyramid if level.finer is not None}
-        self._decoder = HostDecoder(cpu, devices.jpegs)
+        self._decoder = cpu
         self._log = log
         self._tiles = tiles
         self._keeps_whole = keeps_whole
@@ -159,6 +159,15 @@ class RegionReader:
                 self._host.read(number, plans, pixels, wish)
             self._let_go(plans, wish)
         return pixels if pixels is out else into(out, pixels.reshape(shape))
+
+    def read_small(self, number: int, region: Rect, pixels: NDArray[Any]) -> Keep | None:
+        """Read a small region on the CPU without a plan; see `HostExecutor.read_small`.
+
+        A GPU would take longer to start than the CPU needs to decode a few tiles.
+        """
+        if not self.offload.may_use_cpu:
+            return "recurring"
+        return self._host.read_small(number, region, pixels)
 
     def held(self, number: int, regions: Regions) -> NDArray[np.bool_]:
         """Find which pixels of regions the file holds; see `find_held`.

@@ -11,9 +11,10 @@ import numpy as np
 from napari_wsigpu.display.device_source import DeviceSource
 from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.model.errors import LevelError, PlaneError, RegionError, changed_error
-from napari_wsigpu.reading.asked import check_out, regions_of
+from napari_wsigpu.reading.asked import check_out, region_of, regions_of
 from napari_wsigpu.reading.dask_level import dask_array
 from napari_wsigpu.reading.plan import Regions, Wish
+from napari_wsigpu.reading.reader import USUAL
 from napari_wsigpu.reading.scaling import ScaledReader, Target, find_target
 from napari_wsigpu.slide.opened import OpenedSlide
 
@@ -27,6 +28,14 @@ if TYPE_CHECKING:
     from napari_wsigpu.codecs.color import Color
     from napari_wsigpu.model.geometry import Span
     from napari_wsigpu.model.layout import Channel, SlideLayout
+    from napari_wsigpu.reading.plan import Keep
+
+
+# More pixels are never those of a few tiles, or take long enough for a plan.
+SMALL_PIXELS = 1 << 20
+NO_PIXELS = np.empty((0, 0, 0), np.uint8)
+NO_DEVICE_PIXELS = "out and stream are for pixels on a device; use device='cuda'."
+RGB, RGBA = 3, 4
 
 
 class ReadableSlide(OpenedSlide):
@@ -182,19 +191,100 @@ class ReadableSlide(OpenedSlide):
         SlideError
             If the file can't be read.
         """
-        plane = self.plane(z, t)
-        wish = Wish(table=plane._profile.table(color))
-        reader, target = plane._scaled(level, mpp)
-        regions = regions_of([location], size, plane.level_downsamples[target.level])
+        plane = self if z is None and t is None else self.plane(z, t)
+        options = Wish(keep="recurring", table=plane._profile.table(color))
+        if device != "cpu" or mpp is not None or options.table is not None:
+            return plane._read_planned(location, size, level, device, mpp, out, stream, options)
+        if out is not None or stream is not None:
+            raise RegionError(NO_DEVICE_PIXELS)
+        pixels, keep = plane._read_small(location, size, level)
+        if keep is None:
+            return pixels
+        return plane._read_planned(location, size, level, options=Wish(keep=keep))
+
+    def read_rgba(
+        self, location: tuple[int, int], size: tuple[int, int], level: int = 0
+    ) -> NDArray[np.uint8]:
+        """Read a rectangle of a gray, RGB or RGBA slide of 8 bits as RGBA pixels.
+
+        Parameters
+        ----------
+        location, size, level
+            As in `read_region`.
+
+        Returns
+        -------
+        ndarray of uint8, shape (height, width, 4)
+            Opaque where the file holds pixels, else transparent black.
+
+        Raises
+        ------
+        RegionError, LevelError, TileError, SlideError
+            As `read_region` does.
+        """
+        pixels, keep = self._read_small(location, size, level, RGBA)
+        if keep is None:
+            return pixels
+        stored = self._read_planned(location, size, level, options=Wish(keep=keep))
+        pixels = rgba_of(stored)
+        held = self.read_mask(location, size, level)
+        if not held.all():
+            pixels[~held] = 0
+        return pixels
+
+    def _read_planned(
+        self,
+        location: tuple[int, int],
+        size: tuple[int, int],
+        level: int,
+        device: str = "cpu",
+        mpp: float | None = None,
+        out: Any = None,
+        stream: Any = None,
+        options: Wish = USUAL,
+    ) -> Any:
+        """Read any region by a plan; parameters as in `read_region`."""
+        reader, target = self._scaled(level, mpp)
+        regions = regions_of([location], size, self.level_downsamples[target.level])
         if device == "cpu":
             if out is not None or stream is not None:
-                raise RegionError("out and stream are for pixels on a device; use device='cuda'.")
-            return plane._guarded(lambda: reader.read(regions, wish)[0])
+                raise RegionError(NO_DEVICE_PIXELS)
+            return self._guarded(lambda: reader.read(regions, options)[0])
         if out is not None:
-            image = plane._images[target.level]
+            image = self._images[target.level]
             check_out(out, (*regions.shapes[0], image.channels), image.dtype)
-        pixels = plane._guarded(partial(reader.read_to_device, regions, device, out, stream, wish))
+        read = partial(reader.read_to_device, regions, device, out, stream, options)
+        pixels = self._guarded(read)
         return pixels[0] if out is None else out
+
+    def _read_small(
+        self, location: tuple[int, int], size: tuple[int, int], level: int, channels: int = 0
+    ) -> tuple[NDArray[Any], Keep | None]:
+        """Read a few tiles' pixels in this thread, if the read needs no plan.
+
+        Parameters
+        ----------
+        location, size, level
+            As in `read_region`.
+        channels : int
+            `RGBA` for opaque pixels of an RGB slide, else 0.
+
+        Returns
+        -------
+        pixels : ndarray, shape (height, width, channels)
+            The pixels.
+        keep : str or None
+            None if these are read; else which tiles are worth keeping when they are.
+        """
+        self._renew()
+        image = self._images[self._checked(level)]
+        region = region_of(location, size, self.layout.downsamples[level])
+        if region.height * region.width > SMALL_PIXELS or (channels and image.channels != RGB):
+            return NO_PIXELS, "recurring"
+        shape = region.height, region.width, channels or image.channels
+        pixels = np.empty(shape, image.dtype)
+        with self._reads:
+            return pixels, self._reader.read_small(int(level), region, pixels)
 
     def read_mask(
         self,
@@ -348,6 +438,15 @@ class ReadableSlide(OpenedSlide):
                 f"'{self.path}' has no level {level!r}; its levels are 0 to {self.level_count - 1}."
             )
         return int(level)
+
+
+def rgba_of(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return opaque RGBA pixels of gray, RGB or RGBA ones of shape (height, width, channels)."""
+    height, width, channels = pixels.shape
+    found = np.empty((height, width, RGBA), np.uint8)
+    found[..., :3] = pixels[..., :3] if channels > 2 else pixels[..., :1]
+    found[..., 3] = 255
+    return found
 
 
 def check_plane(path: str, axis: str, number: Any, size: int) -> None:

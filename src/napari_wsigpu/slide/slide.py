@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -28,10 +29,20 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.codecs.color import Color
     from napari_wsigpu.model.layout import SlideLayout
-    from napari_wsigpu.reading.plan import Keep
+    from napari_wsigpu.reading.plan import Cancellation, Keep
     from napari_wsigpu.reading.scaling import ScaledReader, Target
     from napari_wsigpu.reading.uses import Wanted
     from napari_wsigpu.slide.runtime import Runtime
+
+MOVED = {
+    "clearings",
+    "count_shown",
+    "display_background",
+    "display_number",
+    "least_batch",
+    "parts_of",
+    "read_tiles",
+}
 
 
 def open_slide(
@@ -65,7 +76,7 @@ def open_slide(
     ------
     SlideError
         If the file can't be read, is no slide, is damaged, or needs what is not there; the
-        kinds are in `napari_wsigpu.errors`, and each says what to do.
+        kinds are in `napari_wsigpu.model.errors`, and each says what to do.
 
     Examples
     --------
@@ -280,9 +291,10 @@ class Slide(ReadableSlide):
             num_workers = batches_ahead(device, target)
         wish = Wish(keep="recurring", table=plane._profile.table(color))
 
-        def read(batch: list[tuple[int, int]], check: Callable[[], None]) -> Any:
+        def read(batch: list[tuple[int, int]], cancellation: Cancellation) -> Any:
             regions = regions_of(batch, size, plane.level_downsamples[target.level])
-            pixels = plane._read_batch(reader, regions, device, replace(wish, check=check), batch)
+            options = replace(wish, cancellation=cancellation)
+            pixels = plane._read_batch(reader, regions, device, options, batch)
             return pixels if batch_size is not None else pixels[0]
 
         return read_ahead(
@@ -372,14 +384,20 @@ class Slide(ReadableSlide):
         bands = grid.bands(batches_ahead(device, target))
 
         def read(
-            band: range, batch: list[int], check: Callable[[], None]
+            band: range, batch: list[int], cancellation: Cancellation
         ) -> tuple[Any, list[tuple[int, int]]]:
             past = batch[-1] + 1
             tops, lefts = grid.corners(batch[0], past)
             regions = Regions.alike(tops, lefts, height, width)
             locations = [(x, y) for x, y in plane._corners(tops, lefts, target.level).tolist()]
             later = partial(grid.wanted_after, band, batch[0])
-            wish = Wish(keep=keep, table=table, check=check, later=later, past=len(batch))
+            wish = Wish(
+                keep=keep,
+                table=table,
+                cancellation=cancellation,
+                later=later,
+                past=len(batch),
+            )
             return plane._read_batch(reader, regions, device, wish, locations), locations
 
         # Each band is read by one thread, so that a batch finds what the one before it kept.
@@ -438,6 +456,19 @@ class Slide(ReadableSlide):
     def packed(self, device: str) -> PackedSlide:
         """Return what tasks of another process open the slide by, as `opener` says, but once."""
         return PackedSlide(pack(self.opener(device)))
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what was the slide's own before it became that of `displayed`."""
+        if name not in MOVED:
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+        warnings.warn(
+            f"Slide.{name} is deprecated; use Slide.displayed", DeprecationWarning, stacklevel=2
+        )
+        if name == "display_number":
+            return self.displayed.number(self.display_color)
+        if name == "display_background":
+            return self.displayed.background(self.display_color)
+        return getattr(self.displayed, name)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Slide:
         return self

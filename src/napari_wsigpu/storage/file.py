@@ -283,6 +283,17 @@ class FileSource:
         return self._path
 
     @contextmanager
+    def descriptor(self) -> Iterator[int]:
+        """Give out the descriptor of the file, which stays open within.
+
+        The file is checked before and after: all that was read is of one version.
+        """
+        with self._readers:
+            file = self._handle()
+            yield file.fileno()
+            self._check_unchanged(file)
+
+    @contextmanager
     def reading(self) -> Iterator[Callable[[memoryview, int], None]]:
         """Give out what fills a view with the bytes from a position on; all threads may use it.
 

@@ -17,7 +17,7 @@ from napari_wsigpu.compat.openslide.errors import (
     OpenSlideUnsupportedFormatError,
 )
 from napari_wsigpu.compat.openslide.properties import openslide_properties
-from napari_wsigpu.compat.shared import Items, blank
+from napari_wsigpu.compat.shared import Items
 from napari_wsigpu.model.errors import (
     NotASlideError,
     RegionError,
@@ -25,12 +25,11 @@ from napari_wsigpu.model.errors import (
     SlideNotFoundError,
     UnsupportedSlideError,
 )
+from napari_wsigpu.slide.readable import rgba_of
 from napari_wsigpu.slide.slide import open_slide as open_any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-
-    from numpy.typing import NDArray
 
     from napari_wsigpu.compat.openslide.abstract import Filename
     from napari_wsigpu.slide.slide import Slide
@@ -159,13 +158,12 @@ class OpenSlide(AbstractSlide):
     def _region(self, location: tuple[int, int], level: int, size: tuple[int, int]) -> Image.Image:
         if not 0 <= level < self.slide.level_count:
             return Image.new("RGBA", (size[0], size[1]))
-        pixels = as_rgba(self.slide.read_region(location, size, level))
-        blank(pixels, self.slide, location, level)
+        pixels = self.slide.read_rgba(location, size, level)
         return Image.fromarray(pixels) if pixels.size else Image.new("RGBA", (size[0], size[1]))
 
     def _picture(self, name: str) -> Image.Image:
         picture = self.slide.associated_images[name]
-        image = Image.fromarray(as_rgba(picture.read()))
+        image = Image.fromarray(rgba_of(picture.read()))
         profile = picture.icc_profile
         if profile is not None:
             # One copy for all that have the same.
@@ -215,15 +213,6 @@ def open_slide(filename: Filename) -> OpenSlide | ImageSlide:
         return OpenSlide(filename)
     except OpenSlideUnsupportedFormatError:
         return ImageSlide(filename)
-
-
-def as_rgba(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return opaque RGBA pixels of gray, RGB or RGBA ones of shape (height, width, channels)."""
-    height, width, channels = pixels.shape
-    found = np.empty((height, width, 4), np.uint8)
-    found[..., :3] = pixels[..., :3] if channels > 2 else pixels[..., :1]
-    found[..., 3] = 255
-    return found
 
 
 def _opened(filename: Any) -> Slide:
