@@ -124,7 +124,11 @@ def test_every_error_has_a_short_name():
     assert set(napari_wsigpu.errors.__all__) == names
 
 
-ALLOWED = {"storage": {"model", "storage"}, "codecs": {"model", "storage", "codecs"}}
+ALLOWED = {
+    "native": {"native"},
+    "storage": {"model", "native", "storage"},
+    "codecs": {"model", "native", "storage", "codecs"},
+}
 
 
 @pytest.mark.parametrize("package", ALLOWED)

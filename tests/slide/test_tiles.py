@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tifffile
 
-from napari_wsigpu import native, open_slide, runtime
+from napari_wsigpu import native, open_slide
 from napari_wsigpu.errors import (
     LevelError,
     NotASlideError,

@@ -10,6 +10,7 @@ from napari_wsigpu.model.geometry import Rect
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+    from typing import TypeAlias
 
     from napari_wsigpu.display.at_hand import TilesAtHand
     from napari_wsigpu.display.device_picture import DevicePicture
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.reading.cache import TileKey
 
-    AnyPicture = Picture | DevicePicture
+    AnyPicture: TypeAlias = Picture | DevicePicture
     Place = tuple[int, int, int]
 
 # A coarser level this much smaller has at most an eighth of the tiles: worth to be seen first,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +34,6 @@ if TYPE_CHECKING:
     Integers = NDArray[np.int64]
 
 BATCH_TILES, BATCH_PIXEL_BYTES, IN_FLIGHT = 1024, 256 << 20, 2
-# So many are read by one thread at a time.
-MANY_TILES = 512
 
 
 @dataclass
@@ -62,8 +58,6 @@ class Output:
         Whether tiles were pasted again after the pixels could have been copied.
     settled : bool
         Whether all work that the stream was given for them is done.
-    alone : bool
-        Whether nobody else had tiles decoded when theirs were begun.
     host : ndarray or None
         The copy on the host, if one is wanted.
     """
@@ -78,7 +72,6 @@ class Output:
     stream: Any = None
     corrected: bool = False
     settled: bool = False
-    alone: bool = False
     host: NDArray[Any] | None = None
     failures: dict[TileKey, str] = field(default_factory=dict)
 
@@ -140,8 +133,6 @@ class DevicePipeline:
         if isinstance(source, FileSource):
             loader = decoder.worker.loader
             self._raw = RawReader(loader, source, lambda count: log.count(bytes_read=count))
-        # Two that read a thousand tiles each wait for each other in the interpreter at every one.
-        self._reading = threading.Lock()
         self._doubted = False
 
     def reads_raw(self, plan: ReadPlan) -> bool:
@@ -193,8 +184,7 @@ class DevicePipeline:
         if found is not None:
             addresses[here] = found.slots.addresses
         known, absent = np.flatnonzero(here), np.flatnonzero(~here)
-        with prompt_switching() as users:
-            output.alone = users == 1
+        with prompt_switching():
             self._decode(plan, absent, known, addresses, output, last=last)
 
     def _decode(
@@ -293,7 +283,7 @@ class DevicePipeline:
             pasted = True
 
         try:
-            encoded = self.encoded(image, plan.tiles[tiles], alone=only and output.alone)
+            encoded = self.encoded(image, plan.tiles[tiles])
             buffer = encoded.view
             pending = self.decoder.schedule(
                 encoded,
@@ -308,20 +298,13 @@ class DevicePipeline:
             raise
         return _InFlight(tiles, reserved, pending, buffer)
 
-    def encoded(self, image: LevelLayout, tiles: Integers, *, alone: bool = False) -> EncodedBatch:
-        """Read tiles of shape (tiles, 2), row and column of each, as they are stored.
-
-        Two threads read many where nothing else is to be done meanwhile (`alone`).
-        """
+    def encoded(self, image: LevelLayout, tiles: Integers) -> EncodedBatch:
+        """Read tiles of shape (tiles, 2), row and column of each, as they are stored."""
         offsets, wanted = image.grid.ranges(*tiles.T)
         spacing = self.decoder.spacing(image, len(tiles))
-        worker, places = self.decoder.worker, (offsets.ravel(), wanted.ravel())
-        with self._reading if len(tiles) >= MANY_TILES else nullcontext():
-            if alone and isinstance(self._source, FileSource):
-                submit = worker.loader.submit
-                joined = self._source.read_joined(*places, worker.take_buffer, spacing, submit)
-            else:
-                joined = self._source.read_joined(*places, worker.take_buffer, spacing)
+        joined = self._source.read_joined(
+            offsets.ravel(), wanted.ravel(), self.decoder.worker.take_buffer, spacing
+        )
         self.log.count(bytes_read=int(joined.lengths.sum()))
         return EncodedBatch.joined(image, tiles, joined, wanted, self.background, shared=True)
 

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import os
 import threading
-from concurrent.futures import wait
 from contextlib import contextmanager
 from functools import partial
 from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from napari_wsigpu import native
 from napari_wsigpu.model.errors import SlideChangedError, changed_error, file_error
+from napari_wsigpu.native.tables import RANGE
 from napari_wsigpu.storage.listed_reads import read_rows
 from napari_wsigpu.storage.readers import Readers
 from napari_wsigpu.storage.source import ByteRange, JoinedBytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from concurrent.futures import Future
 
     from numpy.typing import NDArray
 
@@ -33,8 +33,8 @@ MERGE_LIMIT = 16 << 20
 FEW_RANGES = 16
 # From so many neighbours on, on average, one read of all is better than one for each.
 LONGEST_RUN = 4
-# So many bytes are worth another thread.
-MUCH = 2 << 20
+# More threads than these read no faster from the page cache.
+FEEDING_THREADS = 4
 
 
 def merge_ranges(
@@ -87,16 +87,21 @@ class Joined(NamedTuple):
     ----------
     size : int
         Bytes of the buffer.
-    runs : list of Run
+    ranges : ndarray of RANGE
         What is read into it.
     starts, lengths : ndarray of int64, shape (ranges,)
         Where each range lies in it; shorter where the file ends before.
     """
 
     size: int
-    runs: list[Run]
+    ranges: NDArray[Any]
     starts: NDArray[np.int64]
     lengths: NDArray[np.int64]
+
+    @property
+    def runs(self) -> list[Run]:
+        """The ranges, for those who read them one by one."""
+        return [Run(*run) for run in self.ranges.tolist()]
 
 
 def join_ranges(
@@ -124,7 +129,7 @@ def join_ranges(
     lengths[offsets < 0] = 0
     order = np.flatnonzero(lengths)
     if not len(order):
-        return Joined(0, [], np.zeros_like(offsets), lengths)
+        return Joined(0, np.zeros(0, RANGE), np.zeros_like(offsets), lengths)
     begin = offsets[order]
     if (begin[1:] < begin[:-1]).any():
         order = order[np.argsort(begin, kind="stable")]
@@ -142,11 +147,11 @@ def join_ranges(
     behind = 0 if spacing is None else int(spacing.gaps.max())
     before = 0 if spacing is None else spacing.gaps[order[heads]]
     places = (sizes + before).cumsum() - sizes
-    table = begin[heads], places, sizes
-    runs = list(map(Run, *(column.tolist() for column in table)))
+    ranges = np.empty(len(heads), RANGE)
+    ranges["offset"], ranges["place"], ranges["size"] = begin[heads], places, sizes
     starts = np.zeros(len(offsets), np.int64)
     starts[order] = first + np.repeat(places - begin[heads], stops - heads)
-    return Joined(int(places[-1] + sizes[-1]) + behind, runs, starts, lengths)
+    return Joined(int(places[-1] + sizes[-1]) + behind, ranges, starts, lengths)
 
 
 def check_unchanged(file: SlideFile, slide: str) -> None:
@@ -210,39 +215,29 @@ class FileSource:
         lengths: NDArray[np.int64],
         new_buffer: NewBuffer = bytearray,
         spacing: Spacing | None = None,
-        submit: Callable[..., Future[None]] | None = None,
     ) -> JoinedBytes:
-        """Read many ranges into one buffer; see `ByteSource.read_joined`.
-
-        Of much, `submit` has another thread read half.
-        """
+        """Read many ranges into one buffer; see `ByteSource.read_joined`."""
         joined = self.join(offsets, lengths, spacing=spacing)
         buffer = new_buffer(joined.size)
-        runs, view = joined.runs, memoryview(buffer)
-        if submit is None or joined.size < MUCH:
-            self.read_runs(runs, view)
-        else:
-            half = len(runs) // 2
-            helper = submit(self.read_runs, runs[:half], view)
-            try:
-                self.read_runs(runs[half:], view)
-            finally:
-                wait([helper])  # it writes to the buffer
-            helper.result()
+        self.read_ranges(joined, memoryview(buffer))
         return JoinedBytes(buffer, joined.starts, joined.lengths)
 
-    def read_runs(self, runs: Sequence[Run], view: memoryview) -> None:
-        """Read what `join` planned to a buffer.
+    def read_ranges(self, joined: Joined, view: memoryview) -> None:
+        """Read what `join` planned to a buffer, by the native core if there is much.
 
         Raises
         ------
         SlideError
             If the file can't be read.
         """
-        with self._readers:
-            file = self._handle()
-            for offset, place, size in runs:
-                self.read_into(file, view[place : place + size], offset)
+        with self.descriptor() as file:
+            core = native.core
+            if core is not None and len(joined.ranges) >= FEW_RANGES:
+                address = np.frombuffer(view, np.uint8).ctypes.data
+                if core.read_ranges(file, joined.ranges, address, FEEDING_THREADS):
+                    return
+            for offset, place, size in joined.runs:  # where reading fails, this says why
+                self.read_into(self._handle(), view[place : place + size], offset)
 
     def read_later(
         self, offsets: NDArray[np.int64], lengths: NDArray[np.int64]

@@ -51,7 +51,7 @@ class FilesSource(SourcesInTurn[FileSource]):
         target = memoryview(buffer)
         starts, found, place = np.zeros_like(offsets), np.zeros_like(lengths), 0
         for source, members, joined in planned:
-            source.read_runs(joined.runs, target[place : place + joined.size])
+            source.read_ranges(joined, target[place : place + joined.size])
             starts[members] = joined.starts + place
             found[members] = joined.lengths
             place += joined.size
