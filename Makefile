@@ -59,7 +59,8 @@ $(VENV)/docs: $(VENV)/installed
 	touch $@
 
 # Debian's Python comes without ensurepip unless python3-venv is installed; virtualenv needs pip only.
-$(VENV)/installed: pyproject.toml constraints.txt
+NATIVE := CMakeLists.txt $(wildcard src/napari_wsigpu/native/*.cpp src/napari_wsigpu/native/*.h)
+$(VENV)/installed: pyproject.toml constraints.txt $(NATIVE)
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed."; exit 1; }
 	$(PYTHON) -m venv $(VENV) || { \
 		rm -rf $(VENV) && \

@@ -163,7 +163,8 @@ def package(tmp_path):
     def show(path, program=SHOW):
         own = os.environ | {"PYTHONPATH": os.pathsep.join([str(copy.parent), *sys.path])}
         own |= {"NAPARI_CONFIG": str(tmp_path / "settings.yaml")}
-        command = [sys.executable, "-c", program, path]
+        # Without `site`: an editable installation redirects imports, whatever the path is.
+        command = [sys.executable, "-S", "-c", program, path]
         done = subprocess.run(command, env=own, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.splitlines()[-1])
