@@ -2,6 +2,18 @@
 
 #include "core.h"
 
+#if defined(_WIN32)
+// Before jpeglib.h, which then leaves out the types that both define.
+#define NOMINMAX
+#define WIN32_LEAN_AND_MEAN
+#include <windows.h>
+
+#include <io.h>
+#else
+#include <cerrno>
+#include <unistd.h>
+#endif
+
 #include <algorithm>
 #include <atomic>
 #include <csetjmp>
@@ -13,14 +25,6 @@
 #include <new>
 
 #include <jpeglib.h>
-
-#if defined(_WIN32)
-#include <io.h>
-#include <windows.h>
-#else
-#include <cerrno>
-#include <unistd.h>
-#endif
 
 #include "pool.h"
 
@@ -109,8 +113,17 @@ int fail(char* message, int status, const char* text) {
     return status;
 }
 
+// Files name offsets and lengths, so they may be anything; libjpeg counts in `unsigned long`.
+bool is_readable(const Tile& tile) {
+    return tile.offset >= 0 && tile.length >= 0 && tile.length <= INT32_MAX;
+}
+
+// Whether pixels of `from` bytes can be pasted as pixels of `to` bytes.
+bool can_paste(int from, int to) { return from == to || (from == 3 && to == 4); }
+
 // The smallest rectangle that holds all parts of a tile.
 Box bounds(const Tile& tile, const Part* parts) {
+    if (!tile.count) return Box{0, 0, 0, 0};
     Box box{INT32_MAX, INT32_MAX, 0, 0};
     for (const Part* part = parts; part < parts + tile.count; ++part) {
         box.left = std::min(box.left, part->left);
@@ -119,6 +132,10 @@ Box bounds(const Tile& tile, const Part* parts) {
         box.bottom = std::max(box.bottom, part->top + part->height);
     }
     return box;
+}
+
+bool is_inside(const Box& box, int height, int width) {
+    return box.left >= 0 && box.top >= 0 && box.right <= width && box.bottom <= height;
 }
 
 void copy_pixels(uint8_t* target, const uint8_t* source, int count, int from, int to) {
@@ -196,6 +213,7 @@ void decode_box(jpeg_decompress_struct& info, Scratch& scratch, const Box& box, 
 // Choose the color space to decode to; false if the decoder in Python has to look at the tile.
 bool choose_color(jpeg_decompress_struct& info, const Format& format) {
     if (info.num_components != format.samples) return false;
+    if (!can_paste(format.samples, format.pixel_bytes)) return false;
     if (format.color == STORED) info.jpeg_color_space = JCS_RGB;
     if (format.samples == 1) {
         info.out_color_space = JCS_GRAYSCALE;
@@ -235,11 +253,10 @@ int decode_jpeg(Scratch& scratch, const Format& format, Tile& tile, const uint8_
     jpeg_read_header(&info, TRUE);
     const int height = int(info.image_height), width = int(info.image_width);
     const int64_t samples = int64_t(height) * width * format.samples;
-    bool good = is_possible(format, tile, height, width) && choose_color(info, format) &&
+    const bool good = is_possible(format, tile, height, width) && choose_color(info, format) &&
                 (!tile.length || samples < LARGEST_SCANNED / tile.length);
-    Box box = tile.count ? bounds(tile, parts) : Box{0, 0, 0, 0};
-    good = good && box.right <= width && box.bottom <= height;
-    if (!good) {
+    Box box = bounds(tile, parts);
+    if (!good || !is_inside(box, height, width)) {
         jpeg_destroy_decompress(&info);
         return fail(message, REFUSED, "");
     }
@@ -281,8 +298,9 @@ int copy_raw(const Call& call, Scratch& scratch, Tile& tile, const Part* parts, 
         height = tile.height;
         width = tile.width;
     }
-    const Box box = tile.count ? bounds(tile, parts) : Box{0, 0, 0, 0};
-    if (box.right > width || box.bottom > height) return fail(message, REFUSED, "");
+    const Box box = bounds(tile, parts);
+    if (!is_inside(box, height, width) || !can_paste(pixel, format.pixel_bytes))
+        return fail(message, REFUSED, "");
     const int64_t pitch = int64_t(width) * pixel;
     const int top = tile.keep ? 0 : box.top, bottom = tile.keep ? height : box.bottom;
     const int64_t start = tile.offset + top * pitch, size = (bottom - top) * pitch;
@@ -305,8 +323,12 @@ int copy_raw(const Call& call, Scratch& scratch, Tile& tile, const Part* parts, 
 int read_tile(Call& call, Scratch& scratch, Tile& tile, char* message) {
     const Part* parts = call.parts + tile.first;
     const Format& format = call.format;
+    if (!is_readable(tile)) return fail(message, REFUSED, "");
     if (!tile.length && tile.keep) {
         const int pixel = format.samples * format.sample_bytes;
+        if (!is_inside(bounds(tile, parts), tile.height, tile.width) ||
+            !can_paste(pixel, format.pixel_bytes))
+            return fail(message, REFUSED, "");
         paste(tile, parts, tile.keep, int64_t(tile.width) * pixel, 0, 0, pixel,
               format.pixel_bytes);
         return DONE;
@@ -322,8 +344,11 @@ int read_tile(Call& call, Scratch& scratch, Tile& tile, char* message) {
     return decode_jpeg(scratch, format, tile, data, parts, message);
 }
 
+// Python sets it while the call runs; an atomic integer has the layout of a plain one.
 bool is_cancelled(const int32_t* cancel) {
-    return cancel && __atomic_load_n(cancel, __ATOMIC_RELAXED);
+    static_assert(sizeof(std::atomic<int32_t>) == sizeof(int32_t), "");
+    return cancel &&
+           reinterpret_cast<const std::atomic<int32_t>*>(cancel)->load(std::memory_order_relaxed);
 }
 
 void read_some(Call& call) {
@@ -361,11 +386,11 @@ int64_t wsigpu_read_tiles(int32_t file, const uint8_t* memory, const Format* for
 int64_t wsigpu_read_region(int32_t file, const Format* format, const Level* level, int64_t left,
                            int64_t top, int64_t width, int64_t height, uint8_t* target,
                            int64_t pitch) {
-    const int64_t right = left + width, bottom = top + height;
     const int64_t high = format->height, wide = format->width;
-    if (left < 0 || top < 0 || width < 1 || height < 1 || right > level->width ||
-        bottom > level->height)
+    if (left < 0 || top < 0 || width < 1 || height < 1 || left > level->width - width ||
+        top > level->height - height)
         return -1;
+    const int64_t right = left + width, bottom = top + height;
     char message[MESSAGE_SIZE];
     int64_t bytes = 0;
     for (int64_t row = top / high; row * high < bottom; ++row) {
@@ -419,6 +444,7 @@ int64_t wsigpu_read_ranges(int32_t file, const Range* ranges, int64_t count, uin
 }
 
 void wsigpu_layout(int32_t sizes[5], int32_t* jpeg_version) {
+    Pool::shared();  // now, so that no thread can fork while another one creates it
     sizes[0] = sizeof(Format);
     sizes[1] = sizeof(Tile);
     sizes[2] = sizeof(Part);

@@ -4,7 +4,9 @@
 #include <condition_variable>
 #include <deque>
 #include <functional>
+#include <initializer_list>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 #if !defined(_WIN32)
@@ -21,7 +23,7 @@ class Pool {
         if (helpers > 0) {
             std::lock_guard<std::mutex> lock(mutex_);
             queue_.push_back(&job);
-            for (; threads_ < helpers && threads_ < MOST; ++threads_) start();
+            while (threads_ < helpers && threads_ < MOST && start()) ++threads_;
             if (helpers > 1) wake_.notify_all(); else wake_.notify_one();
         }
         work();
@@ -58,17 +60,25 @@ class Pool {
         return pool;
     }
 
-    void start() {
+    // Start a thread; false if the system gives no more, and the job has fewer helpers.
+    bool start() {
 #if !defined(_WIN32)
-        // Signals are for the threads of Python.
-        sigset_t all, before;
-        sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &before);
+        // Signals are for the threads of Python, but a crash is reported where it happens.
+        sigset_t signals, before;
+        sigfillset(&signals);
+        for (int crash : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) sigdelset(&signals, crash);
+        pthread_sigmask(SIG_SETMASK, &signals, &before);
 #endif
-        std::thread([this] { serve(); }).detach();
+        bool started = true;
+        try {
+            std::thread([this] { serve(); }).detach();
+        } catch (const std::system_error&) {
+            started = false;
+        }
 #if !defined(_WIN32)
         pthread_sigmask(SIG_SETMASK, &before, nullptr);
 #endif
+        return started;
     }
 
     void serve() {
