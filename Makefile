@@ -2,6 +2,7 @@
 # make test   install, and run the tests
 # make check  format, lint and types, as CI does
 # make quick  the same, and the fast tests of the core: a minute
+# make native-check  run the native core under sanitizers: a minute
 # make docs   build the pages of docs/ into site/
 # make fuzz   damage slides at random and open them, for an hour (HOURS=1)
 # make bench  time a viewport against other readers
@@ -23,7 +24,7 @@ QUICK := tests/test_house.py tests/test_docs.py tests/test_figures.py tests/mode
 	tests/reading tests/storage/test_file.py --ignore tests/reading/test_device.py \
 	--ignore tests/reading/test_on_device.py
 
-.PHONY: demo test check quick fuzz docs bench clean
+.PHONY: demo test check quick fuzz native-check docs bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/python tools/demo.py
@@ -46,6 +47,15 @@ quick: check
 HOURS ?= 1
 fuzz: $(VENV)/installed
 	$(BIN)/python -m tests.fuzz --hours $(HOURS) --seed $$(date +%s)
+
+# ThreadSanitizer needs the same addresses in each process, and no sanitizer can run the check of fork.
+native-check: $(VENV)/installed
+	for kind in address,undefined thread none; do \
+		$(BIN)/cmake -S . -B build/check-$$kind -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
+			-DWSIGPU_CHECKS=ON -DWSIGPU_SANITIZE=$${kind#none} >/dev/null && \
+		$(BIN)/cmake --build build/check-$$kind >/dev/null && \
+		setarch -R build/check-$$kind/check_core || exit 1; \
+	done
 
 docs: $(VENV)/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
@@ -70,4 +80,4 @@ $(VENV)/installed: pyproject.toml constraints.txt $(NATIVE)
 	touch $@
 
 clean:
-	rm -rf $(VENV) .virtualenv demo.png site
+	rm -rf $(VENV) .virtualenv build demo.png site
