@@ -443,6 +443,54 @@ void ranges() {
     EXPECT(wsigpu_read_ranges(file.file, all.data(), 3, target.data(), 2) == 3);
 }
 
+// Regions of a level of 3 x 4 tiles, of which the last row and column are not full.
+void regions() {
+    for (const Kind& kind : {KINDS[2], KINDS[5], KINDS[6]}) {
+        const int high = 32, wide = 48, rows = 3, columns = 4, height = 80, width = 170;
+        Work work(JPEG, kind.color, high, wide, samples_of(kind), false);
+        std::vector<int64_t> offsets, lengths;
+        for (int n = 0; n < rows * columns; ++n) {
+            Bytes data = encode(kind, high, wide, nullptr);
+            work.add(data, high, wide, decode_whole(kind, data, {}), false);
+            offsets.push_back(work.tiles.back().offset);
+            lengths.push_back(work.tiles.back().length);
+        }
+        work.to_file();
+        const Level level = {offsets.data(), lengths.data(), rows, columns, height, width};
+        const int samples = work.format.samples;
+        auto read = [&](int64_t x, int64_t y, int64_t w, int64_t h, Bytes& target, int64_t pitch) {
+            return wsigpu_read_region(work.file, &work.format, &level, x, y, w, h, target.data(),
+                                      pitch);
+        };
+        for (int n = 0; n < 300; ++n) {
+            const int x = roll(0, width - 1), y = roll(0, height - 1);
+            const int w = roll(1, width - x), h = roll(1, height - y);
+            const int pitch = w * samples + roll(0, 5);
+            Bytes target(size_t(pitch * (h - 1) + w * samples));
+            EXPECT(read(x, y, w, h, target, pitch) > 0);
+            for (int j = 0; j < h; ++j)
+                for (int i = 0; i < w; ++i) {
+                    const int tile = (y + j) / high * columns + (x + i) / wide;
+                    const int pixel = (y + j) % high * wide + (x + i) % wide;
+                    EXPECT(!std::memcmp(&target[size_t(j * pitch + i * samples)],
+                                        &work.wholes[size_t(tile)][size_t(pixel * samples)],
+                                        size_t(samples)));
+                }
+        }
+        Bytes target(size_t(height * width * samples));
+        const int64_t pitch = width * samples, far = INT64_MAX;
+        EXPECT(read(-1, 0, 5, 5, target, pitch) == -1 && read(0, 0, 0, 5, target, pitch) == -1);
+        EXPECT(read(width - 4, 0, 5, 5, target, pitch) == -1);
+        EXPECT(read(far, 0, 5, 5, target, pitch) == -1 && read(9, 9, far, 5, target, pitch) == -1);
+        lengths[5] = 0;  // a missing tile
+        EXPECT(read(0, 0, width, height, target, pitch) == -1);
+        lengths[5] = 7;  // a damaged one
+        EXPECT(read(0, 0, width, height, target, pitch) == -1);
+        EXPECT(read(0, 0, wide, high, target, pitch) > 0);
+        close(work.file);
+    }
+}
+
 // Many threads call at the same time; some of the calls are on files, some have helpers.
 void many_threads() {
     std::vector<Work> all;
@@ -505,9 +553,9 @@ void fork_while_others_read() {
 }
 
 void layout() {
-    int32_t sizes[4], version = 0;
+    int32_t sizes[5], version = 0;
     wsigpu_layout(sizes, &version);
-    EXPECT(sizes[0] == 48 && sizes[1] == 48 && sizes[2] == 32 && sizes[3] == 24);
+    EXPECT(sizes[0] == 48 && sizes[1] == 48 && sizes[2] == 32 && sizes[3] == 24 && sizes[4] == 48);
     EXPECT(version > 2000000);
 }
 
@@ -529,6 +577,7 @@ int main() {
         {"raw tiles", raw_tiles, thread},
         {"nonsense", nonsense_is_refused, thread},
         {"damaged tiles", damaged_tiles_are_reported, thread},
+        {"regions", regions, thread},
         {"ranges", ranges, false},
         {"cancel", a_call_is_cancelled, false},
         {"many threads", many_threads, false},
