@@ -11,7 +11,7 @@ import imagecodecs
 import pytest
 import tifffile
 
-from napari_wsigpu import open_slide
+from napari_wsigpu import native, open_slide
 from napari_wsigpu.cli import doctor, main, probes
 from napari_wsigpu.cli.doctor import HARDWARE, HYBRID, JPEG2000, Device, Driver, Finding, Report
 from napari_wsigpu.formats.describe import describe
@@ -314,6 +314,27 @@ def test_a_driver_of_unknown_version(machine, say):
     assert "NVIDIA driver  unknown version (CUDA 12.9)" in say()
 
 
+@pytest.mark.parametrize(
+    ("available", "reason", "lines"),
+    [
+        (True, "libjpeg-turbo 3.1.0", ["native core:   libjpeg-turbo 3.1.0"]),
+        (
+            False,
+            "WSIGPU_NATIVE is off",
+            [
+                "native core:   not found",
+                "  WSIGPU_NATIVE is off; tiles are decoded in Python, more slowly.",
+            ],
+        ),
+    ],
+)
+def test_native_core(machine, say, monkeypatch, available, reason, lines):
+    machine()
+    monkeypatch.setattr(native, "available", available)
+    monkeypatch.setattr(native, "reason", reason)
+    assert say()[5 : 5 + len(lines)] == lines
+
+
 # With a GPU that is made up
 
 
@@ -329,7 +350,8 @@ def test_a_machine_that_has_everything(machine, say, monkeypatch):
         defaults="def is_compat_mode_preferred(): return False",
         cufile_driver="def get(name): return {'is_gds_available': True}[name]",
     )
-    assert say()[5:] == [
+    monkeypatch.setattr(native, "available", True)
+    assert say()[6:] == [
         "NVIDIA driver  580.1 (CUDA 12.9)",
         "GPU 0          NVIDIA Test (24 GiB, compute capability 8.9)",
         "CuPy           14.2.0 (CUDA runtime 12.9, NVRTC 12.9)",

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import imagecodecs
 import numpy as np
 
-from napari_wsigpu import __version__
+from napari_wsigpu import __version__, native
 from napari_wsigpu.cli.probes import HARDWARE, HYBRID, JPEG2000, cuda_version, run_probe
 from napari_wsigpu.codecs.table import COMPRESSIONS, storage_name
 from napari_wsigpu.gpu.device.driver import CONNECTIONS
@@ -149,7 +149,17 @@ def find_software() -> tuple[Finding, ...]:
         Finding("NumPy", np.__version__),
         Finding("imagecodecs", imagecodecs.__version__, f"{jpeg}, {jpeg2000}"),
         Finding("CPU cores", str(os.cpu_count() or 1)),
+        find_core(),
     )
+
+
+def find_core() -> Finding:
+    """Find the native core, or why tiles are decoded without it."""
+    name = "native core:"
+    if native.available:
+        return Finding(name, native.reason)
+    advice = "tiles are decoded in Python, more slowly"
+    return Finding(name, None, reason=native.reason, advice=advice)
 
 
 def find_driver() -> Driver:

@@ -6,9 +6,11 @@ The package works without it; tiles are then decoded by imagecodecs on threads, 
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import sys
 from ctypes import c_int32, c_int64, c_void_p
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,8 @@ from napari_wsigpu.native.tables import FORMAT, LEVEL, MESSAGE_SIZE, PART, RANGE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+logger = logging.getLogger(__name__)
 
 SUFFIXES = {"win32": ".dll", "darwin": ".dylib"}
 FILE = f"wsigpu_core{SUFFIXES.get(sys.platform, '.so')}"
@@ -175,6 +179,7 @@ def _load() -> tuple[Core | None, str]:
     """Return the core, or None and why it is missing."""
     if os.environ.get(SWITCH) == "off":
         return None, f"{SWITCH} is off"
+    reason = "the package was installed without a C++ compiler or libjpeg-turbo's headers"
     # In an editable install the library lies in site-packages, apart from the sources.
     for folder in __path__:
         path = Path(folder) / FILE
@@ -182,10 +187,18 @@ def _load() -> tuple[Core | None, str]:
             try:
                 core = Core(ctypes.CDLL(str(path)))
             except (OSError, AttributeError) as error:
-                return None, f"'{path}' can't be used ({error})"
-            return core, f"libjpeg-turbo {core.jpeg_version}"
-    return None, "the package was installed without a C++ compiler or libjpeg-turbo's headers"
+                reason = f"'{path}' can't be used ({error})"
+            else:
+                return core, f"libjpeg-turbo {core.jpeg_version}"
+    return None, reason
 
 
 core, reason = _load()
 available = core is not None
+
+
+@cache
+def warn_if_missing() -> None:
+    """Log a warning, once per process, if the core is missing and was not switched off."""
+    if not available and os.environ.get(SWITCH) != "off":
+        logger.warning("Tiles are decoded in Python, more slowly: %s", reason)
