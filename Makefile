@@ -51,7 +51,7 @@ fuzz: $(VENV)/installed
 # ThreadSanitizer needs the same addresses in each process, and no sanitizer can run the check of fork.
 native-check: $(VENV)/installed
 	for kind in address,undefined thread none; do \
-		$(BIN)/cmake -S . -B build/check-$$kind -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
+		$(BIN)/cmake -S cmake -B build/check-$$kind -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
 			-DWSIGPU_CHECKS=ON -DWSIGPU_SANITIZE=$${kind#none} >/dev/null && \
 		$(BIN)/cmake --build build/check-$$kind >/dev/null && \
 		setarch -R build/check-$$kind/check_core || exit 1; \
@@ -69,7 +69,7 @@ $(VENV)/docs: $(VENV)/installed
 	touch $@
 
 # Debian's Python comes without ensurepip unless python3-venv is installed; virtualenv needs pip only.
-NATIVE := CMakeLists.txt $(wildcard src/napari_wsigpu/native/*.cpp src/napari_wsigpu/native/*.h)
+NATIVE := cmake/CMakeLists.txt $(wildcard src/napari_wsigpu/native/*.cpp src/napari_wsigpu/native/*.h)
 $(VENV)/installed: pyproject.toml constraints.txt $(NATIVE)
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed."; exit 1; }
 	$(PYTHON) -m venv $(VENV) || { \
