@@ -341,6 +341,22 @@ void raw_tiles() {
     work.compare_all();
 }
 
+// A tile of length 0 is pasted from the pixels that were kept of it before.
+void kept_tiles() {
+    for (int n = 0; n < 100; ++n) {
+        const int height = roll(1, 40), width = roll(1, 40);
+        Work work(JPEG, YCBCR, 40, 40, 3, roll(0, 1));
+        Bytes pixels = picture(height, width, 3);
+        work.add({}, height, width, pixels, true);
+        std::memcpy(work.tiles[0].keep, pixels.data(), pixels.size());
+        work.add_random_parts(height, width);
+        work.run(1);
+        work.compare_all();
+        work.add_part(width, 0, 1, 1);  // outside
+        EXPECT(work.run(1) == 1 && work.tiles[0].status == REFUSED);
+    }
+}
+
 // Requests and files that make no sense are refused, whatever they say.
 void nonsense_is_refused() {
     for (Codec codec : {RAW, JPEG}) {
@@ -575,6 +591,7 @@ int main() {
         {"parts", parts_equal_the_whole, thread},
         {"cut edge tiles", edge_tiles_may_be_cut, thread},
         {"raw tiles", raw_tiles, thread},
+        {"kept tiles", kept_tiles, thread},
         {"nonsense", nonsense_is_refused, thread},
         {"damaged tiles", damaged_tiles_are_reported, thread},
         {"regions", regions, thread},
