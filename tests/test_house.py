@@ -18,6 +18,7 @@ FACADES = {"errors", "limits", "privacy", "runtime", "torch"}
 # A room is a folder of the package, or a module next to them. From the ground up, each may import
 # rooms on lines above its own, and itself; imports for types alone count as well.
 FLOORS = [
+    {"native"},
     {"model"},
     {"annotations", "storage"},
     {"codecs"},

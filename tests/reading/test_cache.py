@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from napari_wsigpu.reading import cache
 from napari_wsigpu.reading.cache import Recurrence, TileCache, TileKey
-from tests.fakes.host_device import level_of
 
 
 def key(number, slide=0):
@@ -248,16 +247,13 @@ class TestTilesOfOneBuffer:
 class TestRecurrence:
     """Whether tiles come again while the cache, which has room for 50, would still hold them."""
 
-    IMAGE = level_of(1, tile=(10, 10), size=(100, 1000), compression=1)
-
     @pytest.fixture
     def recurrence(self):
         return Recurrence(TileCache(50 * 100))
 
     def note(self, recurrence, *numbers, image=0):
         """A batch of tiles, many enough to be judged alone."""
-        rows, columns = np.divmod(np.array(numbers), 100)
-        return recurrence.note(image, self.IMAGE, rows, columns)
+        return recurrence.note(image, numbers, 100)
 
     @pytest.fixture(autouse=True)
     def batches(self, monkeypatch):
@@ -293,10 +289,10 @@ class TestRecurrence:
         monkeypatch.setattr(cache, "MANY_TILES", 64)
         recurrence = Recurrence(TileCache(500 * 100))
         kept = [
-            recurrence.note(0, self.IMAGE, slice(3, 5), slice(column, column + 2))
+            recurrence.note(0, [300 + column, 301 + column, 400 + column, 401 + column], 100)
             for column in range(40)
         ]
         assert not any(kept[:8])
         assert all(kept[20:])
-        assert not recurrence.note(1, self.IMAGE, slice(0, 2), slice(0, 2))
-        assert not recurrence.note(1, self.IMAGE, slice(0, 2), slice(0, 2))
+        assert not recurrence.note(1, [0, 1, 100, 101], 100)
+        assert not recurrence.note(1, [0, 1, 100, 101], 100)

@@ -227,7 +227,8 @@ def test_a_file_that_changes_while_it_is_read_is_at_fault(
         for name in ("pread", "preadv"):
             monkeypatch.setattr(os, name, spoilt_before(getattr(os, name)))
         if native.core is not None:
-            monkeypatch.setattr(native.core, "read_tiles", spoilt_named(native.core.read_tiles))
+            for name in ("read_tiles", "read_ranges"):
+                monkeypatch.setattr(native.core, name, spoilt_named(getattr(native.core, name)))
         with pytest.raises(SlideChangedError, match=r"slide\.svs' (has changed|was cut short)"):
             slide.level_array(0, tolerant=tolerant)[:600, :600]
         assert slide.stats()["failed"] == 0

@@ -1,13 +1,13 @@
 import contextlib
 import os
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from napari_wsigpu import native
 from napari_wsigpu.model.errors import (
     SlideChangedError,
     SlideClosedError,
@@ -16,7 +16,7 @@ from napari_wsigpu.model.errors import (
     SlidePermissionError,
 )
 from napari_wsigpu.model.layout import SlideFile
-from napari_wsigpu.storage.file import MERGE_GAP, MERGE_LIMIT, MUCH, FileSource, merge_ranges
+from napari_wsigpu.storage.file import MERGE_GAP, MERGE_LIMIT, FileSource, merge_ranges
 from napari_wsigpu.storage.source import ByteRange
 
 CONTENT = np.random.default_rng(0).bytes(300_000)
@@ -293,55 +293,35 @@ def run_threads(work, count):
     assert errors == []
 
 
-class TestTwoThreads:
+class TestManyRanges:
+    """What the native core reads, or Python where it is missing."""
+
+    @pytest.fixture(params=["core", "Python"])
+    def reading(self, request, monkeypatch):
+        if request.param == "Python":
+            monkeypatch.setattr(native, "core", None)
+
     @pytest.fixture
     def apart(self, tmp_path):
         """A file, and ranges of it that lie apart."""
-        content = np.random.default_rng(1).bytes(MUCH + 9 * MERGE_GAP)
+        content = np.random.default_rng(1).bytes(40 * 2 * MERGE_GAP)
         path = tmp_path / "large.bin"
         path.write_bytes(content)
-        offsets = np.arange(8) * (len(content) // 8)
-        return path, content, offsets, np.full(8, MUCH // 8)
+        return path, content, np.arange(40)[::-1] * 2 * MERGE_GAP, np.full(40, 1000)
 
-    @pytest.fixture
-    def helper(self):
-        with ThreadPoolExecutor(1) as pool:
-            yield pool
-
-    def test_read_what_one_does(self, apart, helper):
+    def test_are_read_into_one_buffer(self, apart, reading):
         path, content, offsets, lengths = apart
-        readers = set()
-
-        class Watched(FileSource):
-            def read_into(self, *where):
-                readers.add(threading.current_thread())
-                super().read_into(*where)
-
-        source = Watched(SlideFile.of(str(path), path.stat()))
-        found = source.read_joined(offsets, lengths, submit=helper.submit)
+        source = FileSource(SlideFile.of(str(path), path.stat()))
+        found = source.read_joined(offsets, lengths)
         for start, length, offset in zip(found.starts, found.lengths, offsets, strict=True):
             assert found.buffer[start : start + length] == content[offset : offset + length]
-        assert len(readers) == 2
-        readers.clear()
-        source.read_joined(offsets[:4], lengths[:4], submit=helper.submit)  # too little for two
-        assert readers == {threading.current_thread()}
         source.close()
 
-    @pytest.mark.parametrize("half", [0, 1])
-    def test_an_error_of_either_is_raised_when_both_have_ended(self, apart, helper, half):
-        path, _, offsets, lengths = apart
-        ended = threading.Event()
-
-        class Failing(FileSource):
-            def read_into(self, file, view, offset):
-                if (offset < offsets[4]) == (half == 0):
-                    raise SlideError("it can't be read")
-                super().read_into(file, view, offset)
-                if offset in (offsets[3], offsets[7]):
-                    ended.set()
-
-        source = Failing(SlideFile.of(str(path), path.stat()))
-        with pytest.raises(SlideError, match="can't be read"):
-            source.read_joined(offsets, lengths, submit=helper.submit)
-        assert ended.is_set()
+    def test_of_a_file_that_was_cut_short(self, apart, reading):
+        path, content, offsets, lengths = apart
+        source = FileSource(SlideFile.of(str(path), path.stat()))
+        source.read_joined(offsets, lengths)
+        path.write_bytes(content[:100_000])
+        with pytest.raises(SlideChangedError):
+            source.read_joined(offsets, lengths)
         source.close()

@@ -89,6 +89,7 @@ def test_interrupted_anywhere(tmp_path):
             try:
                 sys.settrace(trace)
                 slide.read_region((0, 0), (50, 50))
+                slide.read_region((-5, 0), (50, 50))  # by a plan
             except KeyboardInterrupt:
                 interrupted = True
             finally:

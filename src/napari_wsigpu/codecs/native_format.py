@@ -35,6 +35,10 @@ class NativeFormat:
         Whether its tiles are uncompressed.
     pixel_bytes : int
         Size of a decoded pixel.
+    tile_bytes, columns : int
+        Size of a decoded tile, and how many tiles lie in a row.
+    addresses : dict of int to int
+        Addresses of the `FORMAT` records by the size of a pasted pixel.
     level : int
         Address of the `LEVEL` record.
     """
@@ -43,6 +47,7 @@ class NativeFormat:
         grid, encoding = image.grid, image.encoding
         self.is_raw = codec == RAW
         self.pixel_bytes = image.channels * image.dtype.itemsize
+        self.tile_bytes, self.columns = image.tile_bytes, grid.columns
         self._tables = np.frombuffer(encoding.jpeg_tables[0] or b"", np.uint8)
         tables = self._tables.ctypes.data if len(self._tables) else 0
         color = COLORS.get(encoding.jpeg_color, 0)
@@ -53,9 +58,9 @@ class NativeFormat:
             FORMAT,
         )
         first = int(self._records.ctypes.data)
-        self._addresses = {self.pixel_bytes: first}
+        self.addresses = {self.pixel_bytes: first}
         if image.channels == 3 and image.dtype == np.uint8:
-            self._addresses[RGBA] = first + FORMAT.itemsize
+            self.addresses[RGBA] = first + FORMAT.itemsize
         # The records hold addresses of these arrays, which must live as long.
         self._places = [np.ascontiguousarray(each[0]) for each in (grid.offsets, grid.byte_counts)]
         self._level = np.array(
@@ -71,10 +76,6 @@ class NativeFormat:
             LEVEL,
         )
         self.level = int(self._level.ctypes.data)
-
-    def address(self, pixel_bytes: int) -> int:
-        """Return the address of the record for pasted pixels of this size; 0 if impossible."""
-        return self._addresses.get(pixel_bytes, 0)
 
     def tile(self, room: NDArray[np.uint8], image: LevelLayout, record: Any) -> NDArray[Any]:
         """Return the pixels of a tile in its memory, in the size that its `TILE` record says."""

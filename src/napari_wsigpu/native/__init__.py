@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from napari_wsigpu.native.tables import FORMAT, LEVEL, MESSAGE_SIZE, PART, RANGE, TILE
+from napari_wsigpu.native.tables import FORMAT, LEVEL, MESSAGE_SIZE, PART, RANGE, TILE, VERSION
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,7 +27,7 @@ SUFFIXES = {"win32": ".dll", "darwin": ".dylib"}
 FILE = f"wsigpu_core{SUFFIXES.get(sys.platform, '.so')}"
 # Set to "off" to decode in Python although the core is there.
 SWITCH = "WSIGPU_NATIVE"
-RECORDS = FORMAT, TILE, PART, RANGE, LEVEL
+RECORDS = FORMAT, TILE, PART, RANGE, LEVEL, VERSION
 
 
 class Core:
@@ -45,7 +45,7 @@ class Core:
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        sizes, jpeg = (c_int32 * 5)(), c_int32()
+        sizes, jpeg = (c_int32 * 6)(), c_int32()
         library.wsigpu_layout(sizes, ctypes.byref(jpeg))
         if [*sizes] != [record.itemsize for record in RECORDS]:
             raise OSError("it was built for another version")
@@ -60,7 +60,8 @@ class Core:
         self._read_region = library.wsigpu_read_region
         self._read_region.restype = c_int64
         self._read_region.argtypes = [
-            c_int32, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_int64,
+            c_int32, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p,
+            c_int64,
         ]  # fmt: skip
         self._read_ranges = library.wsigpu_read_ranges
         self._read_ranges.restype = c_int64
@@ -124,6 +125,7 @@ class Core:
     def read_region(
         self,
         file: int,
+        version: int | None,
         form: int,
         level: int,
         place: tuple[int, int, int, int],
@@ -135,6 +137,8 @@ class Core:
         ----------
         file : int
             Descriptor of the file.
+        version : int or None
+            Address of a `VERSION` record that the file is compared with.
         form, level : int
             Addresses of a `FORMAT` and a `LEVEL` record.
         place : tuple of int
@@ -145,10 +149,11 @@ class Core:
         Returns
         -------
         int
-            How many bytes were read, or -1 if the read has to be planned by tiles.
+            How many bytes were read; `UNPLANNED` if the read has to be planned by tiles, and
+            `CHANGED` if the file is another one.
         """
         count: int = self._read_region(
-            file, form, level, *place, target.ctypes.data, target.strides[0]
+            file, version, form, level, *place, target.ctypes.data, target.strides[0]
         )
         return count
 

@@ -11,6 +11,7 @@
 #include <io.h>
 #else
 #include <cerrno>
+#include <sys/stat.h>
 #include <unistd.h>
 #endif
 
@@ -344,6 +345,29 @@ int read_tile(Call& call, Scratch& scratch, Tile& tile, char* message) {
     return decode_jpeg(scratch, format, tile, data, parts, message);
 }
 
+// Whether a file is still the one that was described.
+bool is_of(int file, const Version* version) {
+#if defined(_WIN32)
+    (void)file;
+    return !version;
+#else
+    if (!version) return true;
+    struct stat status;
+    if (fstat(file, &status)) return false;
+#if defined(__APPLE__)
+    const timespec &modified = status.st_mtimespec, &changed = status.st_ctimespec;
+#else
+    const timespec &modified = status.st_mtim, &changed = status.st_ctim;
+#endif
+    const auto ns = [](const timespec& time) {
+        return int64_t(time.tv_sec) * 1000000000 + time.tv_nsec;
+    };
+    return status.st_size == version->size && ns(modified) == version->modified_ns &&
+           (version->changed_ns < 0 || ns(changed) == version->changed_ns) &&
+           (version->inode < 0 || int64_t(status.st_ino) == version->inode);
+#endif
+}
+
 // Python sets it while the call runs; an atomic integer has the layout of a plain one.
 bool is_cancelled(const int32_t* cancel) {
     static_assert(sizeof(std::atomic<int32_t>) == sizeof(int32_t), "");
@@ -383,13 +407,14 @@ int64_t wsigpu_read_tiles(int32_t file, const uint8_t* memory, const Format* for
     return call.failed;
 }
 
-int64_t wsigpu_read_region(int32_t file, const Format* format, const Level* level, int64_t left,
-                           int64_t top, int64_t width, int64_t height, uint8_t* target,
-                           int64_t pitch) {
+int64_t wsigpu_read_region(int32_t file, const Version* version, const Format* format,
+                           const Level* level, int64_t left, int64_t top, int64_t width,
+                           int64_t height, uint8_t* target, int64_t pitch) {
+    if (!is_of(file, version)) return CHANGED;
     const int64_t high = format->height, wide = format->width;
     if (left < 0 || top < 0 || width < 1 || height < 1 || left > level->width - width ||
         top > level->height - height)
-        return -1;
+        return UNPLANNED;
     const int64_t right = left + width, bottom = top + height;
     char message[MESSAGE_SIZE];
     int64_t bytes = 0;
@@ -401,7 +426,7 @@ int64_t wsigpu_read_region(int32_t file, const Format* format, const Level* leve
             const int64_t past_x = std::min(right, (column + 1) * wide);
             const int64_t index = row * level->columns + column;
             if (row >= level->rows || column >= level->columns || !level->lengths[index])
-                return -1;
+                return UNPLANNED;
             const Part part{target + (first_y - top) * pitch +
                                 (first_x - left) * format->pixel_bytes,
                             pitch,
@@ -420,11 +445,11 @@ int64_t wsigpu_read_region(int32_t file, const Format* format, const Level* leve
                       0};
             Call call{file, nullptr, *format, &tile, 1, &part, message, nullptr};
             read_some(call);
-            if (call.failed) return -1;
+            if (call.failed) return UNPLANNED;
             bytes += tile.length;
         }
     }
-    return bytes;
+    return is_of(file, version) ? bytes : int64_t(CHANGED);
 }
 
 int64_t wsigpu_read_ranges(int32_t file, const Range* ranges, int64_t count, uint8_t* target,
@@ -443,12 +468,13 @@ int64_t wsigpu_read_ranges(int32_t file, const Range* ranges, int64_t count, uin
     return failed;
 }
 
-void wsigpu_layout(int32_t sizes[5], int32_t* jpeg_version) {
+void wsigpu_layout(int32_t sizes[6], int32_t* jpeg_version) {
     Pool::shared();  // now, so that no thread can fork while another one creates it
     sizes[0] = sizeof(Format);
     sizes[1] = sizeof(Tile);
     sizes[2] = sizeof(Part);
     sizes[3] = sizeof(Range);
     sizes[4] = sizeof(Level);
+    sizes[5] = sizeof(Version);
     *jpeg_version = LIBJPEG_TURBO_VERSION_NUMBER;
 }

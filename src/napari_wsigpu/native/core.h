@@ -70,17 +70,28 @@ struct Level {
     int64_t rows, columns, height, width;
 };
 
-// Read a small rectangle of a level in the calling thread. Returns the bytes read, or -1 if the
-// caller has to plan the read: a tile failed or is missing, or the rectangle leaves the image.
-WSIGPU_API int64_t wsigpu_read_region(int32_t file, const Format* format, const Level* level,
-                                      int64_t left, int64_t top, int64_t width, int64_t height,
-                                      uint8_t* target, int64_t pitch);
+// What the system said about a file when its slide was described; -1 for what it did not say.
+struct Version {
+    int64_t size, modified_ns, changed_ns, inode;
+};
+
+// Why wsigpu_read_region read nothing: the caller has to plan the read, because a tile failed or
+// is missing or the rectangle leaves the image; or the file is not of `version` any more.
+enum : int64_t { UNPLANNED = -1, CHANGED = -2 };
+
+// Read a small rectangle of a level in the calling thread. Returns the bytes read. The file is
+// checked before and after, unless `version` is null: asking the system from Python would take
+// the interpreter twice more.
+WSIGPU_API int64_t wsigpu_read_region(int32_t file, const Version* version, const Format* format,
+                                      const Level* level, int64_t left, int64_t top,
+                                      int64_t width, int64_t height, uint8_t* target,
+                                      int64_t pitch);
 
 // Read ranges of a file into one buffer. Returns how many could not be read completely.
 WSIGPU_API int64_t wsigpu_read_ranges(int32_t file, const Range* ranges, int64_t count,
                                       uint8_t* target, int32_t threads);
 
 // The sizes of the records above in declaration order, and the version of libjpeg-turbo.
-WSIGPU_API void wsigpu_layout(int32_t sizes[5], int32_t* jpeg_version);
+WSIGPU_API void wsigpu_layout(int32_t sizes[6], int32_t* jpeg_version);
 
 }  // extern "C"

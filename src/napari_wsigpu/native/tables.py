@@ -52,6 +52,16 @@ LEVEL = np.dtype(
         ("width", np.int64),
     ]
 )
+VERSION = np.dtype(
+    [
+        ("size", np.int64),
+        ("modified_ns", np.int64),
+        ("changed_ns", np.int64),
+        ("inode", np.int64),
+    ]
+)
+# What reading a region returns instead of a number of bytes.
+UNPLANNED, CHANGED = -1, -2
 
 # Values of the enumerations.
 RAW, JPEG = 0, 1

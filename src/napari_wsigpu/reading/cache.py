@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from itertools import count, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
 
-    from napari_wsigpu.model.layout import LevelLayout
-
-    Index = NDArray[np.int64] | slice
 
 DEFAULT_BUDGET = 512_000_000
 WORTH_KEEPING = 0.25
@@ -204,35 +200,38 @@ class Recurrence:
     def __init__(self, cache: TileCache) -> None:
         self._cache = cache
         self._lock = threading.Lock()
-        self._count = 0
-        # Of each image: when each tile was last read, counted in tiles, and the share of tiles
+        # The latest tiles of each image, as many as the cache could hold, and the share of tiles
         # that came again.
-        self._seen: dict[int, NDArray[np.int64]] = {}
-        self._rates: dict[int, float] = {}
+        self._latest: defaultdict[int, OrderedDict[int, None]] = defaultdict(OrderedDict)
+        self._rates: defaultdict[int, float] = defaultdict(float)
 
-    def note(self, number: int, image: LevelLayout, rows: Index, columns: Index) -> bool:
+    def note(self, number: int, tiles: Sequence[int], tile_bytes: int) -> bool:
         """Learn which tiles are read now, and say whether such tiles are worth keeping.
 
         Parameters
         ----------
-        number, image
-            What they are tiles of.
-        rows, columns : ndarray of int64, shape (tiles,), or slice
-            Where each tile lies; slices stand for a rectangle of tiles.
+        number : int
+            The image.
+        tiles : sequence of int
+            Its tiles, counted row by row.
+        tile_bytes : int
+            Bytes of each.
         """
-        held = self._cache.budget // image.tile_bytes
+        held = self._cache.budget // tile_bytes
+        again = 0
         with self._lock:
-            seen = self._seen.get(number)
-            if seen is None:
-                seen = np.full((image.grid.rows, image.grid.columns), -held, np.int64)
-                self._seen[number] = seen
-            last = seen[rows, columns]
-            tiles = last.size
-            self._count += tiles
-            share = np.count_nonzero(last > self._count - held) / (tiles or 1)
-            seen[rows, columns] = self._count
+            latest = self._latest[number]
+            for tile in tiles:
+                if tile in latest:
+                    again += 1
+                    latest.move_to_end(tile)
+                else:
+                    latest[tile] = None
+            while len(latest) > held:
+                latest.popitem(last=False)
             # A batch counts for itself; single regions are too few tiles to judge by one of them.
-            rate = self._rates.get(number, 0.0)
-            rate += (share - rate) * min(1.0, tiles / MANY_TILES)
+            count = len(tiles) or 1
+            rate = self._rates[number]
+            rate += (again / count - rate) * min(1.0, count / MANY_TILES)
             self._rates[number] = rate
-            return bool(rate >= WORTH_KEEPING)
+            return rate >= WORTH_KEEPING

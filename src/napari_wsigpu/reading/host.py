@@ -131,30 +131,34 @@ class HostExecutor:
         form = self._form(number, image)
         if form is None or not isinstance(self._source, FileSource):
             return "recurring"
-        address, grid, slide = form.address(pixels.strides[1]), image.grid, self._slide
+        address, grid, slide = form.addresses.get(pixels.strides[1]), image.grid, self._slide
         top, left, height, width = region
         inside = 0 <= top <= image.height - height and 0 <= left <= image.width - width
         if not address or not inside or not height or not width:
             return "recurring"
-        rows = range(top // grid.tile_height, (top + height - 1) // grid.tile_height + 1)
-        columns = range(left // grid.tile_width, (left + width - 1) // grid.tile_width + 1)
+        high, wide = grid.tile_height, grid.tile_width
+        rows = range(top // high, (top + height - 1) // high + 1)
+        columns = range(left // wide, (left + width - 1) // wide + 1)
         count = len(rows) * len(columns)
         if count > FEW_TILES:
             return "recurring"
-        places = slice(rows.start, rows.stop), slice(columns.start, columns.stop)
-        recur = self._recurrence.note(number, image, *places)
-        assert native.core is not None
-        with self._source.descriptor() as file:
-            if recur or self._cache.holds_any(slide, number, rows, columns):
-                few = _FewTiles(image, TileKey(slide, number, rows.start, columns.start), region)
+        tiles = [row * form.columns + column for row in rows for column in columns]
+        recur, held = self._recurrence.note(number, tiles, form.tile_bytes), 0
+        if recur or self._cache.holds_any(slide, number, rows, columns):
+            few = _FewTiles(image, TileKey(slide, number, rows.start, columns.start), region)
+            with self._source.descriptor() as file:
                 held, read = self._read_few(form, few, file, pixels, keep=recur)
-            else:
-                place = left, top, width, height
-                read = native.core.read_region(file, address, form.level, place, pixels)
-                held = 0
+        else:
+            assert native.core is not None
+            place, core = (left, top, width, height), native.core
+            read = self._source.read_by(
+                lambda file, version: core.read_region(
+                    file, version, address, form.level, place, pixels
+                )
+            )
         if read < 0:
             return "all" if recur else "none"
-        self._log.count_read(held, count - held, read, image.tile_bytes)
+        self._log.count_read(held, count - held, read, form.tile_bytes)
         return None
 
     def _read_few(
@@ -194,7 +198,7 @@ class HostExecutor:
             target = first + y * pitch + x * pixel
             parts.append((target, pitch, rect.left, rect.top, rect.width, rect.height))
         table = np.array(tiles, TILE)
-        address = form.address(pixel)
+        address = form.addresses[pixel]
         if native.core.read_tiles(address, table, np.array(parts, PART), file=file):
             return held, -1
         for number, (key, room) in rooms.items():
@@ -270,7 +274,8 @@ class HostExecutor:
         computed = plan.computed[absent]
         stored = absent[~computed] if computed.any() else absent
         if wish.keep == "recurring" and len(plan.tiles):
-            recur = self._recurrence.note(plan.image, image, *plan.tiles.T)
+            numbers = plan.tiles[:, 0] * image.grid.columns + plan.tiles[:, 1]
+            recur = self._recurrence.note(plan.image, numbers.tolist(), image.tile_bytes)
             wish = replace(wish, keep="all" if recur else "none")
         begin = time.perf_counter()
         failures = self._decode(plan, image, stored, paste, wish)
@@ -346,7 +351,7 @@ class HostExecutor:
         table["width"] = np.minimum(grid.tile_width, image.width - columns * grid.tile_width)
         # Colors are converted, and channels chosen, once a tile is decoded.
         parts, pixel_bytes = (NO_PARTS, 0) if wish.table is not None else paste.parts()
-        address = form.address(pixel_bytes)
+        address = form.addresses.get(pixel_bytes, 0)
         direct = address != 0
         if direct:
             table["first"] = plan.starts[tiles]
@@ -358,7 +363,7 @@ class HostExecutor:
         threads = 1 if len(tiles) <= FEW_TILES else self._threads
         run = partial(
             native.core.read_tiles,
-            address or form.address(form.pixel_bytes),
+            address or form.addresses[form.pixel_bytes],
             table,
             parts,
             cancel=wish.cancellation.address,

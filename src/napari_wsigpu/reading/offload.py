@@ -49,6 +49,11 @@ class Offload:
     ----------
     slide, layout, images, pyramid, source, cpu, log, devices, throughput, device
         As in `RegionReader`.
+
+    Attributes
+    ----------
+    index : int or None
+        Number of the GPU that was chosen.
     """
 
     def __init__(
@@ -79,6 +84,7 @@ class Offload:
         self._devices = devices
         self._throughput = throughput
         self._choice = device, device_index(device)
+        self.index = self._choice[1]
         self._lock = threading.Lock()
         self._executors: dict[int, DeviceExecutor] = {}
         self._on_device: TilesOnDevice | None = None
@@ -105,12 +111,7 @@ class Offload:
         index = device_index(device)
         if index is not None:
             self._devices.worker(index)
-        self._choice, self._gpu_failure = (device, index), None
-
-    @property
-    def may_use_cpu(self) -> bool:
-        """Whether no GPU was chosen."""
-        return self._choice[1] is None
+        self._choice, self.index, self._gpu_failure = (device, index), index, None
 
     @property
     def decoder(self) -> tuple[str, str]:

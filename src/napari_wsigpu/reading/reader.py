@@ -165,7 +165,7 @@ class RegionReader:
 
         A GPU would take longer to start than the CPU needs to decode a few tiles.
         """
-        if not self.offload.may_use_cpu:
+        if self.offload.index is not None:
             return "recurring"
         return self._host.read_small(number, region, pixels)
 

@@ -97,6 +97,7 @@ class OpenedSlide(Described):
         decoder = self._decoder = choose_decoder(layout, threads, decoder)
         self._source = source_of(layout) if source is None else source
         self._pyramid = layout.pyramid(LARGEST_OVERVIEW)
+        self._downsamples = layout.downsamples
         images = {level.number: level.layout for level in sorted(self._pyramid)}
         parts = parts_of(list(images.values()))
         images |= {-1 - i: item.image for i, item in enumerate(layout.associated)}

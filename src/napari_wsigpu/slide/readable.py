@@ -192,8 +192,8 @@ class ReadableSlide(OpenedSlide):
             If the file can't be read.
         """
         plane = self if z is None and t is None else self.plane(z, t)
-        options = Wish(keep="recurring", table=plane._profile.table(color))
-        if device != "cpu" or mpp is not None or options.table is not None:
+        if device != "cpu" or mpp is not None or color != "stored":
+            options = Wish(keep="recurring", table=plane._profile.table(color))
             return plane._read_planned(location, size, level, device, mpp, out, stream, options)
         if out is not None or stream is not None:
             raise RegionError(NO_DEVICE_PIXELS)
@@ -277,14 +277,15 @@ class ReadableSlide(OpenedSlide):
             None if these are read; else which tiles are worth keeping when they are.
         """
         self._renew()
-        image = self._images[self._checked(level)]
-        region = region_of(location, size, self.layout.downsamples[level])
+        if type(level) is not int or not 0 <= level < len(self._downsamples):
+            level = self._checked(level)
+        image = self._images[level]
+        region = region_of(location, size, self._downsamples[level])
         if region.height * region.width > SMALL_PIXELS or (channels and image.channels != RGB):
             return NO_PIXELS, "recurring"
         shape = region.height, region.width, channels or image.channels
-        pixels = np.empty(shape, image.dtype)
-        with self._reads:
-            return pixels, self._reader.read_small(int(level), region, pixels)
+        pixels = np.empty(shape, image.encoding.dtype)
+        return pixels, self._reader.read_small(level, region, pixels)
 
     def read_mask(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from contextlib import contextmanager
 from functools import partial
@@ -14,7 +15,7 @@ import numpy as np
 
 from napari_wsigpu import native
 from napari_wsigpu.model.errors import SlideChangedError, changed_error, file_error
-from napari_wsigpu.native.tables import RANGE
+from napari_wsigpu.native.tables import CHANGED, RANGE, VERSION
 from napari_wsigpu.storage.listed_reads import read_rows
 from napari_wsigpu.storage.readers import Readers
 from napari_wsigpu.storage.source import ByteRange, JoinedBytes
@@ -189,6 +190,9 @@ class FileSource:
         self._opening = threading.Lock()
         self._file: FileIO | None = None
         self._seek_lock = threading.Lock()
+        times = file.modified_ns, -1 if file.changed_ns is None else file.changed_ns
+        inode = -1 if file.inode is None else file.inode
+        self._version = np.array([(file.size, *times, inode)], VERSION)
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
         """Return the bytes of each (offset, length), in order; fewer where the file ends before."""
@@ -276,6 +280,35 @@ class FileSource:
         with self._readers:
             self._handle()
         return self._path
+
+    def read_by(self, read: Callable[[int, int | None], int]) -> int:
+        """Have a function of the native core read from the file.
+
+        Parameters
+        ----------
+        read : callable
+            Takes the descriptor and the address of a `VERSION` record, which the core compares
+            with the file, or None where Python does. Returns a number of bytes or `CHANGED`.
+
+        Returns
+        -------
+        int
+            What `read` returns.
+
+        Raises
+        ------
+        SlideError
+            If the file can't be opened, or is not the one that was described.
+        """
+        with self._readers:
+            file = self._file
+            if file is None or sys.platform == "win32":
+                file = self._handle()
+            version = None if sys.platform == "win32" else int(self._version.ctypes.data)
+            count = read(file.fileno(), version)
+            if count == CHANGED:
+                self._check_unchanged(file)
+            return count
 
     @contextmanager
     def descriptor(self) -> Iterator[int]:
