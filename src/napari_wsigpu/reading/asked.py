@@ -57,7 +57,9 @@ def region_of(location: tuple[int, int], size: tuple[int, int], downsample: floa
     """Return one region in a level's own pixels; see `regions_of`."""
     width, height = size_of(size)
     x, y = _integers("location", location)
-    return Rect(_nearest(y / downsample), _nearest(x / downsample), height, width)
+    if downsample != 1 or max(abs(x), abs(y)) > FARTHEST:
+        x, y = _nearest(x / downsample), _nearest(y / downsample)
+    return Rect(y, x, height, width)
 
 
 def size_of(size: Any, least: int = 0) -> tuple[int, int]:
@@ -114,7 +116,7 @@ def _places(locations: Sequence[tuple[int, int]]) -> NDArray[np.float64]:
 
 def _integers(name: str, values: tuple[int, int]) -> tuple[int, int]:
     try:
-        first, second = (operator.index(value) for value in values)
+        first, second = map(operator.index, values)
     except (TypeError, ValueError):
         raise RegionError(f"The {name} {values!r} is not a pair of whole numbers.") from None
     return first, second

@@ -150,12 +150,8 @@ class HostExecutor:
                 held, read = self._read_few(form, few, file, pixels, keep=recur)
         else:
             assert native.core is not None
-            place, core = (left, top, width, height), native.core
-            read = self._source.read_by(
-                lambda file, version: core.read_region(
-                    file, version, address, form.level, place, pixels
-                )
-            )
+            place = left, top, width, height
+            read = self._source.read_by(native.core.read_region, address, form.level, place, pixels)
         if read < 0:
             return "all" if recur else "none"
         self._log.count_read(held, count - held, read, form.tile_bytes)

@@ -193,6 +193,8 @@ class FileSource:
         times = file.modified_ns, -1 if file.changed_ns is None else file.changed_ns
         inode = -1 if file.inode is None else file.inode
         self._version = np.array([(file.size, *times, inode)], VERSION)
+        # The core compares the file with it, except on Windows.
+        self._compared = None if sys.platform == "win32" else int(self._version.ctypes.data)
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
         """Return the bytes of each (offset, length), in order; fewer where the file ends before."""
@@ -281,14 +283,15 @@ class FileSource:
             self._handle()
         return self._path
 
-    def read_by(self, read: Callable[[int, int | None], int]) -> int:
+    def read_by(self, read: Callable[..., int], *given: Any) -> int:
         """Have a function of the native core read from the file.
 
         Parameters
         ----------
         read : callable
-            Takes the descriptor and the address of a `VERSION` record, which the core compares
-            with the file, or None where Python does. Returns a number of bytes or `CHANGED`.
+            Takes the descriptor, the address of a `VERSION` record that the core compares with the
+            file, or None where Python does, and what is given. Returns a number of bytes or
+            `CHANGED`.
 
         Returns
         -------
@@ -302,10 +305,9 @@ class FileSource:
         """
         with self._readers:
             file = self._file
-            if file is None or sys.platform == "win32":
+            if file is None or self._compared is None:
                 file = self._handle()
-            version = None if sys.platform == "win32" else int(self._version.ctypes.data)
-            count = read(file.fileno(), version)
+            count = read(file.fileno(), self._compared, *given)
             if count == CHANGED:
                 self._check_unchanged(file)
             return count
