@@ -263,3 +263,8 @@ def test_caches(tmp_path):
     for capacity in (-1, 1.5):
         with pytest.raises(ArgumentError, match="can't hold"):
             ours.OpenSlideCache(capacity)
+
+
+def test_other_packages_import_errors_from_the_low_level_module():
+    assert ours.lowlevel.OpenSlideError is ours.OpenSlideError
+    assert {*ours.lowlevel.__all__} <= {*dir(theirs.lowlevel)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from napari_wsigpu import native
 from napari_wsigpu.codecs.cpu import CpuDecoder
 from napari_wsigpu.model.errors import DeviceError, UnsupportedSlideError
 
@@ -26,6 +27,7 @@ def choose_decoder(
     """
     if threads is not None and (not isinstance(threads, int) or threads < 1):
         raise DeviceError(f"threads is {threads!r}; it has to be a whole number >= 1.")
+    native.warn_if_missing()
     decoder = given or CpuDecoder(None if threads is None else threads - 1)
     for image in chain.from_iterable(level.stored for level in layout.levels):
         reason_against = decoder.refusal(image)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from napari_wsigpu import native
-from napari_wsigpu.codecs.cpu import HostSlots
+from napari_wsigpu.codecs.cpu import CpuDecoder, HostSlots
 from napari_wsigpu.codecs.decoder import EncodedBatch
 from napari_wsigpu.codecs.native_format import native_format
 from napari_wsigpu.codecs.raw import lies_decoded
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.color import ColorTable
-    from napari_wsigpu.codecs.cpu import CpuDecoder
     from napari_wsigpu.codecs.decoder import PendingBatch
     from napari_wsigpu.codecs.native_format import NativeFormat
     from napari_wsigpu.model.layout import LevelLayout, PyramidLevel
@@ -321,7 +320,9 @@ class HostExecutor:
     def _form(self, number: int, image: LevelLayout) -> NativeFormat | None:
         """Describe an image to the core; None if Python reads and decodes its tiles."""
         if number not in self._forms:
-            form = None if native.core is None else native_format(image)
+            # A decoder that was added decides itself what becomes of encoded tiles.
+            usual = type(self._decoder) is CpuDecoder
+            form = native_format(image) if usual and native.core is not None else None
             # Other sources hand out uncompressed tiles without a copy.
             uncopied = form is not None and form.is_raw and not isinstance(self._source, FileSource)
             self._forms[number] = None if uncopied else form

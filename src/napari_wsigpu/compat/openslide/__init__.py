@@ -8,6 +8,7 @@ of formats that OpenSlide doesn't know are read too.
 
 from __future__ import annotations
 
+from napari_wsigpu.compat.openslide import lowlevel
 from napari_wsigpu.compat.openslide.abstract import (
     PROPERTY_NAME_BACKGROUND_COLOR,
     AbstractSlide,
@@ -60,5 +61,6 @@ __all__ = [
     "OpenSlideVersionError",
     "__library_version__",
     "__version__",
+    "lowlevel",
     "open_slide",
 ]
