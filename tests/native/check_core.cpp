@@ -17,6 +17,7 @@
 
 #include <dirent.h>
 #include <jpeglib.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -474,9 +475,10 @@ void regions() {
         work.to_file();
         const Level level = {offsets.data(), lengths.data(), rows, columns, height, width};
         const int samples = work.format.samples;
+        const Version* version = nullptr;
         auto read = [&](int64_t x, int64_t y, int64_t w, int64_t h, Bytes& target, int64_t pitch) {
-            return wsigpu_read_region(work.file, &work.format, &level, x, y, w, h, target.data(),
-                                      pitch);
+            return wsigpu_read_region(work.file, version, &work.format, &level, x, y, w, h,
+                                      target.data(), pitch);
         };
         for (int n = 0; n < 300; ++n) {
             const int x = roll(0, width - 1), y = roll(0, height - 1);
@@ -495,14 +497,26 @@ void regions() {
         }
         Bytes target(size_t(height * width * samples));
         const int64_t pitch = width * samples, far = INT64_MAX;
-        EXPECT(read(-1, 0, 5, 5, target, pitch) == -1 && read(0, 0, 0, 5, target, pitch) == -1);
-        EXPECT(read(width - 4, 0, 5, 5, target, pitch) == -1);
-        EXPECT(read(far, 0, 5, 5, target, pitch) == -1 && read(9, 9, far, 5, target, pitch) == -1);
+        const int64_t wrong[][4] = {{-1, 0, 5, 5},         {0, 0, 0, 5},  {width - 4, 0, 5, 5},
+                                    {0, height - 4, 5, 5}, {far, 0, 5, 5}, {9, 9, far, 5}};
+        for (const auto& box : wrong)
+            EXPECT(read(box[0], box[1], box[2], box[3], target, pitch) == UNPLANNED);
         lengths[5] = 0;  // a missing tile
-        EXPECT(read(0, 0, width, height, target, pitch) == -1);
+        EXPECT(read(0, 0, width, height, target, pitch) == UNPLANNED);
         lengths[5] = 7;  // a damaged one
-        EXPECT(read(0, 0, width, height, target, pitch) == -1);
+        EXPECT(read(0, 0, width, height, target, pitch) == UNPLANNED);
         EXPECT(read(0, 0, wide, high, target, pitch) > 0);
+        struct stat status;
+        EXPECT(fstat(work.file, &status) == 0);
+        Version known = {status.st_size, 0, -1, -1};
+        version = &known;
+        EXPECT(read(0, 0, wide, high, target, pitch) == CHANGED);
+#if defined(__linux__)
+        known.modified_ns = status.st_mtim.tv_sec * int64_t(1000000000) + status.st_mtim.tv_nsec;
+        EXPECT(read(0, 0, wide, high, target, pitch) > 0);
+        known.inode = int64_t(status.st_ino) + 1;
+        EXPECT(read(0, 0, wide, high, target, pitch) == CHANGED);
+#endif
         close(work.file);
     }
 }
@@ -569,9 +583,10 @@ void fork_while_others_read() {
 }
 
 void layout() {
-    int32_t sizes[5], version = 0;
+    int32_t sizes[6], version = 0;
     wsigpu_layout(sizes, &version);
     EXPECT(sizes[0] == 48 && sizes[1] == 48 && sizes[2] == 32 && sizes[3] == 24 && sizes[4] == 48);
+    EXPECT(sizes[5] == sizeof(Version));
     EXPECT(version > 2000000);
 }
 
