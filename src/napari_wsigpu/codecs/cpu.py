@@ -6,7 +6,6 @@ import os
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, fields
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -36,36 +35,6 @@ def threads_at_work() -> int:
     return cores if cores > FEW_CORES else cores + 1
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Parts:
-    """The only pixels of each tile that are wanted, and where in host memory they go.
-
-    Attributes
-    ----------
-    only : ndarray of bool, shape (tiles,)
-        Of which tiles this is so; entries of the others are void.
-    addresses, row_bytes : ndarray of int64, shape (tiles,)
-        Address of the first pixel, and bytes from one row to the next.
-    tops, lefts, heights, widths : ndarray of int64, shape (tiles,)
-        Which pixels of the tile.
-    """
-
-    only: NDArray[np.bool_]
-    addresses: NDArray[np.int64]
-    row_bytes: NDArray[np.int64]
-    tops: NDArray[np.int64]
-    lefts: NDArray[np.int64]
-    heights: NDArray[np.int64]
-    widths: NDArray[np.int64]
-
-    def of(self, tiles: NDArray[np.int64]) -> Parts:
-        """Return those of some tiles."""
-        return Parts(*(getattr(self, field.name)[tiles] for field in fields(self)))
-
-    def __len__(self) -> int:
-        return len(self.only)
-
-
 class HostSlots:
     """Where a batch's tiles are decoded to on the host.
 
@@ -74,24 +43,18 @@ class HostSlots:
     memory : sequence of (ndarray of uint8 or None)
         As many bytes for each tile as a full one has; None for one whose pixels are used only while
         it is delivered: the thread that decodes it has a buffer for these.
-    parts : Parts, optional
-        The part of each tile that is wanted, if it is the only one and nobody keeps the tile. Who
-        decodes may put its pixels there, and then does not deliver the tile.
 
     Attributes
     ----------
-    memory, parts
+    memory
         As given.
     pixels : list of (ndarray or None)
         Each tile as it was decoded, while it is delivered: shape (height, width, channels). Tiles
         at the lower and right edge may be cut to their level.
     """
 
-    def __init__(
-        self, memory: Sequence[NDArray[np.uint8] | None], parts: Parts | None = None
-    ) -> None:
+    def __init__(self, memory: Sequence[NDArray[np.uint8] | None]) -> None:
         self.memory = memory
-        self.parts = parts
         self.pixels: list[Any] = [None] * len(memory)
 
 

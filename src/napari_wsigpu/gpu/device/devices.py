@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from napari_wsigpu.gpu.device.cuda import CudaDevice
 from napari_wsigpu.gpu.device.driver import driver_is_there
 from napari_wsigpu.gpu.device.worker import DecodeWorker
-from napari_wsigpu.gpu.jpeg.host_jpegs import HostJpegs, host_library
 from napari_wsigpu.gpu.transfer.tiles import SLAB_BYTES, DeviceTiles
 from napari_wsigpu.model.errors import DeviceError
 
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from napari_wsigpu.gpu.device.device import Device
-    from napari_wsigpu.gpu.jpeg.library import Library
 
 LARGEST_BUDGET = 2 << 30
 PART_OF_DEVICE = 8
@@ -74,8 +72,6 @@ class Devices:
         Whether this machine can have devices at all; asked before anything is started.
     slab_bytes : int
         How much memory a cache takes at a time.
-    library : callable
-        Loads nvImageCodec for the CPU, or raises a `DeviceError`.
 
     Attributes
     ----------
@@ -83,8 +79,6 @@ class Devices:
         As given.
     background : BackgroundStart
         Starts the first device while the CPU decodes.
-    jpegs : HostJpegs
-        nvImageCodec's decoders on the CPU.
     """
 
     def __init__(
@@ -92,7 +86,6 @@ class Devices:
         opened: Callable[[int], Device] = CudaDevice,
         has_driver: Callable[[], bool] = driver_is_there,
         slab_bytes: int = SLAB_BYTES,
-        library: Callable[[], Library] = host_library,
     ) -> None:
         self._opened = opened
         self.has_driver = has_driver
@@ -101,7 +94,6 @@ class Devices:
         self._workers: dict[int, DecodeWorker] = {}
         self._tiles: dict[str, DeviceTiles] = {}
         self.background = BackgroundStart(self)
-        self.jpegs = HostJpegs(library)
 
     def worker(self, index: int) -> DecodeWorker:
         """Return the worker on a CUDA device.
@@ -133,10 +125,9 @@ class Devices:
         return self._tiles.get(name)
 
     def close(self) -> None:
-        """End the threads of the workers, and let go of their decoders."""
+        """End the threads of the workers, and release their decoders."""
         for worker in list(self._workers.values()):
             worker.close()
-        self.jpegs.close()
 
 
 class BackgroundStart:

@@ -16,18 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from napari_wsigpu.gpu.jpeg.library_handles import (
-    SUCCESS,
-    LibraryImages,
-    LibraryParts,
-    LibraryStreams,
-)
+from napari_wsigpu.gpu.jpeg.library_handles import SUCCESS, LibraryImages, LibraryStreams
 from napari_wsigpu.gpu.jpeg.library_structs import (
     Backend,
     BackendParams,
     DecodeParams,
     ExecutionParams,
-    ExtensionInfo,
     InstanceInfo,
     Properties,
 )
@@ -40,18 +34,11 @@ CPU_ONLY, GPU_ONLY, HYBRID, HARDWARE = 1, 2, 3, 4
 NO_DEVICE = -99999
 DECODED = 1
 VERSIONS = range(900, 1000)
-HOST_JPEGS = "jpeg_turbo_ext"  # the extension that decodes JPEGs on the CPU
 FILES = {"win32": "nvimgcodec_0.dll"}
 
 
 class Library:
     """The loaded library and its one instance.
-
-    Parameters
-    ----------
-    extension : str, optional
-        Load this one of its extensions alone, and not all: those that decode on a GPU complain on
-        standard error where the libraries are missing that they need.
 
     Raises
     ------
@@ -59,7 +46,7 @@ class Library:
         If it is not installed, of another version, or does not start.
     """
 
-    def __init__(self, extension: str = "") -> None:
+    def __init__(self) -> None:
         folder = _folder()
         path = str(folder / FILES.get(sys.platform, "libnvimgcodec.so.0"))
         try:
@@ -79,30 +66,11 @@ class Library:
             )
         info = InstanceInfo(
             load_builtin_modules=1,
-            load_extension_modules=not extension,
+            load_extension_modules=1,
             extension_modules_path=str(folder / "extensions").encode(),
         )
         self._instance = c_void_p()
         self._check(self._long.nvimgcodecInstanceCreate, self._instance, ctypes.byref(info))
-        if extension:
-            self._extend(folder / "extensions", extension)
-
-    def _extend(self, folder: Path, name: str) -> None:
-        found = next(folder.glob(f"*{name}*"), None)
-        if found is None:
-            raise DeviceError(f"nvImageCodec lacks its extension '{name}'; install it anew.")
-        described, self._extension = ExtensionInfo(), c_void_p()
-        try:
-            self._module = ctypes.CDLL(str(found))
-            status = self._module.nvimgcodecExtensionModuleEntry(ctypes.byref(described))
-        except (AttributeError, OSError) as error:
-            raise DeviceError(f"'{found}' can't be loaded ({error}); install it anew.") from error
-        if status == SUCCESS:
-            status = self._long.nvimgcodecExtensionCreate(
-                self._instance, ctypes.byref(self._extension), ctypes.byref(described)
-            )
-        if status != SUCCESS:
-            raise DeviceError(f"nvImageCodec does not take its extension '{name}' ({status}).")
 
     def _declare(self) -> None:
         for library in (self._quick, self._long):
@@ -113,7 +81,6 @@ class Library:
                 c_size_t,
                 c_void_p,
             ]
-            library.nvimgcodecCodeStreamGetSubCodeStream.argtypes = [c_void_p] * 3
             library.nvimgcodecDecoderDecode.argtypes = [
                 c_void_p,
                 c_void_p,
@@ -163,10 +130,6 @@ class Library:
     def images(self, *, on_device: bool) -> LibraryImages:
         """Make room for the descriptions of a batch's images, in device or host memory."""
         return LibraryImages(self, on_device=on_device)
-
-    def parts(self) -> LibraryParts:
-        """Make room for what is wanted of a batch's code streams."""
-        return LibraryParts(self)
 
     def streams(self) -> LibraryStreams:
         """Make room for the code streams of a batch."""

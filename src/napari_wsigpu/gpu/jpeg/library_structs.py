@@ -6,7 +6,7 @@ import ctypes
 from ctypes import c_char_p, c_float, c_int, c_size_t, c_uint8, c_uint32, c_void_p
 from typing import Any, ClassVar
 
-MOST_PLANES, MOST_DIMENSIONS, MOST_SAMPLES = 32, 5, 5
+MOST_PLANES = 32
 
 
 class Structure(ctypes.Structure):
@@ -46,21 +46,6 @@ class InstanceInfo(Structure):
     ]
 
 
-class ExtensionInfo(Structure):
-    """``nvimgcodecExtensionDesc_t``, which an extension fills in."""
-
-    type_ = 27
-    _fields_ = [
-        *Structure.head,
-        ("instance", c_void_p),
-        ("id", c_char_p),
-        ("version", c_uint32),
-        ("ext_api_version", c_uint32),
-        ("create", c_void_p),
-        ("destroy", c_void_p),
-    ]
-
-
 class DecodeParams(Structure):
     """``nvimgcodecDecodeParams_t``."""
 
@@ -87,32 +72,6 @@ class Plane(Structure):
         ("num_channels", c_uint32),
         ("sample_type", c_int),
         ("precision", c_uint8),
-    ]
-
-
-class Region(Structure):
-    """``nvimgcodecRegion_t``: rows and columns from a start up to an end."""
-
-    type_ = 8
-    _fields_ = [
-        *Structure.head,
-        ("dimensions", c_int),
-        ("start", c_int * MOST_DIMENSIONS),
-        ("end", c_int * MOST_DIMENSIONS),
-        ("out_of_bounds_policy", c_int),
-        ("out_of_bounds_samples", (c_uint32 * 2) * MOST_SAMPLES),
-    ]
-
-
-class View(Structure):
-    """``nvimgcodecCodeStreamView_t``: what is wanted of a code stream."""
-
-    type_ = 9
-    _fields_ = [
-        *Structure.head,
-        ("image", c_size_t),
-        ("region", Region),
-        ("bitstream_offset", c_size_t),
     ]
 
 
