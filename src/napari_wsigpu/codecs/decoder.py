@@ -170,6 +170,7 @@ class EncodedBatch(Sequence["EncodedTile"]):
 
     def part(self, indices: Sequence[int]) -> EncodedBatch:
         """Return some of its tiles, in the same buffer."""
+        assert self._later is None  # ranges that are read later lie in no buffer
         chosen = np.array(indices, np.int64)
         reasons = {
             plane * len(indices) + number: self._reasons[plane * len(self) + index]
@@ -188,8 +189,6 @@ class EncodedBatch(Sequence["EncodedTile"]):
             reasons=reasons,
         )
         part.lost = self.lost
-        if self._later is not None:
-            part._later = _Some(self._later, indices)
         return part
 
     def _locate(self) -> None:
@@ -241,27 +240,6 @@ class EncodedBatch(Sequence["EncodedTile"]):
 
         return fetch
 
-    def lengths_of(self, first: int, last: int) -> list[int]:
-        """Return how many bytes some tiles have, of a batch that is `single`."""
-        if self._later is not None:
-            return self._later.lengths[first:last]
-        present, lengths = self._present[0, first:last], self.lengths[0, first:last]
-        found: list[int] = np.where(present, lengths, 0).tolist()
-        return found
-
-    def copy_to(self, first: int, last: int, rows: NDArray[np.uint8]) -> None:
-        """Put the bytes of some tiles of such a batch each at the beginning of a row.
-
-        It may read them, and raise `SlideError` if that can't be done.
-        """
-        if self._later is not None:
-            self._later.read_rows(first, last, rows)
-            return
-        starts, ends = self.starts[0], self.starts[0] + self.lengths[0]
-        places = zip(starts[first:last].tolist(), ends[first:last].tolist(), strict=True)
-        for row, (start, end) in zip(rows, places, strict=True):
-            row[: end - start] = self._bytes[start:end]
-
     def _segments(self, ending: bytes) -> list[memoryview | None]:
         starts, ends = self.starts[0], self.starts[0] + self.lengths[0]
         good = self._present[0] & (self.lengths[0] >= len(ending))
@@ -288,24 +266,6 @@ class EncodedBatch(Sequence["EncodedTile"]):
             return self.view[start:end]
         scan = self.view[start + len(self.lost) : end - len(END_OF_IMAGE)]
         return memoryview(b"".join((self.lost, scan, END_OF_IMAGE)))
-
-
-class _Some:
-    """Some of the ranges of `LaterReads`, which are not closed with these."""
-
-    def __init__(self, reads: LaterReads, chosen: Sequence[int]) -> None:
-        self._reads, self._chosen = reads, chosen
-        self.lengths = [reads.lengths[index] for index in chosen]
-
-    def read(self, index: int) -> bytes:
-        return self._reads.read(self._chosen[index])
-
-    def read_rows(self, first: int, last: int, rows: NDArray[np.uint8]) -> None:
-        for row, index in zip(rows, self._chosen[first:last], strict=True):
-            self._reads.read_rows(index, index + 1, row[None])
-
-    def close(self) -> None:
-        pass
 
 
 Deliver = Callable[[Sequence[int]], None]

@@ -16,7 +16,6 @@ import numpy as np
 from napari_wsigpu import native
 from napari_wsigpu.model.errors import SlideChangedError, changed_error, file_error
 from napari_wsigpu.native.tables import CHANGED, RANGE, VERSION
-from napari_wsigpu.storage.listed_reads import read_rows
 from napari_wsigpu.storage.readers import Readers
 from napari_wsigpu.storage.source import ByteRange, JoinedBytes
 
@@ -435,18 +434,11 @@ class _LaterReads:
         lengths: list[int],
     ) -> None:
         self._source, self._file, self._leave = source, file, leave
-        self._offsets, self.lengths = offsets, lengths
+        self._offsets, self._lengths = offsets, lengths
 
     def read(self, index: int) -> bytes:
         """Return the bytes of a range."""
-        return self._source.read_bytes(self._file, self._offsets[index], self.lengths[index])
-
-    def read_rows(self, first: int, last: int, rows: NDArray[np.uint8]) -> None:
-        """Read ranges, each to the beginning of a row."""
-        offsets, lengths = self._offsets[first:last], self.lengths[first:last]
-        for index in read_rows(self._file.fileno(), offsets, lengths, rows):
-            view = rows[index, : lengths[index]].data
-            self._source.read_into(self._file, view, offsets[index])
+        return self._source.read_bytes(self._file, self._offsets[index], self._lengths[index])
 
     def close(self) -> None:
         """Let the file be closed."""

@@ -82,15 +82,7 @@ class Spacing(NamedTuple):
 
 
 class LaterReads(Protocol):
-    """Ranges of a source that is kept open for them, each read when it is asked for.
-
-    Attributes
-    ----------
-    lengths : list of int
-        Bytes of each; fewer than asked for where the source ends before.
-    """
-
-    lengths: list[int]
+    """Ranges of a source that is kept open for them, each read when it is asked for."""
 
     def read(self, index: int) -> bytes:
         """Return the bytes of a range, from any thread; fewer where the source ends before.
@@ -100,9 +92,6 @@ class LaterReads(Protocol):
         SlideError
             If the source can't be read.
         """
-
-    def read_rows(self, first: int, last: int, rows: NDArray[np.uint8]) -> None:
-        """Read the ranges from `first` up to `last`, each to the beginning of a row; as `read`."""
 
     def close(self) -> None:
         """Let the source be closed."""
