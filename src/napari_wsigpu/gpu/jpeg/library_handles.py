@@ -144,8 +144,8 @@ class LibraryStreams(_Handles):
         super().__init__(library)
         self._create = library._quick.nvimgcodecCodeStreamCreateFromHostMem
 
-    def add(self, data: int | bytes, length: int) -> bool:
-        """Set the next handle to encoded bytes or their address, kept by the caller until `clear`.
+    def add(self, address: int, length: int) -> bool:
+        """Set the next handle to encoded bytes at an address, kept by the caller until `clear`.
 
         Returns
         -------
@@ -153,7 +153,7 @@ class LibraryStreams(_Handles):
             False if the library refuses them.
         """
         place = self._next()
-        if self._create(self._library._instance, place, data, length, None) != SUCCESS:
+        if self._create(self._library._instance, place, address, length, None) != SUCCESS:
             return False
         self._count += 1
         return True
