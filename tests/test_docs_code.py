@@ -152,6 +152,7 @@ def test_troubleshooting_quotes_what_the_doctor_says():
     said = "".join(
         (package / "cli" / name).read_text("utf-8") for name in ("doctor.py", "probes.py")
     )
+    said += (package / "native" / "__init__.py").read_text("utf-8")
     names = {limit.name for limit in fields(Limits)}
     quoted = set(re.findall(r"^\| `([^`]+)`", page, re.MULTILINE))
     assert names < quoted

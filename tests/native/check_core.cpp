@@ -342,7 +342,7 @@ void raw_tiles() {
     work.compare_all();
 }
 
-// A tile of length 0 is pasted from the pixels that were kept of it before.
+// A tile that is held is pasted from the pixels that were kept of it before.
 void kept_tiles() {
     for (int n = 0; n < 100; ++n) {
         const int height = roll(1, 40), width = roll(1, 40);
@@ -351,9 +351,11 @@ void kept_tiles() {
         work.add({}, height, width, pixels, true);
         std::memcpy(work.tiles[0].keep, pixels.data(), pixels.size());
         work.add_random_parts(height, width);
+        work.tiles[0].status = HELD;
         work.run(1);
         work.compare_all();
         work.add_part(width, 0, 1, 1);  // outside
+        work.tiles[0].status = HELD;
         EXPECT(work.run(1) == 1 && work.tiles[0].status == REFUSED);
     }
 }

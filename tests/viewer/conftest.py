@@ -150,7 +150,7 @@ def write_channels(tmp_path):
 
 
 @pytest.fixture
-def gate(monkeypatch):
+def gate(monkeypatch, without_core):
     """Holds back every tile while it is closed."""
     gate = threading.Event()
     gate.set()

@@ -357,7 +357,7 @@ def test_figures_are_exported_exactly(viewer, slicing, gate, tmp_path):
     assert not progressive.display_of(layer).waits
 
 
-def test_after_the_cache_is_cleared_failed_tiles_are_tried_again(viewer, monkeypatch):
+def test_after_the_cache_is_cleared_failed_tiles_are_tried_again(viewer, monkeypatch, without_core):
     [layer] = viewer.open(sample_path(), plugin=PLUGIN)
     settle()
     layer.data[0].slide.clear_cache()
@@ -506,7 +506,7 @@ def test_windows_slides_and_scripts_may_end_in_mid_decode(tmp_path):
     path = shutil.copy(sample_path(), tmp_path / "slide.svs")
     done = subprocess.run(
         [sys.executable, "-c", BEGIN + CLOSE_THE_WINDOW + REMOVE_THE_FIRST + END_WITH_DOCKS, path],
-        env=os.environ | {"NAPARI_CONFIG": str(tmp_path / "settings.yaml")},
+        env=os.environ | {"NAPARI_CONFIG": str(tmp_path / "settings.yaml"), "WSIGPU_NATIVE": "off"},
         capture_output=True,
         text=True,
         timeout=120,

@@ -77,6 +77,7 @@ def test_another_slide_takes_the_place_of_a_removed_one(
 
 
 @pytest.mark.window
+@pytest.mark.usefixtures("without_core")
 def test_opening_a_slide_decodes_no_label_and_no_macro(
     viewer, inspector, slide_is_open, monkeypatch, settled
 ):

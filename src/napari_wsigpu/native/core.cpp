@@ -325,7 +325,7 @@ int read_tile(Call& call, Scratch& scratch, Tile& tile, char* message) {
     const Part* parts = call.parts + tile.first;
     const Format& format = call.format;
     if (!is_readable(tile)) return fail(message, REFUSED, "");
-    if (!tile.length && tile.keep) {
+    if (tile.status == HELD) {
         const int pixel = format.samples * format.sample_bytes;
         if (!is_inside(bounds(tile, parts), tile.height, tile.width) ||
             !can_paste(pixel, format.pixel_bytes))

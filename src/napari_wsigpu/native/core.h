@@ -19,7 +19,8 @@ enum Color : int32_t { GRAY = 0, STORED = 1, YCBCR = 2, AUTO = 3 };
 
 // What became of a tile. The caller decodes a refused or damaged one in Python, which either
 // accepts it or reports why it cannot.
-enum Status : int32_t { DONE = 0, DAMAGED = 1, REFUSED = 2, UNREAD = 3, CANCELLED = 4 };
+// A tile that is HELD when the call starts was decoded before: `keep` has its pixels.
+enum Status : int32_t { DONE = 0, DAMAGED = 1, REFUSED = 2, UNREAD = 3, CANCELLED = 4, HELD = 5 };
 
 enum { MESSAGE_SIZE = 200 };
 
@@ -35,8 +36,8 @@ struct Format {
 };
 
 // One encoded tile. `height` and `width` are the part of it inside the level, to which some
-// writers cut tiles at the edges; the core replaces them by the size that it found. A tile of
-// length 0 was decoded before: `keep` holds its pixels, which have this size.
+// writers cut tiles at the edges; the core replaces them by the size that it found. A tile
+// that is HELD has this size.
 struct Tile {
     int64_t offset, length;  // in the file, or in memory
     uint8_t* keep;           // memory for the whole tile, or null

@@ -66,5 +66,5 @@ UNPLANNED, CHANGED = -1, -2
 # Values of the enumerations.
 RAW, JPEG = 0, 1
 COLORS = {"gray": 0, "stored": 1, "ycbcr": 2, "auto": 3}
-DONE, DAMAGED, REFUSED, UNREAD, CANCELLED = range(5)
+DONE, DAMAGED, REFUSED, UNREAD, CANCELLED, HELD = range(6)
 MESSAGE_SIZE = 200

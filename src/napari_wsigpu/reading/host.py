@@ -16,7 +16,7 @@ from napari_wsigpu.codecs.decoder import EncodedBatch
 from napari_wsigpu.codecs.native_format import native_format
 from napari_wsigpu.codecs.raw import lies_decoded
 from napari_wsigpu.model.geometry import Rect
-from napari_wsigpu.native.tables import PART, TILE
+from napari_wsigpu.native.tables import DONE, HELD, PART, TILE
 from napari_wsigpu.reading.averages import Averages
 from napari_wsigpu.reading.cache import Recurrence, TileKey
 from napari_wsigpu.reading.pasting import NO_PARTS, Paste, WholeTiles, slices_of
@@ -178,18 +178,19 @@ class HostExecutor:
         for number, (key, rect, y, x) in enumerate(few.parts()):
             offset, length, height, width = few.stored(key)
             found = self._cache.get(key)
-            place = 0
+            place, status = 0, DONE
             if found is not None:
                 held += 1
                 cached.append(found)
-                length, place, (height, width) = 0, found.ctypes.data, found.shape[:2]
+                length, place, status = 0, found.ctypes.data, HELD
+                height, width = found.shape[:2]
             elif not length:
                 return held, -1
             elif keep:
                 room = self._tile_memory.take(image.tile_bytes)
                 rooms[number] = key, room
                 place = room.ctypes.data
-            tiles.append((offset, length, place, number, 1, height, width, 0, 0))
+            tiles.append((offset, length, place, number, 1, height, width, status, 0))
             target = first + y * pitch + x * pixel
             parts.append((target, pitch, rect.left, rect.top, rect.width, rect.height))
         table = np.array(tiles, TILE)

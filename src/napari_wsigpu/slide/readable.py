@@ -193,7 +193,7 @@ class ReadableSlide(OpenedSlide):
         """
         plane = self if z is None and t is None else self.plane(z, t)
         if device != "cpu" or mpp is not None or color != "stored":
-            options = Wish(keep="recurring", table=plane._profile.table(color))
+            options = Wish(table=plane._profile.table(color))
             return plane._read_planned(location, size, level, device, mpp, out, stream, options)
         if out is not None or stream is not None:
             raise RegionError(NO_DEVICE_PIXELS)
