@@ -37,7 +37,8 @@ from napari_wsigpu.reading import device_pipeline as device_module
 from napari_wsigpu.reading import halving
 from napari_wsigpu.reading.plan import Cancellation, Regions, Wish
 from napari_wsigpu.reading.planning import plan_regions
-from napari_wsigpu.slide import opened, runtime
+from napari_wsigpu.slide import runtime
+from napari_wsigpu.slide import slide as opened
 from napari_wsigpu.slide.runtime import Runtime
 from tests.conftest import pinned_places
 from tests.fakes.host_device import HostStream, WrappedDecoder

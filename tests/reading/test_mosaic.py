@@ -17,7 +17,7 @@ from napari_wsigpu.reading.log import TileLog
 from napari_wsigpu.reading.mosaic import parts_of, touches
 from napari_wsigpu.reading.plan import Regions, Wish
 from napari_wsigpu.reading.planning import plan_regions
-from napari_wsigpu.slide import opened
+from napari_wsigpu.slide import slide as opened
 from napari_wsigpu.storage.memory import MemorySource
 from tests.conftest import pinned_places
 from tests.writers import leica, slides, tiffbytes

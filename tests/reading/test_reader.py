@@ -527,7 +527,7 @@ class TestTilesOfDisplays:
 
     @pytest.mark.parametrize("device", ["cpu", "cuda"])
     def test_levels_between_stored_ones(self, tmp_path, host_gpu, device, monkeypatch):
-        monkeypatch.setattr("napari_wsigpu.slide.opened.LARGEST_OVERVIEW", 60)
+        monkeypatch.setattr("napari_wsigpu.slide.slide.LARGEST_OVERVIEW", 60)
         pixels = slides.picture(HEIGHT, WIDTH)
         pages = [
             tiffbytes.page(np.ascontiguousarray(level), tile=(32, 48), **KINDS["jpeg"])

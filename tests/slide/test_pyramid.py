@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.model.errors import LevelError, TileError
-from napari_wsigpu.slide import opened, runtime
+from napari_wsigpu.slide import runtime
+from napari_wsigpu.slide import slide as opened
 from tests import oracles
 from tests.test_display_color import in_srgb
 from tests.writers import leica, slides, tiffbytes

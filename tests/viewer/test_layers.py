@@ -12,7 +12,7 @@ from napari.layers.utils.layer_utils import compute_multiscale_level_and_corners
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.model.privacy import masked
-from napari_wsigpu.slide.opened import LARGEST_OVERVIEW
+from napari_wsigpu.slide.slide import LARGEST_OVERVIEW
 from napari_wsigpu.viewer.layers import slide_layers
 from napari_wsigpu.viewer.sample import sample_path
 from tests.test_display_color import in_srgb, with_profile, write

@@ -13,7 +13,7 @@ from napari_wsigpu.conversion.plan import Plan, PlaneNumber, PlannedLevel, Windo
 from napari_wsigpu.formats.tiff.tiff import is_rgb
 from napari_wsigpu.model.errors import ConversionError, LevelError, PlaneError
 from napari_wsigpu.model.layout import COMPUTED_TILE
-from napari_wsigpu.slide.opened import LARGEST_OVERVIEW
+from napari_wsigpu.slide.slide import LARGEST_OVERVIEW
 
 if TYPE_CHECKING:
     from napari_wsigpu.conversion.options import Options

@@ -14,8 +14,7 @@ from napari_wsigpu.annotations.geojson import read_geojson
 from napari_wsigpu.annotations.masks import inside as within_rings
 from napari_wsigpu.model.errors import RegionError
 from napari_wsigpu.model.geometry import Rect
-from napari_wsigpu.slide.readable import check_plane
-from napari_wsigpu.slide.slide import open_slide
+from napari_wsigpu.slide.slide import check_plane, open_slide
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from napari_wsigpu.display.fetcher import TileFetcher
 from napari_wsigpu.gpu.device.devices import Devices
+from napari_wsigpu.gpu.device.driver import note_fork
 from napari_wsigpu.reading.cache import TileCache
 from napari_wsigpu.reading.open_slides import OpenSlides
 from napari_wsigpu.reading.throughput import Throughput
@@ -73,6 +74,8 @@ def default() -> Runtime:
 def _renew() -> None:
     """Take another runtime in a forked process: threads that are not there may hold its locks."""
     global _default
+    if _default.devices.any_started():
+        note_fork()
     budget = _default.tiles.budget
     _default = Runtime()
     _default.tiles.budget = budget

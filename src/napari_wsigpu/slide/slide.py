@@ -1,48 +1,88 @@
-"""`Slide`: what a user holds. Batches of regions, grids, and what other processes open."""
+"""`Slide`: an open whole-slide image, and how it is opened again elsewhere."""
 
 from __future__ import annotations
 
-import warnings
+import copy
+import os
+import threading
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from itertools import count
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
-from napari_wsigpu.formats.describe import described
-from napari_wsigpu.model.errors import RegionError, TileError
-from napari_wsigpu.reading.asked import batches_ahead, check_out, count_of, regions_of, size_of
+from napari_wsigpu.codecs.choose import choose_decoder
+from napari_wsigpu.codecs.color import EmbeddedProfile, wants_srgb
+from napari_wsigpu.display.device_source import DeviceSource
+from napari_wsigpu.display.source import DisplaySource
+from napari_wsigpu.formats.describe import describe, described
+from napari_wsigpu.formats.tiff.tiff import background, is_rgb
+from napari_wsigpu.model.errors import (
+    CorruptSlideError,
+    LevelError,
+    PlaneError,
+    RegionError,
+    TileError,
+    changed_error,
+)
+from napari_wsigpu.reading.asked import (
+    batches_ahead,
+    check_out,
+    count_of,
+    region_of,
+    regions_of,
+    size_of,
+)
 from napari_wsigpu.reading.batches import in_turn, read_ahead
 from napari_wsigpu.reading.cache import DEFAULT_BUDGET
+from napari_wsigpu.reading.dask_level import dask_array
 from napari_wsigpu.reading.grid import Grid
+from napari_wsigpu.reading.level import LevelArray
+from napari_wsigpu.reading.log import TileLog
+from napari_wsigpu.reading.mosaic import parts_of
 from napari_wsigpu.reading.open_slides import pack
 from napari_wsigpu.reading.plan import NO_TURN, Regions, Wish
+from napari_wsigpu.reading.reader import USUAL, RegionReader
+from napari_wsigpu.reading.scaling import ScaledReader, Target, find_target
 from napari_wsigpu.reading.uses import TileUses
-from napari_wsigpu.slide.readable import ReadableSlide
+from napari_wsigpu.slide.associated import AssociatedImage
+from napari_wsigpu.slide.opening import Opening
+from napari_wsigpu.slide.planes import OpenPlanes
 from napari_wsigpu.slide.runtime import PackedSlide
+from napari_wsigpu.slide.runtime import default as default_runtime
+from napari_wsigpu.slide.source import check_files, source_of
+from napari_wsigpu.storage import truncation
+from napari_wsigpu.storage.memory import MemorySource
+from napari_wsigpu.storage.readers import Readers
+from napari_wsigpu.storage.stream import StreamSource
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from types import TracebackType
+    from typing import Self
 
+    import dask.array
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.color import Color
-    from napari_wsigpu.model.layout import SlideLayout
+    from napari_wsigpu.codecs.cpu import CpuDecoder
+    from napari_wsigpu.model.geometry import Span
+    from napari_wsigpu.model.layout import Channel, LevelLayout, Planes, PyramidLevel, SlideLayout
+    from napari_wsigpu.reading.level import LevelOwner
     from napari_wsigpu.reading.plan import Cancellation, Keep
-    from napari_wsigpu.reading.scaling import ScaledReader, Target
     from napari_wsigpu.reading.uses import Wanted
     from napari_wsigpu.slide.runtime import Runtime
+    from napari_wsigpu.storage.source import ByteSource
 
-MOVED = {
-    "clearings",
-    "count_shown",
-    "display_background",
-    "display_number",
-    "least_batch",
-    "parts_of",
-    "read_tiles",
-}
+LARGEST_OVERVIEW = 1024
+_slide_numbers = count()
+_renewing = threading.Lock()
+# More pixels are never those of a few tiles, or take long enough for a plan.
+SMALL_PIXELS = 1 << 20
+NO_PIXELS = np.empty((0, 0, 0), np.uint8)
+NO_DEVICE_PIXELS = "out and stream are for pixels on a device; use device='cuda'."
+RGB, RGBA = 3, 4
 
 
 def open_slide(
@@ -87,7 +127,7 @@ def open_slide(
         return Slide(layout, device, threads, runtime=runtime, source=source)
 
 
-class Slide(ReadableSlide):
+class Slide:
     """An open whole-slide image. Safe to use from many threads.
 
     Made by `open_slide`. A slide can be pickled; another process then opens the file with the
@@ -107,6 +147,822 @@ class Slide(ReadableSlide):
     displayed : DisplaySource
         What displays read of it.
     """
+
+    @property
+    def path(self) -> str:
+        """Absolute path of the file, or its URL without user, password and query."""
+        return self.layout.path
+
+    @property
+    def vendor(self) -> str:
+        """Vendor as OpenSlide names it, for example ``"aperio"`` or ``"generic-tiff"``."""
+        return self.layout.vendor
+
+    @property
+    def dimensions(self) -> tuple[int, int]:
+        """(width, height) of level 0 in pixels."""
+        return self.level_dimensions[0]
+
+    @property
+    def level_count(self) -> int:
+        """Number of levels: the stored ones, and those that the format lets decoders scale."""
+        return len(self.layout.levels)
+
+    @property
+    def level_dimensions(self) -> tuple[tuple[int, int], ...]:
+        """(width, height) of each level in its own pixels."""
+        return tuple((level.width, level.height) for level in self.layout.levels)
+
+    @property
+    def level_downsamples(self) -> tuple[float, ...]:
+        """How many pixels of level 0 one pixel of each level spans."""
+        return self.layout.downsamples
+
+    @property
+    def mpp(self) -> tuple[float, float] | None:
+        """Micrometres a pixel of level 0, (x, y); None where the file doesn't say."""
+        return self.layout.mpp
+
+    @property
+    def objective(self) -> float | None:
+        """Magnification of the objective; None where the file doesn't say."""
+        return self.layout.objective
+
+    @property
+    def planes(self) -> Planes:
+        """How many planes along z and t can be chosen, how far apart they lie, and which is shown.
+
+        The one that is shown is the one that the file names, else the middle one along z (of some
+        vendors' slides the first one, as OpenSlide shows it) and the first one along t.
+        """
+        return self.layout.planes
+
+    def __init__(
+        self,
+        layout: SlideLayout,
+        device: str = "auto",
+        threads: int | None = None,
+        *,
+        keeps_whole: bool = True,
+        runtime: Runtime | None = None,
+        title: str | None = None,
+        decoder: CpuDecoder | None = None,
+        source: ByteSource | None = None,
+    ) -> None:
+        stream = source if isinstance(source, StreamSource) else None
+        opening = Opening(layout, device, threads, keeps_whole, title, stream=stream)
+        self._described: SlideLayout | None = layout
+        self._labels: dict[str, Slide] | None = None
+        self._parent: Slide | None = None
+        self._open(opening, default_runtime() if runtime is None else runtime, decoder, source)
+
+    def _open(
+        self,
+        opening: Opening,
+        runtime: Runtime,
+        decoder: CpuDecoder | None = None,
+        source: ByteSource | None = None,
+    ) -> None:
+        """Take new handles, threads and locks: when it is made, and in a forked process."""
+        layout, device = opening.layout, opening.device
+        self._opening, self.layout, self.runtime = opening, layout, runtime
+        self._number = next(_slide_numbers)
+        self._process = os.getpid()
+        self._reads = Readers(layout.path)
+        self._planes: OpenPlanes[Slide] = OpenPlanes(self._open_plane)
+        # The planes of a slide share its threads.
+        decoder = self._decoder = choose_decoder(layout, opening.threads, decoder)
+        self._source = source_of(layout) if source is None else source
+        self._pyramid = layout.pyramid(LARGEST_OVERVIEW)
+        self._downsamples = layout.downsamples
+        images = {level.number: level.layout for level in sorted(self._pyramid)}
+        parts = parts_of(list(images.values()))
+        images |= {-1 - i: item.image for i, item in enumerate(layout.associated)}
+        self._images: dict[int, LevelLayout] = images
+        names = {-1 - i: f"the {item.name} image" for i, item in enumerate(layout.associated)}
+        names |= {number: part.name for number, part in parts.items()}
+        images = images | {number: part.image for number, part in parts.items()}
+        self._log = TileLog(
+            opening.title or layout.path,
+            names,
+            partial(truncation.reason, layout, images),
+            # Of a server each answer says which version it is of.
+            partial(check_files, () if layout.remote or source else layout.files, layout.path),
+        )
+
+        def reader(source: ByteSource, layout: SlideLayout = layout) -> RegionReader:
+            return RegionReader(
+                self._number,
+                layout,
+                images,
+                self._pyramid,
+                source,
+                decoder,
+                self._log,
+                self.runtime.tiles,
+                self.runtime.devices,
+                self.runtime.throughput,
+                device,
+                keeps_whole=opening.keeps_whole,
+            )
+
+        self._reader = reader(self._source)
+        first = layout.levels[0]
+        # Of pictures whose bytes lie elsewhere, or whose samples can't show the slide's background.
+        self._others = {
+            -1 - i: reader(
+                self._source if item.data is None else MemorySource(item.data),
+                replace(layout, background=background(item.image)),
+            )
+            for i, item in enumerate(layout.associated)
+            if item.data is not None or item.image.dtype != first.dtype
+        }
+        self._profile = self._profile_of("", first, layout.icc, rgb=layout.rgb)
+        self.displayed = DisplaySource(
+            self._number,
+            layout,
+            self._pyramid,
+            self._profile.table,
+            lambda *which: self._guarded(partial(self._reader.read_tiles, *which)),
+            self._log,
+        )
+        self._device_source: DeviceSource | None = None
+        self.levels = tuple(self.level_array(index) for index in range(self.level_count))
+        self.associated_images: Mapping[str, AssociatedImage] = {
+            item.name: AssociatedImage(
+                item,
+                self.level_array(-1 - index),
+                decoder.refusal(item.image),
+                self._profile_of(
+                    f"The {item.name} image of ",
+                    item.image,
+                    item.icc,
+                    rgb=is_rgb(item.image),
+                ),
+            )
+            for index, item in enumerate(layout.associated)
+        }
+
+    @property
+    def display_color(self) -> Color:
+        """What the layers of a viewer show: pixels as ``"stored"``, or in ``"srgb"``.
+
+        sRGB is by the slide's ICC profile. `levels` always are as stored; tolerant levels made by
+        `level_array` follow this. A pickled slide keeps it.
+
+        Raises
+        ------
+        SlideError
+            If it is set to sRGB, and the slide has no profile that can be applied.
+        """
+        return self._opening.color
+
+    @display_color.setter
+    def display_color(self, color: Color) -> None:
+        if wants_srgb(color):
+            self._profile.profile()
+        for slide in (self, *self._planes.all()):
+            slide._opening = replace(slide._opening, color=color)
+
+    @property
+    def pyramid(self) -> tuple[PyramidLevel, ...]:
+        """What viewers show, finest first: the slide's levels, and others by 2 x 2 averages.
+
+        These are computed between levels of which one is more than about twice as large as the
+        next, and beyond the coarsest. So what a viewer has to load is about 4 times as many pixels
+        as its canvas has, at most, and the coarsest level fits a screen. `level_array` makes an
+        array of each by its number, which for the slide's own is the index in `levels`: those
+        have a ``number < slide.level_count``, in the arrays of a layer (``layer.data``) too.
+        """
+        return self._pyramid
+
+    def level_array(
+        self,
+        index: int,
+        channel: int | None = None,
+        *,
+        tolerant: bool = False,
+        color: Color | None = None,
+    ) -> LevelArray:
+        """Return a level as an array-like.
+
+        Parameters
+        ----------
+        index : int
+            Number of a level of `pyramid`: index in `levels` for those.
+        channel : int, optional
+            Show this channel alone, as a two-dimensional array.
+        tolerant : bool
+            For a viewer: show tiles that can't be decoded as background instead of raising,
+            and levels in the slide's `display_color`.
+        color : {"stored", "srgb"}, optional
+            Show a level so, whatever else holds.
+
+        Raises
+        ------
+        LevelError
+            If there is no such level or channel.
+        UnsupportedSlideError
+            If sRGB is asked for, and the slide has no profile that can be applied.
+        """
+        if color is not None and wants_srgb(color):
+            self._profile.profile()
+        layout = self._images.get(index)
+        if layout is None:
+            raise LevelError(
+                f"'{self.path}' has no level {index!r}; its levels are 0 to "
+                f"{max(level.number for level in self._pyramid)}."
+            )
+        if channel is not None and not 0 <= channel < layout.channels:
+            raise LevelError(
+                f"'{self.path}' has no channel {channel!r}; its channels are 0 to "
+                f"{layout.channels - 1}."
+            )
+
+        def read(rows: Span, columns: Span, channel: int | None) -> NDArray[Any]:
+            shown = self.display_color if tolerant and index >= 0 else "stored"
+            table = self._profile.table(color or shown)
+            wanted = channel if table is None else None
+            wish = Wish(channel=wanted, tolerant=tolerant, table=table)
+            pixels: NDArray[Any] = self._guarded(
+                lambda: self._reader_of(index).read(index, Regions.slice(rows, columns), wish)[0]
+            )
+            return pixels if wanted == channel else pixels[..., channel]
+
+        owner = cast("LevelOwner", self)  # what is read to devices and in tasks, others add
+        return LevelArray(layout, read, owner, index, channel, tolerant=tolerant)
+
+    @property
+    def device(self) -> str:
+        """What decodes tiles, as in `open_slide`; from the next read on, if it is set.
+
+        To set it to a GPU may take seconds. A GPU that failed is tried again.
+
+        Raises
+        ------
+        DeviceError
+            If it can't be used; the slide is decoded as before then.
+        """
+        return self._reader.offload.device
+
+    @device.setter
+    def device(self, device: str) -> None:
+        for reader in (self._reader, *self._others.values()):
+            reader.offload.device = device
+        self._opening = replace(self._opening, device=device)
+        for plane in self._planes.all():
+            plane.device = device
+
+    @property
+    def decoder(self) -> tuple[str, str]:
+        """What decodes level 0 now, and why, for example ("CPU", "chosen")."""
+        return self._reader.offload.decoder
+
+    def on_failed_tile(self, report: Callable[[str, str], None]) -> None:
+        """Have `report` called with name and reason of each tile that is shown as background.
+
+        Called once a tile, from the thread that read it.
+        """
+        for slide in (self, *self._planes.all()):
+            slide._log.on_failed_tile = report
+
+    def stats(self, most_failed: int | None = None) -> dict[str, Any]:
+        """Return counters: tiles asked, hits, decoded by which decoder, bytes read, failed.
+
+        Under "display": how many tiles displays wait for (queue), how many were decoded at once
+        last (batch), and how many were prefetched, and of those needed later (prefetch_hits).
+
+        Parameters
+        ----------
+        most_failed : int, optional
+            Name only the first so many failed tiles.
+        """
+        display = self.runtime.fetcher.stats(self._number)
+        return {**self._log.stats(most_failed), "display": display}
+
+    def clear_cache(self) -> None:
+        """Drop this slide's decoded tiles, of all planes, from memory and from devices."""
+        self.displayed.clearings += 1
+        self._reader.clear_cache()
+        for plane in self._planes.all():
+            plane.clear_cache()
+
+    def release(self) -> None:
+        """Let go of file handle, threads and tiles; the next read takes them again."""
+        self._renew()
+        self._source.release()  # a server's answers could be long in coming
+        self.runtime.fetcher.forget_slide(self._number)
+        self._source.release()
+        self.clear_cache()
+        self._release_readers()
+        for other in (*(self._labels or {}).values(), *self._planes.all()):
+            other.release()
+
+    def close(self) -> None:
+        """Let go of everything for good; may be called twice.
+
+        Reads in flight in other threads end first, with `SlideClosedError` if they are long.
+        """
+        self._renew()
+        self._reads.closed = True
+        self._source.close()
+        with self._reads.none():
+            pass
+        self.runtime.fetcher.forget_slide(self._number)
+        self.clear_cache()
+        self._release_readers()
+        for other in (*(self._labels or {}).values(), *self._planes.all()):
+            other.close()
+        if self._parent is not None:
+            parent, self._parent = self._parent, None
+            parent.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> Literal[False]:
+        self.close()
+        return False
+
+    def __repr__(self) -> str:
+        width, height = self.dimensions
+        return f"<Slide '{self.path}' {self.vendor} {width} x {height}>"
+
+    def _open_plane(self, which: tuple[int, int]) -> Slide:
+        own = self.layout
+        remote = own.remote
+        path, at = own.path if remote is None else remote.url, dict(zip("zt", which, strict=True))
+        with described(path, at) as (layout, source):
+            if layout.files != own.files or layout.remote != remote:
+                raise changed_error(self.path)
+            if _kind(layout) != _kind(own):
+                raise CorruptSlideError(
+                    f"The plane at z = {at['z']}, t = {at['t']} of '{self.path}' has other "
+                    "channels or samples than the one that is shown; get a fresh copy of the file."
+                )
+            plane = Slide(
+                layout,
+                self.device,
+                self._opening.threads,
+                keeps_whole=self._opening.keeps_whole,
+                runtime=self.runtime,
+                decoder=self._decoder,
+                source=source,
+            )
+        plane._opening = replace(plane._opening, color=self.display_color)
+        plane._log.on_failed_tile = self._log.on_failed_tile
+        return plane
+
+    def _release_readers(self) -> None:
+        for reader in (self._reader, *self._others.values()):
+            reader.release()
+        self._profile.release()
+
+    def _profile_of(
+        self, name: str, image: LevelLayout, icc: tuple[int, int] | bytes | None, *, rgb: bool
+    ) -> EmbeddedProfile:
+        return EmbeddedProfile(f"{name}'{self.path}'", image, icc, self._read_bytes, rgb=rgb)
+
+    def _read_bytes(self, place: tuple[int, int] | bytes) -> bytes:
+        if isinstance(place, bytes):
+            return place
+        data: bytes = self._guarded(lambda: bytes(self._source.read([place])[0]))
+        return data
+
+    def _guarded(self, read: Callable[[], Any]) -> Any:
+        """Read while the slide is open, and keep it open meanwhile."""
+        self._renew()
+        try:
+            with self._reads:
+                return read()
+        except MemoryError:
+            raise RegionError(
+                f"There is no memory left to read this region of '{self.path}'; read it in parts, "
+                "or let go of others."
+            ) from None
+
+    def _reader_of(self, index: int) -> RegionReader:
+        return self._others.get(index, self._reader)
+
+    def _renew(self) -> None:
+        """Take new locks, threads and handles in a process that was forked from the slide's own.
+
+        The copies of the old ones may be held by threads that don't exist here.
+        """
+        if self._process == os.getpid():
+            return
+        with _renewing:
+            if self._process != os.getpid():
+                closed, listener = self._reads.closed, self._log.on_failed_tile
+                opening = self._opening.in_child()
+                self._open(opening, default_runtime(), source=opening.stream)
+                self._reads.closed, self._log.on_failed_tile = closed, listener
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """All the file says, JSON-serialisable; vendor fields under the vendor's name.
+
+        What all vendors have comes first, None where the file doesn't say: ``vendor``,
+        ``scanner``, ``objective``, ``mpp`` (x, y), ``scan_date``, ``barcode``, and whether there
+        is an ``icc_profile``.
+        """
+        layout = self._said()
+        return {
+            "vendor": self.vendor,
+            "scanner": layout.scanner,
+            "objective": self.objective,
+            "mpp": None if self.mpp is None else list(self.mpp),
+            "scan_date": layout.scan_date,
+            "barcode": layout.barcode,
+            "icc_profile": layout.icc is not None,
+            **copy.deepcopy(dict(layout.metadata)),
+        }
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """Name and colour of each channel; empty for an RGB slide."""
+        return self._said().channels
+
+    @property
+    def icc_profile(self) -> bytes | None:
+        """The ICC profile of the slide's pixels; None where the file has none.
+
+        Raises
+        ------
+        SlideError
+            If the file can't be read.
+        """
+        place = self.layout.icc
+        return None if place is None else self._read_bytes(place)
+
+    @property
+    def labels(self) -> Mapping[str, Slide]:
+        """Label images that lie on the slide, each a slide of its own of one channel.
+
+        Their pixels are numbers of objects, and 0 where there is none. They are closed with the
+        slide. ``layout.labels`` says where they lie, and their colours and properties.
+        """
+        if self._labels is None:
+            self._labels = {
+                item.name: self._label(item.layout, number)
+                for number, item in enumerate(self._said().labels)
+            }
+        return self._labels
+
+    def _label(self, layout: SlideLayout, number: int) -> Slide:
+        # The name of a label image can be a patient's, so messages number it.
+        title = f"{self.path} (label image {number + 1})"
+        label = Slide(layout, "cpu", runtime=self.runtime, title=title)
+        label._opening = replace(label._opening, label=(self._opening, number))
+        return label
+
+    def plane(self, z: int | None = None, t: int | None = None) -> Slide:
+        """Return a plane along z and t as a slide of its own, which is closed with this one.
+
+        It shares the runtime's caches and devices. Of very many planes, those that were asked for
+        longest ago are released (`release`), until they are read again.
+
+        Parameters
+        ----------
+        z, t : int, optional
+            Which one of `planes`, counted from 0; by default the one that this slide shows.
+
+        Returns
+        -------
+        Slide
+            This slide itself, if that is the one.
+
+        Raises
+        ------
+        PlaneError
+            If there is no such plane.
+        SlideChangedError
+            If the file is no longer the one that was opened.
+        CorruptSlideError
+            If the plane has other channels or samples than this one.
+        SlideError
+            If the file can't be read.
+        """
+        shown = self.planes
+        at = {"z": shown.z if z is None else z, "t": shown.t if t is None else t}
+        if at == {"z": shown.z, "t": shown.t}:
+            return self
+        for axis, size in (("z", shown.size_z), ("t", shown.size_t)):
+            check_plane(self.path, axis, at[axis], size)
+        plane: Slide = self._guarded(lambda: self._planes.get((at["z"], at["t"])))
+        return plane
+
+    def read_region(
+        self,
+        location: tuple[int, int],
+        size: tuple[int, int],
+        level: int = 0,
+        device: str = "cpu",
+        *,
+        mpp: float | None = None,
+        out: Any = None,
+        stream: Any = None,
+        color: Color = "stored",
+        z: int | None = None,
+        t: int | None = None,
+    ) -> Any:
+        """Read a rectangle, as OpenSlide counts it, or at a resolution in micrometres a pixel.
+
+        Parameters
+        ----------
+        location : tuple of int
+            (x, y) of the upper left corner in pixels of level 0, rounded to the nearest
+            pixel of `level`.
+        size : tuple of int
+            (width, height) in pixels of `level`.
+        level : int
+            Index in `levels`.
+        device : str
+            Where the pixels shall be: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
+        mpp : float, optional
+            Micrometres that a pixel of the region shall span, instead of a level; `size` is in
+            such pixels. They are averages of the coarsest level that is at least as fine: each is
+            the mean of what lies under it, weighted by area (a box filter), integers rounded half
+            up. A level within 0.1 % of it is taken as it is.
+        out : cupy.ndarray, optional
+            Device memory for the pixels: of this region's shape and type, C-contiguous.
+        stream : int or cupy.cuda.Stream, optional
+            CUDA stream to work on instead of one of our own. It is synchronised.
+        color : {"stored", "srgb"}
+            Pixels as they are, or in sRGB by the slide's ICC profile. The first such read takes
+            some tenths of a second longer.
+        z, t : int, optional
+            The plane, of `planes`; by default the one that is shown.
+
+        Returns
+        -------
+        ndarray or cupy.ndarray, shape (height, width, channels)
+            Pixels outside the slide have the background's value.
+
+        Raises
+        ------
+        RegionError, LevelError, PlaneError, DeviceError
+            If the region, level, plane or device can't be.
+        TileError
+            If a tile in the region can't be decoded.
+        UnsupportedSlideError
+            If sRGB is asked for, and the slide has no profile that can be applied.
+        SlideError
+            If the file can't be read.
+        """
+        plane = self if z is None and t is None else self.plane(z, t)
+        if device != "cpu" or mpp is not None or color != "stored":
+            options = Wish(table=plane._profile.table(color))
+            return plane._read_planned(location, size, level, device, mpp, out, stream, options)
+        if out is not None or stream is not None:
+            raise RegionError(NO_DEVICE_PIXELS)
+        pixels, keep = plane._read_small(location, size, level)
+        if keep is None:
+            return pixels
+        return plane._read_planned(location, size, level, options=Wish(keep=keep))
+
+    def read_rgba(
+        self, location: tuple[int, int], size: tuple[int, int], level: int = 0
+    ) -> NDArray[np.uint8]:
+        """Read a rectangle of a gray, RGB or RGBA slide of 8 bits as RGBA pixels.
+
+        Parameters
+        ----------
+        location, size, level
+            As in `read_region`.
+
+        Returns
+        -------
+        ndarray of uint8, shape (height, width, 4)
+            Opaque where the file holds pixels, else transparent black.
+
+        Raises
+        ------
+        RegionError, LevelError, TileError, SlideError
+            As `read_region` does.
+        """
+        pixels, keep = self._read_small(location, size, level, RGBA)
+        if keep is None:
+            return pixels
+        stored = self._read_planned(location, size, level, options=Wish(keep=keep))
+        pixels = rgba_of(stored)
+        held = self.read_mask(location, size, level)
+        if not held.all():
+            pixels[~held] = 0
+        return pixels
+
+    def _read_planned(
+        self,
+        location: tuple[int, int],
+        size: tuple[int, int],
+        level: int,
+        device: str = "cpu",
+        mpp: float | None = None,
+        out: Any = None,
+        stream: Any = None,
+        options: Wish = USUAL,
+    ) -> Any:
+        """Read any region by a plan; parameters as in `read_region`."""
+        reader, target = self._scaled(level, mpp)
+        regions = regions_of([location], size, self.level_downsamples[target.level])
+        if device == "cpu":
+            if out is not None or stream is not None:
+                raise RegionError(NO_DEVICE_PIXELS)
+            return self._guarded(lambda: reader.read(regions, options)[0])
+        if out is not None:
+            image = self._images[target.level]
+            check_out(out, (*regions.shapes[0], image.channels), image.dtype)
+        read = partial(reader.read_to_device, regions, device, out, stream, options)
+        pixels = self._guarded(read)
+        return pixels[0] if out is None else out
+
+    def _read_small(
+        self, location: tuple[int, int], size: tuple[int, int], level: int, channels: int = 0
+    ) -> tuple[NDArray[Any], Keep | None]:
+        """Read a few tiles' pixels in this thread, if the read needs no plan.
+
+        Parameters
+        ----------
+        location, size, level
+            As in `read_region`.
+        channels : int
+            `RGBA` for opaque pixels of an RGB slide, else 0.
+
+        Returns
+        -------
+        pixels : ndarray, shape (height, width, channels)
+            The pixels.
+        keep : str or None
+            None if these are read; else which tiles are worth keeping when they are.
+        """
+        self._renew()
+        if type(level) is not int or not 0 <= level < len(self._downsamples):
+            level = self._checked(level)
+        image = self._images[level]
+        region = region_of(location, size, self._downsamples[level])
+        if region.height * region.width > SMALL_PIXELS or (channels and image.channels != RGB):
+            return NO_PIXELS, "recurring"
+        shape = region.height, region.width, channels or image.channels
+        pixels = np.empty(shape, image.encoding.dtype)
+        return pixels, self._reader.read_small(level, region, pixels)
+
+    def read_mask(
+        self,
+        location: tuple[int, int],
+        size: tuple[int, int],
+        level: int = 0,
+        *,
+        mpp: float | None = None,
+        z: int | None = None,
+        t: int | None = None,
+    ) -> NDArray[np.bool_]:
+        """Tell which pixels of a rectangle the file holds, as a mask or an alpha channel.
+
+        The others lie outside the slide or in tiles that the scanner left out; `read_region` shows
+        the background there. Nothing is read or decoded.
+
+        Parameters
+        ----------
+        location, size, level, mpp, z, t
+            As in `read_region`.
+
+        Returns
+        -------
+        ndarray of bool, shape (height, width)
+            A pixel that is averaged of finer ones is held if any of these is.
+
+        Raises
+        ------
+        RegionError, LevelError, PlaneError
+            If the region, level or plane can't be.
+
+        Examples
+        --------
+        >>> alpha = slide.read_mask((0, 0), (512, 512)) * np.uint8(255)  # doctest: +SKIP
+        """
+        plane = self.plane(z, t)
+        reader, target = plane._scaled(level, mpp)
+        regions = regions_of([location], size, plane.level_downsamples[target.level])
+        mask: NDArray[np.bool_] = plane._guarded(lambda: reader.held(regions)[0])
+        return mask
+
+    def read_to_device(
+        self, index: int, rows: Span, columns: Span, channel: int | None, device: str
+    ) -> Any:
+        """Read a region of a level by its number; see `LevelArray.read`.
+
+        Returns
+        -------
+        cupy.ndarray, shape (height, width, channels), or (height, width) for one channel
+        """
+        self._renew()
+        reader = self._reader_of(index)
+        regions, wish = Regions.slice(rows, columns), Wish(channel=channel)
+        read = partial(reader.read_to_device, index, regions, device, wish=wish)
+        return self._guarded(read)[0]
+
+    def read_bytes(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """Return the file's own bytes at each (offset, length), as the layout's grids say them.
+
+        Fewer are returned where the file ends before.
+
+        Raises
+        ------
+        SlideError
+            If the file can't be read.
+        """
+        views: list[memoryview] = self._guarded(lambda: self._source.read(ranges))
+        return views
+
+    def to_dask(
+        self, level: int = 0, tiles: int | None = None, device: str = "cpu"
+    ) -> dask.array.Array:
+        """Return all planes of a level as a Dask array; nothing is decoded yet.
+
+        Parameters
+        ----------
+        level : int
+            Index in `levels`.
+        tiles, device
+            As `LevelArray.to_dask` takes them.
+
+        Returns
+        -------
+        dask.array.Array, shape (t, z, height, width, channels)
+            The axes t and z are there if the slide has several planes along them. Each chunk is
+            of one plane, which is opened when it is first read.
+
+        Raises
+        ------
+        LevelError
+            If there is no such level.
+        ImportError, RegionError, DeviceError
+            As `LevelArray.to_dask` does.
+        """
+        return dask_array(self.levels[self._checked(level)], tiles, device, self.planes.sizes)
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], device: str = "cpu") -> Any:
+        """Return a new array for pixels, in the memory of a device.
+
+        Raises
+        ------
+        DeviceError, RegionError
+            If the device can't be used, or has no memory for it.
+        """
+        if device == "cpu":
+            return np.empty(shape, dtype)
+        return self._guarded(partial(self._reader.empty_on, device, shape, dtype))
+
+    def displayed_on_device(self) -> DeviceSource | None:
+        """Return what displays read of it that draw on the GPU; None while the CPU decodes."""
+        tiles = self._reader.offload.tiles_on_device(self._reader.read_tiles)
+        if tiles is None:
+            return None
+        if self._device_source is None or self._device_source.tiles is not tiles:
+            share = self._reader.offload.share_on
+
+            def read(number: int, places: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
+                part = share(self._images[number].stored[0])
+                found: set[tuple[int, int]] = self._guarded(
+                    lambda: tiles.read(number, places, part)
+                )
+                return found
+
+            self._device_source = DeviceSource(self.displayed, tiles, read, self._profile.table)
+        return self._device_source
+
+    def _said(self) -> SlideLayout:
+        """Return what the file says, asked anew where a pickle left it out."""
+        if self._described is None:
+            own = self.layout
+            found = describe(own.path if own.remote is None else own.remote.url)
+            if found.files != own.files or found.remote != own.remote:
+                raise changed_error(self.path)
+            self._described = found
+        return self._described
+
+    def _scaled(self, level: int, mpp: float | None) -> tuple[ScaledReader, Target]:
+        """Return what reads a level, or at a resolution."""
+        self._renew()
+        if mpp is not None and level != 0:
+            raise RegionError(f"Both level={level!r} and mpp={mpp!r} were given; give one of them.")
+        if mpp is None:
+            target = Target(self._checked(level))
+        else:
+            target = find_target(self.path, mpp, self.mpp, self.level_downsamples)
+        return ScaledReader(self._reader, target, self._images[target.level]), target
+
+    def _checked(self, level: int) -> int:
+        if not isinstance(level, int | np.integer) or not 0 <= level < self.level_count:
+            raise LevelError(
+                f"'{self.path}' has no level {level!r}; its levels are 0 to {self.level_count - 1}."
+            )
+        return int(level)
 
     def read_batch(
         self,
@@ -450,39 +1306,24 @@ class Slide(ReadableSlide):
         choose, it is the device that pixels are to be on.
         """
         own = device if self.device == "auto" and device != "cpu" else self.device
-        layout = self.layout.without_words()
-        return partial(_reopened, layout, own, self._threads or 1, self._display_color)
+        opening = self._opening.portable()
+        threads = opening.threads or 1
+        return partial(reopened, replace(opening, device=own, threads=threads, keeps_whole=False))
 
     def packed(self, device: str) -> PackedSlide:
         """Return what tasks of another process open the slide by, as `opener` says, but once."""
         return PackedSlide(pack(self.opener(device)))
 
-    def __getattr__(self, name: str) -> Any:
-        """Return what was the slide's own before it became that of `displayed`."""
-        if name not in MOVED:
-            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
-        warnings.warn(
-            f"Slide.{name} is deprecated; use Slide.displayed", DeprecationWarning, stacklevel=2
-        )
-        if name == "display_number":
-            return self.displayed.number(self.display_color)
-        if name == "display_background":
-            return self.displayed.background(self.display_color)
-        return getattr(self.displayed, name)
-
     def __deepcopy__(self, memo: dict[int, Any]) -> Slide:
         return self
 
-    def __reduce__(
-        self,
-    ) -> tuple[type[Slide], tuple[SlideLayout, str, int | None], dict[str, Any]]:
-        state = {"_display_color": self._display_color, "_described": None}
-        return type(self), (self.layout.without_words(), self.device, self._threads), state
+    def __reduce__(self) -> tuple[Callable[[Opening], Slide], tuple[Opening]]:
+        return reopened, (self._opening.portable(),)
 
     def __dask_tokenize__(self) -> Any:
         from dask.base import normalize_token
 
-        return normalize_token((self.layout.without_words(), self.device, self._display_color))
+        return normalize_token((self.layout.without_words(), self.device, self.display_color))
 
     def _grid(self, size: int | tuple[int, int], target: Target, overlap: int) -> Grid:
         width, height = size_of((size, size) if hasattr(size, "__index__") else size, least=1)
@@ -518,8 +1359,59 @@ class Slide(ReadableSlide):
         return width * height * image.channels * image.dtype.itemsize
 
 
-def _reopened(layout: SlideLayout, device: str, threads: int, color: Color) -> Slide:
-    slide = Slide(layout, device, threads, keeps_whole=False)
-    slide.display_color = color
+def _renew_lock() -> None:
+    global _renewing
+    _renewing = threading.Lock()
+
+
+def _kind(layout: SlideLayout) -> tuple[int, np.dtype[Any], bool]:
+    """Return what planes of a slide have in common."""
+    base = layout.levels[0]
+    return base.channels, base.dtype, layout.rgb
+
+
+def rgba_of(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return opaque RGBA pixels of gray, RGB or RGBA ones of shape (height, width, channels)."""
+    height, width, channels = pixels.shape
+    found = np.empty((height, width, RGBA), np.uint8)
+    found[..., :3] = pixels[..., :3] if channels > 2 else pixels[..., :1]
+    found[..., 3] = 255
+    return found
+
+
+def check_plane(path: str, axis: str, number: Any, size: int) -> None:
+    """Refuse a plane that is none of those along an axis."""
+    if not isinstance(number, int | np.integer) or not 0 <= number < size:
+        raise PlaneError(
+            f"'{path}' has no plane {axis} = {number!r}; its planes along {axis} are 0 to "
+            f"{size - 1}."
+        )
+
+
+def reopened(opening: Opening) -> Slide:
+    """Open a slide in another process, as it was opened in the first one.
+
+    Raises
+    ------
+    SlideError
+        If it can't be opened there.
+    """
+    if opening.label is not None:
+        parent = reopened(opening.label[0])
+        label = [*parent.labels.values()][opening.label[1]]
+        label._parent = parent  # which is closed with it
+        return label
+    slide = Slide(
+        opening.layout,
+        opening.device,
+        opening.threads,
+        keeps_whole=opening.keeps_whole,
+        title=opening.title,
+    )
+    slide.display_color = opening.color
     slide._described = None
     return slide
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)

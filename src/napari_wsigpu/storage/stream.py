@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
+from io import BytesIO
 from typing import IO, TYPE_CHECKING
 
-from napari_wsigpu.model.errors import SlideClosedError, file_error
+from napari_wsigpu.model.errors import SlideClosedError, SlideReadError, file_error
 from napari_wsigpu.storage.source import ViewSource
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class StreamSource(ViewSource):
     def __init__(self, stream: IO[bytes], name: str, *, owned: bool = False) -> None:
         self._stream, self._name, self._owned = stream, name, owned
         self._lock = threading.Lock()
+        self._process = os.getpid()
         self._closed = False
         self.size = stream.seek(0, os.SEEK_END)
 
@@ -45,8 +47,9 @@ class StreamSource(ViewSource):
         SlideClosedError
             If this was closed.
         SlideError
-            If the stream can't be read.
+            If the stream can't be read, or only by the process that this one was forked from.
         """
+        self._renew()
         with self._lock:
             if self._closed:
                 raise SlideClosedError(f"'{self._name}' was closed; open the slide again.")
@@ -54,6 +57,20 @@ class StreamSource(ViewSource):
                 return [self._read(*each) for each in ranges]
             except (OSError, ValueError) as error:  # ValueError: the stream was closed
                 raise file_error(self._name, OSError(str(error))) from error
+
+    def _renew(self) -> None:
+        """Go on in a forked process if the stream is memory, of which it has a copy.
+
+        The position of an open file is shared with the parent, which may move it at any time.
+        """
+        if self._process == os.getpid():
+            return
+        if not isinstance(self._stream, BytesIO):
+            raise SlideReadError(
+                f"'{self._name}' was opened from a stream by the process that this one was forked "
+                "from; open the slide again here, or by its path."
+            )
+        self._lock, self._process = threading.Lock(), os.getpid()
 
     def _read(self, offset: int, length: int) -> memoryview:
         self._stream.seek(offset)

@@ -25,8 +25,8 @@ from napari_wsigpu.model.errors import (
     SlideNotFoundError,
     UnsupportedSlideError,
 )
-from napari_wsigpu.slide.readable import rgba_of
 from napari_wsigpu.slide.slide import open_slide as open_any
+from napari_wsigpu.slide.slide import rgba_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

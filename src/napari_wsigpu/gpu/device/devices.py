@@ -112,6 +112,10 @@ class Devices:
         """Return the worker on a CUDA device if it has started, without waiting for it."""
         return self._workers.get(index)
 
+    def any_started(self) -> bool:
+        """Whether any device has started."""
+        return bool(self._workers)
+
     def tiles(self, device: Device) -> DeviceTiles:
         """Return the cache on a device: at most 2 GiB and an eighth of its memory."""
         with self._lock:

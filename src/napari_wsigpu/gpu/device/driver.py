@@ -14,8 +14,23 @@ DRIVERS = {"win32": "nvcuda.dll"}
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 
+_lost: list[int] = []
+
+
+def note_fork() -> None:
+    """Note that this process was forked from one that uses CUDA, which can't start here."""
+    _lost.append(os.getpid())
+
+
+def started_before_fork() -> bool:
+    """Whether a process that this one was forked from uses CUDA."""
+    return bool(_lost)
+
+
 def driver_is_there() -> bool:
-    """Whether an NVIDIA driver can be loaded; nothing is initialised."""
+    """Whether CUDA can be used: an NVIDIA driver can be loaded; nothing is initialised."""
+    if _lost:
+        return False
     try:
         ctypes.CDLL(DRIVERS.get(sys.platform, "libcuda.so.1"))
     except OSError:
@@ -31,6 +46,11 @@ def import_cuda(package: str, device: str) -> Any:
     DeviceError
         If there is no driver, or the package is not installed or broken.
     """
+    if _lost:
+        raise DeviceError(
+            f"'{device}' can't be used in a process that was forked from one that uses the GPU; "
+            "start processes by 'spawn', or use device='cpu'."
+        )
     if not driver_is_there():
         raise DeviceError(
             f"'{device}' can't be used, because this machine has no NVIDIA driver; "
