@@ -17,7 +17,7 @@ import tifffile
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from napari_wsigpu import open_slide
+from napari_wsigpu import native, open_slide
 from napari_wsigpu.gpu.device import workspace
 from napari_wsigpu.gpu.device.worker import DecodeWorker
 from napari_wsigpu.gpu.device.workspace import Workspace
@@ -1360,3 +1360,28 @@ class TestInsertedLevels:
 
 def no_memory(*args):
     raise MemoryError
+
+
+def test_small_regions_need_not_wait_for_a_busy_gpu(files, host_gpu):
+    """The core reads them on the CPU while another thread has the GPU at work."""
+    if native.core is None:
+        pytest.skip("needs the native core")
+    path, (pixels, *_) = files["JPEG YCbCr"]
+    with open_slide(path, device="cuda") as slide:
+        worker = slide._reader.offload.worker("cuda")
+        begun, done = threading.Event(), threading.Event()
+
+        def job(_):
+            begun.set()
+            done.wait(20)
+
+        other = threading.Thread(target=worker.run, args=(job,))
+        other.start()
+        try:
+            assert begun.wait(10)
+            found = np.array(slide.read_region((3, 5), (20, 30), device="cuda"))
+        finally:
+            done.set()
+            other.join(10)
+        np.testing.assert_array_equal(found, pixels[5:35, 3:23])
+        assert decoded(slide).get("nvimagecodec", 0) == 0

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from napari_wsigpu.model.errors import RegionError
+from napari_wsigpu.model.geometry import Rect
 from napari_wsigpu.reading.cache import TileKey
 from napari_wsigpu.reading.coverage import find_held
 from napari_wsigpu.reading.host import HostExecutor
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from napari_wsigpu.codecs.cpu import CpuDecoder
     from napari_wsigpu.gpu.device.device import Stream
     from napari_wsigpu.gpu.device.devices import Devices
-    from napari_wsigpu.model.geometry import Rect
     from napari_wsigpu.model.layout import LevelLayout, PyramidLevel, SlideLayout
     from napari_wsigpu.reading.cache import TileCache
     from napari_wsigpu.reading.log import TileLog
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 USUAL = Wish()
 # Bytes that a process can have, on today's processors.
 ADDRESSABLE = 1 << 47
+# Larger regions are worth waiting for a GPU.
+SMALL_PIXELS = 1 << 17
 
 
 class RegionReader:
@@ -282,9 +284,16 @@ class RegionReader:
         RegionError, SlideError
             As in `read`.
         """
-        executor = self.offload.executor(self.offload.worker(device))
+        worker = self.offload.worker(device)
+        executor = self.offload.executor(worker)
         wish = self._meant(wish)
         _check_size(regions)
+        if len(regions) == 1 and worker.is_busy():
+            small = self._read_by_core(number, regions, wish)
+            if small is not None:
+                return executor.send(
+                    small, None if out is None else out.reshape(small.shape), stream
+                )
         plans = plan_regions(number, self._images, regions)
         pixels = executor.read(
             number,
@@ -302,6 +311,25 @@ class RegionReader:
             return executor.send(self.read(number, regions, wish), target, stream)
         self._let_go(plans, wish)
         return pixels.reshape(shape)
+
+    def _read_by_core(self, number: int, regions: Regions, wish: Wish) -> NDArray[Any] | None:
+        """Read one small region on the CPU, instead of waiting for a GPU that others use.
+
+        Many threads that each ask for one patch would else take turns.
+
+        Returns
+        -------
+        ndarray, shape (1, height, width, channels), or None
+            None if it is not small, or not plain pixels of a level.
+        """
+        (top, left), (height, width) = regions.corners[0], regions.shapes[0]
+        plain = wish.table is None and wish.channel is None and regions.step == (1, 1)
+        if not plain or height * width > SMALL_PIXELS:
+            return None
+        image = self._images[number]
+        pixels = np.empty((height, width, image.channels), image.dtype)
+        keep = self._host.read_small(number, Rect(top, left, height, width), pixels)
+        return pixels[None] if keep is None else None
 
     def send(self, pixels: NDArray[Any], device: str, out: Any = None, stream: Any = None) -> Any:
         """Copy host pixels to a device; see `DeviceExecutor.send`."""

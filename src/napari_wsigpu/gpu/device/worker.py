@@ -107,6 +107,13 @@ class DecodeWorker:
         self.loader.close()
         self.trim()
 
+    def is_busy(self) -> bool:
+        """Whether another thread's job runs now."""
+        if self._turn.acquire(blocking=False):
+            self._turn.release()
+            return False
+        return True
+
     def take_stream(self) -> Stream:
         """Give out a stream for other work than decoding, to come back by `give_stream`.
 
