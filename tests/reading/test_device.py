@@ -35,7 +35,7 @@ from napari_wsigpu.model.errors import (
 from napari_wsigpu.model.geometry import Rect
 from napari_wsigpu.reading import device_pipeline as device_module
 from napari_wsigpu.reading import halving
-from napari_wsigpu.reading.plan import Cancellation, Regions, Wish
+from napari_wsigpu.reading.plan import Cancellation, ReadOptions, Regions
 from napari_wsigpu.reading.planning import plan_regions
 from napari_wsigpu.slide import runtime
 from napari_wsigpu.slide import slide as opened
@@ -151,11 +151,11 @@ def executor_of(slide):
     return executor
 
 
-def planned(slide, *rects, number=0, **wish):
-    """Plans of regions, by default one of all of a level, their offsets, and a wish."""
+def planned(slide, *rects, number=0, **options):
+    """Plans of regions, by default one of all of a level, their offsets, and options."""
     image = slide._images[number]
     regions = Regions.of(rects or [Rect(0, 0, image.height, image.width)])
-    return plan_regions(number, slide._images, regions), regions.offsets, Wish(**wish)
+    return plan_regions(number, slide._images, regions), regions.offsets, ReadOptions(**options)
 
 
 def decoded(slide):
@@ -336,7 +336,7 @@ class TestManyRegions:
         offsets = regions.offsets
         for _ in ("cold", "warm"):
             found = executor_of(slide).read(
-                0, plans, offsets, Wish(channel=channel), to_host=to_host
+                0, plans, offsets, ReadOptions(channel=channel), to_host=to_host
             )
             assert len(found) == offsets[-1]
             parts = zip(offsets[:-1], offsets[1:], self.RECTS, strict=True)
@@ -364,7 +364,7 @@ class TestManyRegions:
     def test_which_tiles_stay(self, jpeg, keep, kept):
         slide, (level, *_) = jpeg
         regions = Regions.of([Rect(20, 40, 100, 120)])  # 4 of 16 tiles as a whole
-        found = slide._reader.read_to_device(0, regions, "cuda", wish=Wish(keep=keep))
+        found = slide._reader.read_to_device(0, regions, "cuda", options=ReadOptions(keep=keep))
         np.testing.assert_array_equal(found[0], level[20:120, 40:160])
         slide._reader.read_to_device(0, regions, "cuda")
         assert slide.stats()["cache_hits"] == kept
@@ -387,7 +387,7 @@ class TestManyRegions:
         if device == "cuda":
             read = partial(slide._reader.read_to_device, device="cuda")
         with pytest.raises(KeyboardInterrupt):
-            read(0, regions, wish=Wish(cancellation=Checked()))
+            read(0, regions, options=ReadOptions(cancellation=Checked()))
         assert pinned_places() == 0
         assert decoded(slide).get("nvimagecodec", 0) <= 8
         np.testing.assert_array_equal(whole(slide), level)
@@ -1281,7 +1281,7 @@ class TestInsertedLevels:
                 tops = np.array([0, height - 20, height - 20, 3, 3, 11])
                 lefts = np.array([0, 7, 9, 5, 5, width - 30])
                 regions = Regions.alike(tops, lefts, 20, 30)
-                found = slide._reader.read(number, regions, Wish(channel=channel))
+                found = slide._reader.read(number, regions, ReadOptions(channel=channel))
                 for region, top, left in zip(found, tops, lefts, strict=True):
                     expected = pixels[top : top + 20, left : left + 30]
                     expected = expected if channel is None else expected[..., channel]

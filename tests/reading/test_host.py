@@ -21,7 +21,7 @@ from napari_wsigpu.reading import host
 from napari_wsigpu.reading.cache import TileCache
 from napari_wsigpu.reading.host import HostExecutor
 from napari_wsigpu.reading.log import TileLog
-from napari_wsigpu.reading.plan import Cancellation, Regions, Wish, tile_rect
+from napari_wsigpu.reading.plan import Cancellation, ReadOptions, Regions, tile_rect
 from napari_wsigpu.reading.planning import plan_regions
 from napari_wsigpu.slide import runtime
 from tests.writers import slides, tiffbytes
@@ -138,7 +138,7 @@ class TestCache:
     def test_which_tiles_stay(self, slide_of, keep, kept):
         slide, pixels = slide_of()
         regions = Regions.of([Rect(20, 40, 120, 160)])  # 9 of the 25 tiles as a whole
-        (found,) = slide._reader.read(0, regions, Wish(keep=keep))
+        (found,) = slide._reader.read(0, regions, ReadOptions(keep=keep))
         np.testing.assert_array_equal(found, pixels[20:140, 40:200])
         slide._reader.read(0, regions)
         assert slide.stats()["cache_hits"] == kept
@@ -146,7 +146,7 @@ class TestCache:
     def test_a_channel_keeps_tiles_that_others_may_want(self, slide_of):
         slide, pixels = slide_of()
         for channel in range(3):
-            (found,) = slide._reader.read(0, WHOLE, Wish(keep="partly", channel=channel))
+            (found,) = slide._reader.read(0, WHOLE, ReadOptions(keep="partly", channel=channel))
             np.testing.assert_array_equal(found, pixels[..., channel])
         assert slide.stats()["cache_hits"] == 50
 
@@ -223,7 +223,7 @@ class TestBatches:
                 os.utime(slide.path, ns=(0, 0))
 
         with pytest.raises(SlideChangedError):
-            slide._reader.read(0, WHOLE, Wish(cancellation=Checked(check)))
+            slide._reader.read(0, WHOLE, ReadOptions(cancellation=Checked(check)))
         with open_slide(slide.path, "cpu") as again:
             np.testing.assert_array_equal(again.levels[0][...], pixels)
 
@@ -239,7 +239,7 @@ class TestBatches:
                 raise KeyError("nobody waits")
 
         with pytest.raises(KeyError, match="nobody"):
-            slide._reader.read(0, WHOLE, Wish(cancellation=Checked(check)))
+            slide._reader.read(0, WHOLE, ReadOptions(cancellation=Checked(check)))
         decoded = slide.stats()["decoded"]["cpu"]
         assert decoded <= 10
         np.testing.assert_array_equal(slide.levels[0][...], pixels)
@@ -322,7 +322,7 @@ class TestManyRegions:
         for _ in ("cold", "warm"):
             samples = () if channel is not None else (3,)
             found = [np.full((*shape, *samples), 99, np.uint8) for shape in regions.shapes]
-            executor.read(0, plans, found, Wish(channel=channel))
+            executor.read(0, plans, found, ReadOptions(channel=channel))
             for rect, region in zip(self.RECTS, found, strict=True):
                 expected = self.part(pixels, rect, 7, step)
                 expected = expected if channel is None else expected[..., channel]
@@ -336,7 +336,7 @@ class TestManyRegions:
         tiles = [(0, 0), (4, 4), (1, 2), (3, 1)]
         regions = Regions.of(tile_rect(self.images[0], *tile) for tile in tiles)
         (plan,) = plan_regions(0, self.images, regions)
-        found = executor.read_tiles(plan, Wish(tolerant=True))
+        found = executor.read_tiles(plan, ReadOptions(tolerant=True))
         assert sorted(found) == [(0, 0), (3, 1), (4, 4)]  # the other one shows the background
         for (row, column), tile in found.items():
             place = slice(32 * row, 32 * row + 32), slice(48 * column, 48 * column + 48)
@@ -370,7 +370,7 @@ class TestManyRegions:
         found = [np.empty((160, 240, 3), np.uint8)]
         with nullcontext() if ends is None else pytest.raises(KeyError):
             executor.read(
-                0, plan_regions(0, images, WHOLE), found, Wish(cancellation=Checked(check))
+                0, plan_regions(0, images, WHOLE), found, ReadOptions(cancellation=Checked(check))
             )
         assert decoder.most == min(2, ends - 1 if ends else 2)
         assert decoder.flying == set()
@@ -378,7 +378,7 @@ class TestManyRegions:
     def test_nothing_of_no_regions(self, executor):
         executor, _ = executor
         regions = Regions.of([])
-        executor.read(0, plan_regions(0, self.images, regions), [], Wish())
+        executor.read(0, plan_regions(0, self.images, regions), [], ReadOptions())
         assert self.log.stats()["tiles_asked"] == 0
 
 

@@ -15,7 +15,7 @@ from napari_wsigpu.reading.cache import TileCache
 from napari_wsigpu.reading.host import HostExecutor
 from napari_wsigpu.reading.log import TileLog
 from napari_wsigpu.reading.mosaic import parts_of, touches
-from napari_wsigpu.reading.plan import Regions, Wish
+from napari_wsigpu.reading.plan import ReadOptions, Regions
 from napari_wsigpu.reading.planning import plan_regions
 from napari_wsigpu.slide import slide as opened
 from napari_wsigpu.storage.memory import MemorySource
@@ -96,11 +96,11 @@ class Pictures:
             lambda *_: None,
         )
 
-    def read(self, regions, **wish):
-        samples = () if "channel" in wish else (3,)
+    def read(self, regions, **options):
+        samples = () if "channel" in options else (3,)
         found = [np.full((*shape, *samples), 77, np.uint8) for shape in regions.shapes]
         plans = plan_regions(0, self.images, regions)
-        self.executor.read(0, plans, found, Wish(**wish))
+        self.executor.read(0, plans, found, ReadOptions(**options))
         return found
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from napari_wsigpu.model.geometry import Rect, Span
 from napari_wsigpu.model.layout import Encoding, LevelLayout, Part, Pieces, TileGrid
-from napari_wsigpu.reading.plan import Regions, Wish, tile_rect
+from napari_wsigpu.reading.plan import ReadOptions, Regions, tile_rect
 from napari_wsigpu.reading.planning import plan_regions
 
 GRAY = Encoding(1, 1, 1, 1, "<", "uint8", 1)
@@ -207,7 +207,7 @@ class TestOneImage:
             top, left, height, width = tile_rect(image, *tile)
             mine = {*numbers[top : top + height, left : left + width].ravel().tolist()}
             expected.append(not any(mine <= region for region in shown))
-        kept = Wish(keep="partly").kept(plan, image, np.arange(len(plan.tiles)))
+        kept = ReadOptions(keep="partly").kept(plan, image, np.arange(len(plan.tiles)))
         assert kept.tolist() == expected
 
 

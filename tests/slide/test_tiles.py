@@ -257,9 +257,9 @@ def test_batches_are_read_in_memory_that_is_kept(slide, monkeypatch):
     read, most = RegionReader.read, 3 * 48 * 33 * 3
     counts = []
 
-    def note(self, number, regions, wish):
+    def note(self, number, regions, options):
         counts.append(len(regions))
-        return read(self, number, regions, wish)
+        return read(self, number, regions, options)
 
     monkeypatch.setattr(RegionReader, "read", note)
     monkeypatch.setattr(scaling, "KEPT_FINER_BYTES", most)
@@ -272,9 +272,9 @@ def test_pieces_fit_into_memory_and_on_the_level(slide, monkeypatch):
     read, most = RegionReader.read, 40_000
     seen = []
 
-    def note(self, number, regions, wish):
+    def note(self, number, regions, options):
         seen.append((regions.corners[0], regions.shapes[0]))
-        return read(self, number, regions, wish)
+        return read(self, number, regions, options)
 
     monkeypatch.setattr(RegionReader, "read", note)
     monkeypatch.setattr(scaling, "FINER_BYTES", most)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.gpu.device.device import Device, Stream
     from napari_wsigpu.model.layout import LevelLayout
-    from napari_wsigpu.reading.plan import ReadPlan, Wish
+    from napari_wsigpu.reading.plan import ReadOptions, ReadPlan
 
     Integers = NDArray[np.int64]
 
@@ -51,7 +51,7 @@ class DeviceExecutor:
         number: int,
         plans: Sequence[ReadPlan],
         offsets: Integers,
-        wish: Wish,
+        options: ReadOptions,
         *,
         to_host: bool,
         share: float = 1.0,
@@ -68,7 +68,7 @@ class DeviceExecutor:
             As `plan_regions` makes them.
         offsets : ndarray of int64
             The regions' own, `Regions.offsets`.
-        wish : Wish
+        options : ReadOptions
             How; tiles are kept without its colours.
         to_host : bool
             Return an ndarray instead of a device array.
@@ -100,7 +100,7 @@ class DeviceExecutor:
         if any(len(plan.blanks) for plan in plans[1:]):
             return None  # in a picture above others, even the background hides what is below
         image = self.pipeline.images[number]
-        samples = () if wish.channel is not None else (image.channels,)
+        samples = () if options.channel is not None else (image.channels,)
         try:
             with self.device.active():
                 shape = (int(offsets[-1]), *samples)
@@ -108,10 +108,10 @@ class DeviceExecutor:
                     self._empty(shape, image.dtype) if out is None else out.reshape(shape),
                     None if stream is None else self.device.as_stream(stream),
                     offsets,
-                    wish,
+                    options,
                     share,
                     to_host,
-                    None if wish.table is None else self.device.colors(wish.table),
+                    None if options.table is None else self.device.colors(options.table),
                 )
                 self._carry_out(image, plans, output)
         except MemoryError:
@@ -123,8 +123,8 @@ class DeviceExecutor:
         finally:
             if self._released:
                 self.release()
-        self.pipeline.log.note(output.failures, report=wish.tolerant)
-        if output.failures and not wish.tolerant:
+        self.pipeline.log.note(output.failures, report=options.tolerant)
+        if output.failures and not options.tolerant:
             failed = (key[1:] for key in output.failures)
             raise self.pipeline.log.error(output.failures, regions_with(plans, failed))
         return output.host if to_host else output.pixels
@@ -222,7 +222,7 @@ class DeviceExecutor:
                 output.stream = stream
                 self.device.follow(stream)
                 try:
-                    if not plans or _shows_background(plans, output.wish):
+                    if not plans or _shows_background(plans, output.options):
                         self._fill(image, output)
                     for plan, (reserved, here) in zip(plans, found, strict=True):
                         last = plan is plans[-1]
@@ -240,11 +240,11 @@ class DeviceExecutor:
 
     def _fill(self, image: LevelLayout, output: Output) -> None:
         """Show the background everywhere."""
-        wish = output.wish
-        if wish.table is None:
+        options = output.options
+        if options.table is None:
             self.device.fill(output.pixels, self.pipeline.background, output.stream)
             return
-        blank = wish.table.background(self.pipeline.background, image.channels)
+        blank = options.table.background(self.pipeline.background, image.channels)
         for channel, value in enumerate(blank.tolist()):
             self.device.fill(output.pixels[..., channel], value, output.stream)
 
@@ -268,9 +268,9 @@ def _too_large(size: int, device: str) -> RegionError:
     )
 
 
-def _shows_background(plans: Sequence[ReadPlan], wish: Wish) -> bool:
+def _shows_background(plans: Sequence[ReadPlan], options: ReadOptions) -> bool:
     """Whether pixels may be left over when all tiles were pasted."""
-    if wish.tolerant or any(len(plan.blanks) for plan in plans):
+    if options.tolerant or any(len(plan.blanks) for plan in plans):
         return True
     covered = plans[0].covered
     for plan in plans[1:]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.gpu.transfer.tiles import DeviceTiles, Reserved
     from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.reading.log import TileLog
-    from napari_wsigpu.reading.plan import Pastes, ReadPlan, Wish
+    from napari_wsigpu.reading.plan import Pastes, ReadOptions, ReadPlan
     from napari_wsigpu.storage.source import ByteSource
 
     Integers = NDArray[np.int64]
@@ -48,7 +48,7 @@ class Output:
         What the work is given to, and the caller's own stream if there is one.
     offsets : ndarray of int64
         Where each region begins in them.
-    wish : Wish
+    options : ReadOptions
         How they are wanted.
     share : float
         Part of the tiles that the device decodes.
@@ -65,7 +65,7 @@ class Output:
     pixels: Any
     given: Stream | None
     offsets: Integers
-    wish: Wish
+    options: ReadOptions
     share: float
     to_host: bool
     colors: Any
@@ -208,7 +208,7 @@ class DevicePipeline:
         flying: list[_InFlight] = []
         try:
             while len(absent):
-                output.wish.cancellation.check()
+                output.options.cancellation.check()
                 if len(flying) == IN_FLIGHT:
                     self._finish(plan, flying.pop(0), output)
                 try:
@@ -310,7 +310,7 @@ class DevicePipeline:
 
     def _paste(self, plan: ReadPlan, pastes: Pastes, addresses: Integers, output: Output) -> None:
         """Copy parts of tiles that lie at addresses to their places."""
-        wish = output.wish
+        options = output.options
         tile, step = tile_format(self.images[plan.image]), plan.regions.step
         pixel = tile.channels * np.dtype(tile.dtype).itemsize
         table = np.empty(len(pastes), PASTE)
@@ -322,7 +322,7 @@ class DevicePipeline:
         table["height"], table["width"] = pastes.height, pastes.width
         to = tile, output.pixels
         if output.colors is None:
-            self._device.paste(table, *to, output.stream, channel=wish.channel, step=step)
+            self._device.paste(table, *to, output.stream, channel=options.channel, step=step)
         else:
             self._device.paste_colors(table, *to, output.colors, output.stream, step=step)
 
@@ -337,7 +337,7 @@ class DevicePipeline:
             if self.decoder.verifier.reason is not None and not self._doubted:
                 self._doubted = True
                 self.tiles.forget(self.slide)
-            kept = output.wish.kept(plan, image, batch.tiles)
+            kept = output.options.kept(plan, image, batch.tiles)
             kept[list(failed)] = False
             if kept.any():
                 grid, places = image.grid, batch.reserved.places[kept]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.gpu.device.device import Stream
     from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.reading.device import DeviceExecutor
-    from napari_wsigpu.reading.plan import Wish
+    from napari_wsigpu.reading.plan import ReadOptions
 
 FINER_BYTES = 256 << 20
 
@@ -55,7 +55,7 @@ class Halving:
         self._step = 1 << halvings
 
     def read(
-        self, regions: Regions, wish: Wish, share: float, *, to_host: bool = True
+        self, regions: Regions, options: ReadOptions, share: float, *, to_host: bool = True
     ) -> Any | None:
         """Read regions of the averaged level.
 
@@ -63,7 +63,7 @@ class Halving:
         ----------
         regions : Regions
             Within the level's extent.
-        wish : Wish
+        options : ReadOptions
             How.
         share : float
             Part of the tiles that the device decodes.
@@ -77,9 +77,9 @@ class Halving:
         """
         if regions.step != (1, 1) or not regions.offsets[-1]:
             return None
-        stored = replace(wish, table=None)
+        stored = replace(options, table=None)
         image = self._images[self._number]
-        samples = image.channels if wish.channel is None else 1
+        samples = image.channels if options.channel is None else 1
         device = self._executor.device
         shape = int(regions.offsets[-1]), samples
 
@@ -108,9 +108,9 @@ class Halving:
             pixels = self._executor.work(average)
         except MemoryError:
             return None
-        if pixels is None or wish.table is None or not to_host:
-            return pixels if pixels is None or wish.channel is None else pixels[..., 0]
-        coloured: NDArray[Any] = wish.table.recolored(pixels[None])[0]
+        if pixels is None or options.table is None or not to_host:
+            return pixels if pixels is None or options.channel is None else pixels[..., 0]
+        coloured: NDArray[Any] = options.table.recolored(pixels[None])[0]
         return coloured
 
     def _groups(self, regions: Regions, pixel: int) -> Iterator[list[tuple[int, Rect]]]:

@@ -20,7 +20,7 @@ from napari_wsigpu.native.tables import DONE, HELD, PART, TILE
 from napari_wsigpu.reading.averages import Averages
 from napari_wsigpu.reading.cache import Recurrence, TileKey
 from napari_wsigpu.reading.pasting import NO_PARTS, Paste, WholeTiles, slices_of
-from napari_wsigpu.reading.plan import Wish, regions_with
+from napari_wsigpu.reading.plan import ReadOptions, regions_with
 from napari_wsigpu.reading.planning import plan_regions
 from napari_wsigpu.storage.buffers import RegionMemory, TileMemory
 from napari_wsigpu.storage.file import FileSource
@@ -201,7 +201,9 @@ class HostExecutor:
             self._cache.put(key, form.tile(room, image, table[number]))
         return held, int(table["length"].sum())
 
-    def read(self, number: int, plans: Sequence[ReadPlan], regions: Targets, wish: Wish) -> None:
+    def read(
+        self, number: int, plans: Sequence[ReadPlan], regions: Targets, options: ReadOptions
+    ) -> None:
         """Put the pixels of regions together.
 
         Parameters
@@ -211,8 +213,8 @@ class HostExecutor:
         plans : sequence of ReadPlan
             As `plan_regions` makes them.
         regions : sequence of ndarray, shape (height, width, channels), or (height, width)
-            Where the pixels of each go; without channels if the wish is for one.
-        wish : Wish
+            Where the pixels of each go; without channels if the options name one.
+        options : ReadOptions
             How.
 
         Raises
@@ -222,17 +224,19 @@ class HostExecutor:
         SlideError
             If the file can't be read.
         """
-        failures = self._read(number, plans, regions, wish)
-        if failures and not wish.tolerant:
+        failures = self._read(number, plans, regions, options)
+        if failures and not options.tolerant:
             raise self._log.error(failures, regions_with(plans, (key[1:] for key in failures)))
 
-    def read_tiles(self, plan: ReadPlan, wish: Wish) -> dict[tuple[int, int], NDArray[Any]]:
+    def read_tiles(
+        self, plan: ReadPlan, options: ReadOptions
+    ) -> dict[tuple[int, int], NDArray[Any]]:
         """Return the whole tiles of a plan by row and column; those that fail are left out.
 
         They are cut to the image, and in the cache now.
         """
         tiles = WholeTiles(plan, self._images[plan.image])
-        self._carry_out(plan, tiles, wish)
+        self._carry_out(plan, tiles, options)
         return tiles.found
 
     def release(self) -> None:
@@ -241,11 +245,11 @@ class HostExecutor:
         self._tile_memory.clear()
 
     def _read(
-        self, number: int, plans: Sequence[ReadPlan], regions: Targets, wish: Wish
+        self, number: int, plans: Sequence[ReadPlan], regions: Targets, options: ReadOptions
     ) -> dict[TileKey, str]:
-        blank = self.blank(number, wish.table)
-        if wish.channel is not None and wish.table is not None:
-            blank = blank[wish.channel]
+        blank = self.blank(number, options.table)
+        if options.channel is not None and options.table is not None:
+            blank = blank[options.channel]
         covered = np.zeros(len(regions), np.bool_)
         for plan in plans:
             covered |= plan.covered
@@ -255,7 +259,7 @@ class HostExecutor:
         for plan in plans:
             if len(plan.blanks):
                 self._fill_blanks(plan, regions, blank)
-            failures |= self._carry_out(plan, Paste(plan, regions, wish.channel, blank), wish)
+            failures |= self._carry_out(plan, Paste(plan, regions, options.channel, blank), options)
         return failures
 
     def _fill_blanks(self, plan: ReadPlan, regions: Targets, blank: Any) -> None:
@@ -263,33 +267,33 @@ class HostExecutor:
             regions[region][y:end_y, x:end_x] = blank
         self._log.count(tiles_asked=len(plan.blanks), background=len(plan.blanks))
 
-    def _carry_out(self, plan: ReadPlan, paste: Target, wish: Wish) -> dict[TileKey, str]:
+    def _carry_out(self, plan: ReadPlan, paste: Target, options: ReadOptions) -> dict[TileKey, str]:
         """Paste all tiles of a plan: from the cache, from the file, or from a finer level."""
         image = self._images[plan.image]
-        absent = self._from_cache(plan, paste, wish)
+        absent = self._from_cache(plan, paste, options)
         computed = plan.computed[absent]
         stored = absent[~computed] if computed.any() else absent
-        if wish.keep == "recurring" and len(plan.tiles):
+        if options.keep == "recurring" and len(plan.tiles):
             numbers = plan.tiles[:, 0] * image.grid.columns + plan.tiles[:, 1]
             recur = self._recurrence.note(plan.image, numbers.tolist(), image.tile_bytes)
-            wish = replace(wish, keep="all" if recur else "none")
+            options = replace(options, keep="all" if recur else "none")
         begin = time.perf_counter()
-        failures = self._decode(plan, image, stored, paste, wish)
+        failures = self._decode(plan, image, stored, paste, options)
         self._timed(image, len(stored), time.perf_counter() - begin)
         for tile in failures:
             paste.fill(tile)
         named = {self._key(plan, tile): reason for tile, reason in failures.items()}
         if computed.any():
-            named |= self._compute(plan, image, absent[computed], paste, wish)
-        self._log.note(named, report=wish.tolerant)
+            named |= self._compute(plan, image, absent[computed], paste, options)
+        self._log.note(named, report=options.tolerant)
         return named
 
     def _key(self, plan: ReadPlan, tile: int) -> TileKey:
         return TileKey(self._slide, plan.image, *plan.tiles[tile].tolist())
 
-    def _from_cache(self, plan: ReadPlan, paste: Target, wish: Wish) -> Integers:
+    def _from_cache(self, plan: ReadPlan, paste: Target, options: ReadOptions) -> Integers:
         """Paste the tiles that are in the cache, and return the others."""
-        slide = self._slide if wish.table is None else ~self._slide
+        slide = self._slide if options.table is None else ~self._slide
         tiles = self._cache.get_all(slide, plan.image, plan.tiles)
         absent = [tile for tile, pixels in enumerate(tiles) if pixels is None]
         hits = len(tiles) - len(absent)
@@ -301,7 +305,12 @@ class HostExecutor:
         return np.array(absent, np.int64)
 
     def _decode(
-        self, plan: ReadPlan, image: LevelLayout, tiles: Integers, paste: Target, wish: Wish
+        self,
+        plan: ReadPlan,
+        image: LevelLayout,
+        tiles: Integers,
+        paste: Target,
+        options: ReadOptions,
     ) -> dict[int, str]:
         """Read, decode and paste tiles: by the native core if it knows their encoding.
 
@@ -312,10 +321,10 @@ class HostExecutor:
         """
         form = self._form(plan.image, image)
         if form is None:
-            return self._decode_in_python(plan, image, tiles, paste, wish)
+            return self._decode_in_python(plan, image, tiles, paste, options)
         failures: dict[int, str] = {}
         for batch in _batches(image, plan.tiles, tiles, NATIVE_BATCH_TILES):
-            failures |= self._decode_natively(form, plan, image, batch, paste, wish)
+            failures |= self._decode_natively(form, plan, image, batch, paste, options)
         return failures
 
     def _form(self, number: int, image: LevelLayout) -> NativeFormat | None:
@@ -336,7 +345,7 @@ class HostExecutor:
         image: LevelLayout,
         tiles: Integers,
         paste: Target,
-        wish: Wish,
+        options: ReadOptions,
     ) -> dict[int, str]:
         """Read, decode and paste tiles by the core; Python decodes those that it refuses."""
         assert native.core is not None
@@ -348,13 +357,13 @@ class HostExecutor:
         table["height"] = np.minimum(grid.tile_height, image.height - rows * grid.tile_height)
         table["width"] = np.minimum(grid.tile_width, image.width - columns * grid.tile_width)
         # Colors are converted, and channels chosen, once a tile is decoded.
-        parts, pixel_bytes = (NO_PARTS, 0) if wish.table is not None else paste.parts()
+        parts, pixel_bytes = (NO_PARTS, 0) if options.table is not None else paste.parts()
         address = form.addresses.get(pixel_bytes, 0)
         direct = address != 0
         if direct:
             table["first"] = plan.starts[tiles]
             table["count"] = plan.starts[tiles + 1] - plan.starts[tiles]
-        kept = wish.kept(plan, image, tiles)
+        kept = options.kept(plan, image, tiles)
         memory = self._memory_of(image, kept if direct else np.ones_like(kept))
         for index, room in memory.items():
             table["keep"][index] = room.ctypes.data
@@ -364,7 +373,7 @@ class HostExecutor:
             address or form.addresses[form.pixel_bytes],
             table,
             parts,
-            cancel=wish.cancellation.address,
+            cancel=options.cancellation.address,
             threads=threads,
         )
         encoded: EncodedBatch | None = None
@@ -376,7 +385,7 @@ class HostExecutor:
             encoded = self._encoded(image, plan.tiles[tiles])
             table["offset"], table["length"] = encoded.starts[0], encoded.lengths[0]
             failed = run(memory=encoded.address)
-        wish.cancellation.check()
+        options.cancellation.check()
         for index, room in memory.items():
             if index not in failed:
                 pixels = form.tile(room, image, table[index])
@@ -384,7 +393,7 @@ class HostExecutor:
                     plan,
                     int(tiles[index]),
                     pixels,
-                    wish,
+                    options,
                     None if direct else paste,
                     keep=kept[index],
                 )
@@ -395,9 +404,9 @@ class HostExecutor:
             return {}
         left = tiles[list(failed)]
         if encoded is None:
-            return self._decode_in_python(plan, image, left, paste, wish)
+            return self._decode_in_python(plan, image, left, paste, options)
         encoded = encoded.part(list(failed))
-        return self._finish(image, left, self._schedule(plan, image, left, paste, wish, encoded))
+        return self._finish(image, left, self._schedule(plan, image, left, paste, options, encoded))
 
     def _memory_of(
         self, image: LevelLayout, chosen: NDArray[np.bool_]
@@ -414,21 +423,26 @@ class HostExecutor:
         plan: ReadPlan,
         tile: int,
         pixels: NDArray[Any],
-        wish: Wish,
+        options: ReadOptions,
         paste: Target | None,
         *,
         keep: bool,
     ) -> None:
         """Convert the colors of a decoded tile, keep it, and paste it."""
-        if wish.table is not None:
-            pixels = self._tile_memory.copy(wish.table.recolored(pixels))
+        if options.table is not None:
+            pixels = self._tile_memory.copy(options.table.recolored(pixels))
         if keep:
-            self._cache.put(self._kept_key(plan, tile, wish), pixels)
+            self._cache.put(self._kept_key(plan, tile, options), pixels)
         if paste is not None:
             paste.take(tile, pixels)
 
     def _decode_in_python(
-        self, plan: ReadPlan, image: LevelLayout, tiles: Integers, paste: Target, wish: Wish
+        self,
+        plan: ReadPlan,
+        image: LevelLayout,
+        tiles: Integers,
+        paste: Target,
+        options: ReadOptions,
     ) -> dict[int, str]:
         """Decode tiles by imagecodecs: one batch is read while the one before it is decoded.
 
@@ -439,8 +453,8 @@ class HostExecutor:
         flying: list[tuple[Integers, PendingBatch]] = []
         try:
             for batch in _batches(image, plan.tiles, tiles, BATCH_TILES):
-                wish.cancellation.check()
-                flying.append((batch, self._schedule(plan, image, batch, paste, wish)))
+                options.cancellation.check()
+                flying.append((batch, self._schedule(plan, image, batch, paste, options)))
                 if len(flying) > ahead:
                     failures |= self._finish(image, *flying.pop(0))
             while flying:
@@ -456,26 +470,26 @@ class HostExecutor:
         image: LevelLayout,
         batch: Integers,
         paste: Target,
-        wish: Wish,
+        options: ReadOptions,
         encoded: EncodedBatch | None = None,
     ) -> PendingBatch:
         """Begin to decode tiles, which are read now unless they were before."""
-        keep = wish.kept(plan, image, batch)
-        rooms = self._memory_of(image, keep & (wish.table is None))
+        keep = options.kept(plan, image, batch)
+        rooms = self._memory_of(image, keep & (options.table is None))
         slots = HostSlots([rooms.get(index) for index in range(len(batch))])
         kept, numbers = keep.tolist(), batch.tolist()
 
         def deliver(indices: Sequence[int]) -> None:
             for index in indices:
                 pixels = slots.pixels[index]
-                self._take(plan, numbers[index], pixels, wish, paste, keep=kept[index])
+                self._take(plan, numbers[index], pixels, options, paste, keep=kept[index])
 
         encoded = encoded or self._encoded(image, plan.tiles[batch])
         return self._decoder.schedule(encoded, slots, deliver)
 
-    def _kept_key(self, plan: ReadPlan, tile: int, wish: Wish) -> TileKey:
+    def _kept_key(self, plan: ReadPlan, tile: int, options: ReadOptions) -> TileKey:
         key = self._key(plan, tile)
-        return key if wish.table is None else key.in_srgb()
+        return key if options.table is None else key.in_srgb()
 
     def _encoded(self, image: LevelLayout, tiles: Integers) -> EncodedBatch:
         """Read tiles, or have each read by who decodes it if they are not encoded."""
@@ -504,30 +518,35 @@ class HostExecutor:
         return {int(batch[index]): reason for index, reason in failed.items()}
 
     def _compute(
-        self, plan: ReadPlan, image: LevelLayout, tiles: Integers, paste: Target, wish: Wish
+        self,
+        plan: ReadPlan,
+        image: LevelLayout,
+        tiles: Integers,
+        paste: Target,
+        options: ReadOptions,
     ) -> dict[TileKey, str]:
         """Average tiles from the finer level, some at a time."""
         failures: dict[TileKey, str] = {}
         # All stored tiles pass through here for an overview, and would drive out what is kept;
         # the few below an inserted level are wanted next.
-        keep = wish.keep if not image.computed or plan.image in self._inserted else "none"
+        keep = options.keep if not image.computed or plan.image in self._inserted else "none"
         for group in self._averages.groups(plan.image, plan.tiles, tiles):
-            wish.cancellation.check()
+            options.cancellation.check()
             finer = self._images[group.level]
-            below = Wish(
-                tolerant=wish.tolerant,
+            below = ReadOptions(
+                tolerant=options.tolerant,
                 keep="none" if finer.computed else keep,
-                cancellation=wish.cancellation,
+                cancellation=options.cancellation,
             )
             plans = plan_regions(group.level, self._images, group.held)
             failed = self._read(group.level, plans, group.held_pixels, below)
             failures |= failed
             for tile, pixels in zip(group.tiles, group.pixels, strict=True):
                 average = self._averages.tile(plan.image, plan.tiles[tile], pixels)
-                if wish.table is not None:
-                    average = self._tile_memory.copy(wish.table.recolored(average))
+                if options.table is not None:
+                    average = self._tile_memory.copy(options.table.recolored(average))
                 if not failed:
-                    self._cache.put(self._kept_key(plan, tile, wish), average)
+                    self._cache.put(self._kept_key(plan, tile, options), average)
                 paste.take(tile, average)
             self._log.count(computed=len(group.tiles))
         return failures

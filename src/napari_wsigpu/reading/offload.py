@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.model.layout import LevelLayout, PyramidLevel, SlideLayout
     from napari_wsigpu.reading.log import TileLog
     from napari_wsigpu.reading.on_device import ReadTiles
-    from napari_wsigpu.reading.plan import ReadPlan, Regions, Wish
+    from napari_wsigpu.reading.plan import ReadOptions, ReadPlan, Regions
     from napari_wsigpu.reading.throughput import Throughput
     from napari_wsigpu.storage.source import ByteSource
 
@@ -134,7 +134,7 @@ class Offload:
         )
 
     def read(
-        self, number: int, plans: Sequence[ReadPlan], regions: Regions, wish: Wish
+        self, number: int, plans: Sequence[ReadPlan], regions: Regions, options: ReadOptions
     ) -> NDArray[Any] | None:
         """Read regions to the host by the GPU if it is there, ready and the fastest.
 
@@ -165,8 +165,10 @@ class Offload:
         def read(worker: DecodeWorker, share: float) -> NDArray[Any] | None:
             executor = self.executor(worker)
             if halvings:
-                return Halving(executor, self._images, finer, halvings).read(regions, wish, share)
-            return executor.read(number, plans, regions.offsets, wish, to_host=True, share=share)
+                return Halving(executor, self._images, finer, halvings).read(
+                    regions, options, share
+                )
+            return executor.read(number, plans, regions.offsets, options, to_host=True, share=share)
 
         if index is not None:
             return read(self._devices.worker(index), 1.0)
@@ -219,7 +221,12 @@ class Offload:
             executor.drop_tiles(level, tiles)
 
     def _average(
-        self, executor: DeviceExecutor, number: int, regions: Regions, wish: Wish, share: float
+        self,
+        executor: DeviceExecutor,
+        number: int,
+        regions: Regions,
+        options: ReadOptions,
+        share: float,
     ) -> Any | None:
         """Average regions of a level on a device, where they stay.
 
@@ -232,7 +239,7 @@ class Offload:
         if not halvings or self._images[finer].computed:
             return None
         halving = Halving(executor, self._images, finer, halvings)
-        return halving.read(regions, wish, share, to_host=False)
+        return halving.read(regions, options, share, to_host=False)
 
     def _stored(self, number: int) -> tuple[int, int]:
         """Return the level that another is averaged from, and how often it is halved."""

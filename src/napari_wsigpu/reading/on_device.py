@@ -10,7 +10,7 @@ import numpy as np
 from napari_wsigpu.gpu.device.device import TileFormat
 from napari_wsigpu.reading.cache import TileKey
 from napari_wsigpu.reading.device_pipeline import tile_format
-from napari_wsigpu.reading.plan import Regions, Wish, tile_rect
+from napari_wsigpu.reading.plan import ReadOptions, Regions, tile_rect
 from napari_wsigpu.reading.planning import plan_regions
 
 if TYPE_CHECKING:
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     Tile = tuple[int, int]
     ReadTiles = Callable[[int, Collection[Tile]], dict[Tile, NDArray[Any]]]
     Put = Callable[[int, Any, Stream], None]
-    Average = Callable[[int, Regions, Wish, float], Any | None]
+    Average = Callable[[int, Regions, ReadOptions, float], Any | None]
 
-WHOLE = Wish(tolerant=True)
+WHOLE = ReadOptions(tolerant=True)
 
 
 class Drawn(NamedTuple):

@@ -222,8 +222,8 @@ NEVER = Cancellation()
 
 
 @dataclass(frozen=True)
-class Wish:
-    """How a plan is to be carried out.
+class ReadOptions:
+    """How regions are read.
 
     Attributes
     ----------
@@ -232,19 +232,19 @@ class Wish:
     tolerant : bool
         Show the background for tiles that can't be decoded, instead of raising.
     keep : {"all", "partly", "recurring", "later", "none"}
-        Which tiles stay in the cache: all, those that no region takes whole, all if such tiles
-        have been wanted again lately, those of `later` until they are wanted no more, or none.
+        Which tiles stay in the cache: all; those that no region takes whole; all if tiles like
+        these were read repeatedly; those that `later` selects; or none.
     table : ColorTable or None
         The colours that pixels get.
     cancellation : Cancellation
-        Ends the read between two tiles or batches.
+        Stops the read between two tiles or batches.
     later : callable or None
-        Tells which tiles, of shape (tiles, 2), will be wanted when so many of all regions that
-        are asked for are read.
+        ``later(n, tiles)``: mask of the tiles, of shape (tiles, 2), that are still needed after
+        the first n regions.
     past : int
-        How many are, once those of this plan are.
+        Number of regions read once this plan is done.
     turn : context manager
-        Held while tiles are read on the host: who reads next finds what this one kept.
+        Held while tiles are read on the host, so that the next reader finds what this one kept.
     """
 
     channel: int | None = None

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from napari_wsigpu.model.errors import RegionError
-from napari_wsigpu.model.geometry import Rect
 from napari_wsigpu.reading.cache import TileKey
 from napari_wsigpu.reading.coverage import find_held
 from napari_wsigpu.reading.host import HostExecutor
 from napari_wsigpu.reading.offload import Offload
-from napari_wsigpu.reading.plan import Regions, Wish, tile_rect
+from napari_wsigpu.reading.plan import ReadOptions, Regions, tile_rect
 from napari_wsigpu.reading.planning import plan_regions
 from napari_wsigpu.reading.throughput import tile_kind
 from napari_wsigpu.storage.buffers import RegionMemory, into
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.codecs.cpu import CpuDecoder
     from napari_wsigpu.gpu.device.device import Stream
     from napari_wsigpu.gpu.device.devices import Devices
+    from napari_wsigpu.model.geometry import Rect
     from napari_wsigpu.model.layout import LevelLayout, PyramidLevel, SlideLayout
     from napari_wsigpu.reading.cache import TileCache
     from napari_wsigpu.reading.log import TileLog
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.reading.throughput import Throughput
     from napari_wsigpu.storage.source import ByteSource
 
-USUAL = Wish()
+DEFAULT_OPTIONS = ReadOptions()
 # Bytes that a process can have, on today's processors.
 ADDRESSABLE = 1 << 47
 # Larger regions are worth waiting for a GPU.
@@ -116,7 +116,7 @@ class RegionReader:
         self,
         number: int,
         regions: Regions,
-        wish: Wish = USUAL,
+        options: ReadOptions = DEFAULT_OPTIONS,
         out: NDArray[Any] | None = None,
     ) -> NDArray[Any]:
         """Read regions of one image that are all of one size, to the host.
@@ -127,7 +127,7 @@ class RegionReader:
             Number of the image.
         regions : Regions
             What of it.
-        wish : Wish
+        options : ReadOptions
             How; no channel with colours.
         out : ndarray, optional
             Where to put the pixels.
@@ -146,20 +146,20 @@ class RegionReader:
         SlideError
             If the file can't be read.
         """
-        wish = self._meant(wish)
+        options = self._meant(options)
         _check_size(regions)
         plans = plan_regions(number, self._images, regions)
-        shape = len(regions), *regions.shapes[0], *self._samples(number, wish)
-        with wish.turn:
-            pixels = self.offload.read(number, plans, regions, wish)
+        shape = len(regions), *regions.shapes[0], *self._samples(number, options)
+        with options.turn:
+            pixels = self.offload.read(number, plans, regions, options)
             if pixels is None:
                 try:
                     dtype = self._images[number].dtype
                     pixels = self._memory.empty(shape, dtype) if out is None else out
                 except (MemoryError, ValueError):
                     raise _too_large(regions) from None
-                self._host.read(number, plans, pixels, wish)
-            self._let_go(plans, wish)
+                self._host.read(number, plans, pixels, options)
+            self._let_go(plans, options)
         return pixels if pixels is out else into(out, pixels.reshape(shape))
 
     def read_small(self, number: int, region: Rect, pixels: NDArray[Any]) -> Keep | None:
@@ -212,16 +212,16 @@ class RegionReader:
             If the file or its server doesn't give their bytes, or the slide was closed.
         """
         image, places = self._images[number], list(tiles)
-        wish = Wish(tolerant=True, table=table)
+        options = ReadOptions(tolerant=True, table=table)
         regions = Regions.of(tile_rect(image, *place) for place in places)
         plans = plan_regions(number, self._images, regions)
-        pixels = self.offload.read(number, plans, regions, wish)
+        pixels = self.offload.read(number, plans, regions, options)
         if pixels is None and not image.parts:
-            return self._whole_tiles(number, places, plans[0], wish)
+            return self._whole_tiles(number, places, plans[0], options)
         if pixels is None:
             size = int(regions.offsets[-1])
             pixels = self._memory.empty((size, image.channels), image.dtype)
-            self._host.read(number, plans, _views(pixels, regions), wish)
+            self._host.read(number, plans, _views(pixels, regions), options)
         found = dict(zip(places, _views(pixels, regions), strict=True))
         slide = self._slide if table is None else ~self._slide
         keep = {TileKey(slide, number, *place): part for place, part in found.items()}
@@ -236,11 +236,11 @@ class RegionReader:
         return found
 
     def _whole_tiles(
-        self, number: int, places: list[tuple[int, int]], plan: ReadPlan, wish: Wish
+        self, number: int, places: list[tuple[int, int]], plan: ReadPlan, options: ReadOptions
     ) -> dict[tuple[int, int], NDArray[Any]]:
         image = self._images[number]
-        found = self._host.read_tiles(plan, wish)
-        blank = self._host.blank(number, wish.table)
+        found = self._host.read_tiles(plan, options)
+        blank = self._host.blank(number, options.table)
         for place in places:
             if place not in found:
                 shape = (*tile_rect(image, *place)[2:], image.channels)
@@ -254,7 +254,7 @@ class RegionReader:
         device: str,
         out: Any = None,
         stream: Any = None,
-        wish: Wish = USUAL,
+        options: ReadOptions = DEFAULT_OPTIONS,
     ) -> Any:
         """Read regions of one image that are all of one size, to a device.
 
@@ -270,7 +270,7 @@ class RegionReader:
             Where to put the pixels, of as many bytes.
         stream : int or object with ``ptr``, optional
             The CUDA stream to work on.
-        wish : Wish
+        options : ReadOptions
             How; no channel with colours.
 
         Returns
@@ -284,52 +284,47 @@ class RegionReader:
         RegionError, SlideError
             As in `read`.
         """
-        worker = self.offload.worker(device)
-        executor = self.offload.executor(worker)
-        wish = self._meant(wish)
+        executor = self.offload.executor(self.offload.worker(device))
+        options = self._meant(options)
         _check_size(regions)
-        if len(regions) == 1 and worker.is_busy():
-            small = self._read_by_core(number, regions, wish)
-            if small is not None:
-                return executor.send(
-                    small, None if out is None else out.reshape(small.shape), stream
-                )
         plans = plan_regions(number, self._images, regions)
         pixels = executor.read(
             number,
             plans,
             regions.offsets,
-            wish,
+            options,
             to_host=False,
             share=self.offload.share_on(self._images[number].stored[0]),
             out=out,
             stream=stream,
         )
-        shape = len(regions), *regions.shapes[0], *self._samples(number, wish)
+        shape = len(regions), *regions.shapes[0], *self._samples(number, options)
         if pixels is None:
             target = None if out is None else out.reshape(shape)
-            return executor.send(self.read(number, regions, wish), target, stream)
-        self._let_go(plans, wish)
+            return executor.send(self.read(number, regions, options), target, stream)
+        self._let_go(plans, options)
         return pixels.reshape(shape)
 
-    def _read_by_core(self, number: int, regions: Regions, wish: Wish) -> NDArray[Any] | None:
-        """Read one small region on the CPU, instead of waiting for a GPU that others use.
+    def read_beside(
+        self, number: int, region: Rect, device: str, out: Any = None, stream: Any = None
+    ) -> Any | None:
+        """Read a small region on the CPU and send it to a device that others use.
 
-        Many threads that each ask for one patch would else take turns.
+        Many threads that each ask for one patch would else wait for each other.
 
         Returns
         -------
-        ndarray, shape (1, height, width, channels), or None
-            None if it is not small, or not plain pixels of a level.
+        cupy.ndarray, shape (1, height, width, channels), or None
+            None if the device is free, or the region has to be planned.
         """
-        (top, left), (height, width) = regions.corners[0], regions.shapes[0]
-        plain = wish.table is None and wish.channel is None and regions.step == (1, 1)
-        if not plain or height * width > SMALL_PIXELS:
+        worker, image = self.offload.worker(device), self._images[number]
+        if region.height * region.width > SMALL_PIXELS or not worker.is_busy():
             return None
-        image = self._images[number]
-        pixels = np.empty((height, width, image.channels), image.dtype)
-        keep = self._host.read_small(number, Rect(top, left, height, width), pixels)
-        return pixels[None] if keep is None else None
+        pixels = np.empty((1, region.height, region.width, image.channels), image.dtype)
+        if self._host.read_small(number, region, pixels[0]) is not None:
+            return None
+        target = None if out is None else out.reshape(pixels.shape)
+        return self.offload.executor(worker).send(pixels, target, stream)
 
     def send(self, pixels: NDArray[Any], device: str, out: Any = None, stream: Any = None) -> Any:
         """Copy host pixels to a device; see `DeviceExecutor.send`."""
@@ -387,24 +382,24 @@ class RegionReader:
         self._tiles.forget(self._slide)
         self.offload.forget_tiles()
 
-    def _let_go(self, plans: Sequence[ReadPlan], wish: Wish) -> None:
+    def _let_go(self, plans: Sequence[ReadPlan], options: ReadOptions) -> None:
         """Drop tiles that were kept for regions of which these were the last ones."""
-        if wish.later is None:
+        if options.later is None:
             return
-        slide = self._slide if wish.table is None else ~self._slide
+        slide = self._slide if options.table is None else ~self._slide
         for plan in plans:
-            done = plan.tiles[~wish.later(wish.past, plan.tiles)]
+            done = plan.tiles[~options.later(options.past, plan.tiles)]
             self._tiles.drop(slide, plan.image, done)
             self.offload.drop_tiles(plan.image, done)
 
-    def _meant(self, wish: Wish) -> Wish:
-        """Return a wish, less tiles to keep that a task alone reads."""
-        if self._keeps_whole or wish.keep == "none":
-            return wish
-        return replace(wish, keep="partly")
+    def _meant(self, options: ReadOptions) -> ReadOptions:
+        """Return options that keep no whole tiles if only one task reads the slide."""
+        if self._keeps_whole or options.keep == "none":
+            return options
+        return replace(options, keep="partly")
 
-    def _samples(self, number: int, wish: Wish) -> tuple[int, ...]:
-        return () if wish.channel is not None else (self._images[number].channels,)
+    def _samples(self, number: int, options: ReadOptions) -> tuple[int, ...]:
+        return () if options.channel is not None else (self._images[number].channels,)
 
 
 def _views(pixels: NDArray[Any], regions: Regions) -> list[NDArray[Any]]:

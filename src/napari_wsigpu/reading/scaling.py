@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.model.layout import LevelLayout
-    from napari_wsigpu.reading.plan import Wish
+    from napari_wsigpu.reading.plan import ReadOptions
     from napari_wsigpu.reading.reader import RegionReader
 
 # What is read at once to be averaged, and the most that one pixel may be the average of.
@@ -145,9 +145,9 @@ class Piece(NamedTuple):
         """Row and column of the first pixel."""
         return self.place[1].start, self.place[2].start
 
-    def part_of(self, wish: Wish) -> Wish:
-        """Return a wish for all regions as one for these."""
-        return replace(wish, past=self.past, turn=NO_TURN)
+    def part_of(self, options: ReadOptions) -> ReadOptions:
+        """Return the options of all regions for these alone."""
+        return replace(options, past=self.past, turn=NO_TURN)
 
 
 class ScaledReader:
@@ -170,25 +170,27 @@ class ScaledReader:
         self._channels = image.channels
         self._dtype = image.dtype
 
-    def read(self, regions: Regions, wish: Wish, out: NDArray[Any] | None = None) -> NDArray[Any]:
+    def read(
+        self, regions: Regions, options: ReadOptions, out: NDArray[Any] | None = None
+    ) -> NDArray[Any]:
         """Read regions to the host; see `RegionReader.read`.
 
         Parameters
         ----------
         regions : Regions
             Their corners in the level's pixels, their sizes in pixels wanted.
-        wish : Wish
+        options : ReadOptions
             How.
         out : ndarray, optional
             Where to put them.
         """
         target = self._target
         if target.exact:
-            return self._reader.read(target.level, regions, wish, out)
+            return self._reader.read(target.level, regions, options, out)
         (height, width), large = regions.shapes[0], self._is_large(regions)
         by_device = self._averages_on_devices and self._reader.offload.device.startswith("cuda")
         if by_device and not large:
-            averaged = self.read_to_device(regions, "cuda", None, None, wish)
+            averaged = self.read_to_device(regions, "cuda", None, None, options)
             return into(out, self._reader.fetch(averaged, "cuda"))
         try:
             shape = len(regions), height, width, self._channels
@@ -199,25 +201,27 @@ class ScaledReader:
                 "read fewer or smaller ones."
             ) from None
         if large:
-            pixels[...] = self._outside(wish)
+            pixels[...] = self._outside(options)
         if not by_device:
-            self._average_on_host(regions, pixels, wish)
+            self._average_on_host(regions, pixels, options)
             return pixels
         for piece in self._pieces(regions):
             averaged = self._reader.empty_on("cuda", (*piece.shape, self._channels), self._dtype)
-            self._average_on("cuda", piece, averaged, None, piece.part_of(wish))
+            self._average_on("cuda", piece, averaged, None, piece.part_of(options))
             pixels[piece.place] = self._reader.fetch(averaged, "cuda")
         return pixels
 
-    def _average_on_host(self, regions: Regions, pixels: NDArray[Any], wish: Wish) -> None:
+    def _average_on_host(
+        self, regions: Regions, pixels: NDArray[Any], options: ReadOptions
+    ) -> None:
         """Average each piece while the next one is decoded."""
         done: tuple[Piece, NDArray[Any]] | None = None
         averaged: Future[None] | None = None
-        with wish.turn, ThreadPoolExecutor(1, "wsigpu-average") as pool:
+        with options.turn, ThreadPoolExecutor(1, "wsigpu-average") as pool:
             for piece in self._pieces(regions, KEPT_FINER_BYTES):
                 if done is not None:
                     averaged = pool.submit(self._average, *done, pixels)
-                finer = self._reader.read(self._target.level, piece.finer, piece.part_of(wish))
+                finer = self._reader.read(self._target.level, piece.finer, piece.part_of(options))
                 if averaged is not None:
                     averaged.result()
                 done = piece, finer
@@ -242,27 +246,29 @@ class ScaledReader:
         return found
 
     def read_to_device(
-        self, regions: Regions, device: str, out: Any, stream: Any, wish: Wish
+        self, regions: Regions, device: str, out: Any, stream: Any, options: ReadOptions
     ) -> Any:
         """Read regions to a device; see `read` and `RegionReader.read_to_device`."""
         target, reader = self._target, self._reader
         if target.exact:
-            return reader.read_to_device(target.level, regions, device, out, stream, wish)
+            return reader.read_to_device(target.level, regions, device, out, stream, options)
         shape = len(regions), *regions.shapes[0], self._channels
         pixels: Any = None if out is None else out.reshape(shape)
         if not self._averages_on_devices:
-            return reader.send(self.read(regions, wish), device, pixels, stream)
+            return reader.send(self.read(regions, options), device, pixels, stream)
         if pixels is None:
             pixels = reader.empty_on(device, shape, self._dtype)
         if self._is_large(regions):
-            reader.fill_on(device, pixels, self._outside(wish).tolist(), stream)
+            reader.fill_on(device, pixels, self._outside(options).tolist(), stream)
         for piece in self._pieces(regions):
-            self._average_on(device, piece, pixels[piece.place], stream, piece.part_of(wish))
+            self._average_on(device, piece, pixels[piece.place], stream, piece.part_of(options))
         return pixels
 
-    def _average_on(self, device: str, piece: Piece, pixels: Any, stream: Any, wish: Wish) -> None:
+    def _average_on(
+        self, device: str, piece: Piece, pixels: Any, stream: Any, options: ReadOptions
+    ) -> None:
         target, reader = self._target, self._reader
-        finer = reader.read_to_device(target.level, piece.finer, device, None, stream, wish)
+        finer = reader.read_to_device(target.level, piece.finer, device, None, stream, options)
         reader.average_on(device, finer, pixels, target.scale, piece.first, stream)
 
     @property
@@ -276,10 +282,10 @@ class ScaledReader:
     def _bytes_of(self, height: int, width: int) -> int:
         return height * width * self._channels * self._dtype.itemsize
 
-    def _outside(self, wish: Wish) -> NDArray[Any]:
+    def _outside(self, options: ReadOptions) -> NDArray[Any]:
         """Return the samples of a pixel beyond the level."""
         below, beside = (np.array([extent]) for extent in self._extent)
-        outside = self._reader.read(self._target.level, Regions.alike(below, beside, 1, 1), wish)
+        outside = self._reader.read(self._target.level, Regions.alike(below, beside, 1, 1), options)
         return outside.reshape(-1)
 
     def _pieces(self, regions: Regions, together: int = FINER_BYTES) -> Iterator[Piece]:

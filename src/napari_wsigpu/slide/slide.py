@@ -26,6 +26,7 @@ from napari_wsigpu.model.errors import (
     TileError,
     changed_error,
 )
+from napari_wsigpu.model.geometry import Rect
 from napari_wsigpu.reading.asked import (
     batches_ahead,
     check_out,
@@ -42,8 +43,8 @@ from napari_wsigpu.reading.level import LevelArray
 from napari_wsigpu.reading.log import TileLog
 from napari_wsigpu.reading.mosaic import parts_of
 from napari_wsigpu.reading.open_slides import pack
-from napari_wsigpu.reading.plan import NO_TURN, Regions, Wish
-from napari_wsigpu.reading.reader import USUAL, RegionReader
+from napari_wsigpu.reading.plan import NO_TURN, ReadOptions, Regions
+from napari_wsigpu.reading.reader import DEFAULT_OPTIONS, RegionReader
 from napari_wsigpu.reading.scaling import ScaledReader, Target, find_target
 from napari_wsigpu.reading.uses import TileUses
 from napari_wsigpu.slide.associated import AssociatedImage
@@ -383,9 +384,9 @@ class Slide:
             shown = self.display_color if tolerant and index >= 0 else "stored"
             table = self._profile.table(color or shown)
             wanted = channel if table is None else None
-            wish = Wish(channel=wanted, tolerant=tolerant, table=table)
+            options = ReadOptions(channel=wanted, tolerant=tolerant, table=table)
             pixels: NDArray[Any] = self._guarded(
-                lambda: self._reader_of(index).read(index, Regions.slice(rows, columns), wish)[0]
+                lambda: self._reader_of(index).read(index, Regions.slice(rows, columns), options)[0]
             )
             return pixels if wanted == channel else pixels[..., channel]
 
@@ -717,14 +718,14 @@ class Slide:
         """
         plane = self if z is None and t is None else self.plane(z, t)
         if device != "cpu" or mpp is not None or color != "stored":
-            options = Wish(table=plane._profile.table(color))
+            options = ReadOptions(table=plane._profile.table(color))
             return plane._read_planned(location, size, level, device, mpp, out, stream, options)
         if out is not None or stream is not None:
             raise RegionError(NO_DEVICE_PIXELS)
         pixels, keep = plane._read_small(location, size, level)
         if keep is None:
             return pixels
-        return plane._read_planned(location, size, level, options=Wish(keep=keep))
+        return plane._read_planned(location, size, level, options=ReadOptions(keep=keep))
 
     def read_rgba(
         self, location: tuple[int, int], size: tuple[int, int], level: int = 0
@@ -749,7 +750,7 @@ class Slide:
         pixels, keep = self._read_small(location, size, level, RGBA)
         if keep is None:
             return pixels
-        stored = self._read_planned(location, size, level, options=Wish(keep=keep))
+        stored = self._read_planned(location, size, level, options=ReadOptions(keep=keep))
         pixels = rgba_of(stored)
         held = self.read_mask(location, size, level)
         if not held.all():
@@ -765,7 +766,7 @@ class Slide:
         mpp: float | None = None,
         out: Any = None,
         stream: Any = None,
-        options: Wish = USUAL,
+        options: ReadOptions = DEFAULT_OPTIONS,
     ) -> Any:
         """Read any region by a plan; parameters as in `read_region`."""
         reader, target = self._scaled(level, mpp)
@@ -777,8 +778,14 @@ class Slide:
         if out is not None:
             image = self._images[target.level]
             check_out(out, (*regions.shapes[0], image.channels), image.dtype)
-        read = partial(reader.read_to_device, regions, device, out, stream, options)
-        pixels = self._guarded(read)
+        pixels = None
+        if target.exact and options.table is None:
+            region = Rect(*regions.corners[0], *regions.shapes[0])
+            beside = partial(self._reader.read_beside, target.level, region, device, out, stream)
+            pixels = self._guarded(beside)
+        if pixels is None:
+            read = partial(reader.read_to_device, regions, device, out, stream, options)
+            pixels = self._guarded(read)
         return pixels[0] if out is None else out
 
     def _read_small(
@@ -862,8 +869,8 @@ class Slide:
         """
         self._renew()
         reader = self._reader_of(index)
-        regions, wish = Regions.slice(rows, columns), Wish(channel=channel)
-        read = partial(reader.read_to_device, index, regions, device, wish=wish)
+        regions, options = Regions.slice(rows, columns), ReadOptions(channel=channel)
+        read = partial(reader.read_to_device, index, regions, device, options=options)
         return self._guarded(read)[0]
 
     def read_bytes(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
@@ -1012,8 +1019,8 @@ class Slide:
             check_out(out, (len(regions), *size_of(size)[::-1], image.channels), image.dtype)
         if not len(regions):
             regions = regions_of([(0, 0)], size, plane.level_downsamples[target.level])
-            return plane._read_batch(reader, regions, device, Wish(), [(0, 0)])[:0]
-        wish = Wish(
+            return plane._read_batch(reader, regions, device, ReadOptions(), [(0, 0)])[:0]
+        options = ReadOptions(
             keep="recurring" if wanted is None else "later",
             table=plane._profile.table(color),
             later=wanted,
@@ -1021,7 +1028,7 @@ class Slide:
             # Who waits for a server would have others wait as well.
             turn=NO_TURN if wanted is None or self.layout.remote else wanted.uses.turn,
         )
-        return plane._read_batch(reader, regions, device, wish, locations, out)
+        return plane._read_batch(reader, regions, device, options, locations, out)
 
     def tile_uses(
         self,
@@ -1145,12 +1152,12 @@ class Slide:
             plane._reader.offload.worker(device)
         if num_workers is None:
             num_workers = batches_ahead(device, target)
-        wish = Wish(keep="recurring", table=plane._profile.table(color))
+        options = ReadOptions(keep="recurring", table=plane._profile.table(color))
 
         def read(batch: list[tuple[int, int]], cancellation: Cancellation) -> Any:
             regions = regions_of(batch, size, plane.level_downsamples[target.level])
-            options = replace(wish, cancellation=cancellation)
-            pixels = plane._read_batch(reader, regions, device, options, batch)
+            own = replace(options, cancellation=cancellation)
+            pixels = plane._read_batch(reader, regions, device, own, batch)
             return pixels if batch_size is not None else pixels[0]
 
         return read_ahead(
@@ -1247,14 +1254,14 @@ class Slide:
             regions = Regions.alike(tops, lefts, height, width)
             locations = [(x, y) for x, y in plane._corners(tops, lefts, target.level).tolist()]
             later = partial(grid.wanted_after, band, batch[0])
-            wish = Wish(
+            options = ReadOptions(
                 keep=keep,
                 table=table,
                 cancellation=cancellation,
                 later=later,
                 past=len(batch),
             )
-            return plane._read_batch(reader, regions, device, wish, locations), locations
+            return plane._read_batch(reader, regions, device, options, locations), locations
 
         # Each band is read by one thread, so that a batch finds what the one before it kept.
         return in_turn(
@@ -1342,14 +1349,16 @@ class Slide:
         reader: ScaledReader,
         regions: Regions,
         device: str,
-        wish: Wish,
+        options: ReadOptions,
         locations: Sequence[tuple[int, int]],
         out: Any = None,
     ) -> Any:
         try:
             if device == "cpu":
-                return self._guarded(partial(reader.read, regions, wish, out))
-            return self._guarded(partial(reader.read_to_device, regions, device, out, None, wish))
+                return self._guarded(partial(reader.read, regions, options, out))
+            return self._guarded(
+                partial(reader.read_to_device, regions, device, out, None, options)
+            )
         except TileError as error:
             raise error.among(locations) from None
 
