@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     Place = tuple[int, int]
     Read = Callable[[Place, int], NDArray[Any]]
 
-SIDE, COUNT, CHECKED = 32768, 200, 8
+SIDE, COUNT, THREADED, CHECKED = 32768, 200, 1024, 8
 
 
 def readers(path: Path) -> dict[str, Read]:
@@ -78,14 +78,14 @@ def _peer(module: Any, name: str, path: str) -> Read:
     return lambda place, side: np.asarray(slide.read_region(place, 0, (side, side)).numpy())
 
 
-def places(way: str, side: int, extent: int, rng: random.Random) -> list[Place]:
+def places(way: str, side: int, extent: int, count: int, rng: random.Random) -> list[Place]:
     """Return where the regions of one round lie; `way` is "random" or the stride of rows."""
     most = extent - side
     if way == "random":
-        return [(rng.randrange(most), rng.randrange(most)) for _ in range(COUNT)]
-    step, (x, y) = int(way), (rng.randrange(256), rng.randrange(most - 2048))
+        return [(rng.randrange(most), rng.randrange(most)) for _ in range(count)]
+    step, (x, y) = int(way), (rng.randrange(256), rng.randrange(most - 4096))
     across = (most - x) // step
-    return [(x + n % across * step, y + n // across * step) for n in range(COUNT)]
+    return [(x + n % across * step, y + n // across * step) for n in range(count)]
 
 
 def off_by(read: Read, path: Path, side: int, extent: int) -> int:
@@ -134,9 +134,9 @@ def main() -> None:
         names = list(found)
         for number in range(asked.rounds):
             for name in names[number % len(names) :] + names[: number % len(names)]:
-                where = places(way, side, extent, rng)
-                cpu, wall = timed(found[name], where, side)
-                rate = threaded(found[name], places(way, side, extent, rng), side, asked.threads)
+                cpu, wall = timed(found[name], places(way, side, extent, COUNT, rng), side)
+                where = places(way, side, extent, THREADED, rng)
+                rate = threaded(found[name], where, side, asked.threads)
                 times[name].append((cpu, wall, rate))
         for name, measured in times.items():
             cpu, wall, rate = (statistics.median(column) for column in zip(*measured, strict=True))

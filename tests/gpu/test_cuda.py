@@ -28,7 +28,8 @@ from napari_wsigpu.gpu.device.verify import TOLERANCES
 from napari_wsigpu.model.errors import DeviceError, RegionError, SlideReadError
 from napari_wsigpu.reading import device_pipeline as device_module
 from napari_wsigpu.reading.cache import TileKey
-from napari_wsigpu.slide import opened, runtime
+from napari_wsigpu.slide import runtime
+from napari_wsigpu.slide import slide as opened
 from napari_wsigpu.slide.runtime import Runtime
 from tests.conftest import pinned_places
 from tests.fakes.host_device import WrappedDecoder

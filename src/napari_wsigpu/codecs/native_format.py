@@ -1,4 +1,4 @@
-"""Which levels the native core decodes, and how it is told about them."""
+"""The levels that the native core decodes, described by its records."""
 
 from __future__ import annotations
 

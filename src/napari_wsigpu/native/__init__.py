@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 SUFFIXES = {"win32": ".dll", "darwin": ".dylib"}
 FILE = f"wsigpu_core{SUFFIXES.get(sys.platform, '.so')}"
-# Set to "off" to decode in Python although the core is there.
+# Set to "off" to decode in Python even if the core is installed.
 SWITCH = "WSIGPU_NATIVE"
 RECORDS = FORMAT, TILE, PART, RANGE, LEVEL, VERSION
 

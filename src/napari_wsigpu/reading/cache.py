@@ -206,7 +206,7 @@ class Recurrence:
         self._rates: defaultdict[int, float] = defaultdict(float)
 
     def note(self, number: int, tiles: Sequence[int], tile_bytes: int) -> bool:
-        """Learn which tiles are read now, and say whether such tiles are worth keeping.
+        """Record the tiles that are read now; return whether they are worth keeping.
 
         Parameters
         ----------

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 # So few tiles are decoded by the calling thread alone.
 FEW_TILES = 16
+MANY_READERS = 3
 NATIVE_BATCH_TILES = 4096
 BATCH_TILES = 512
 BATCH_BYTES = 64 << 20
@@ -143,6 +144,9 @@ class HostExecutor:
             return "recurring"
         tiles = [row * form.columns + column for row in rows for column in columns]
         recur, held = self._recurrence.note(number, tiles, form.tile_bytes), 0
+        # Threads that keep tiles wait for each other where they take memory: many are faster
+        # without, although some tiles are decoded twice.
+        recur = recur and self._source.readers < MANY_READERS
         if recur or self._cache.holds_any(slide, number, rows, columns):
             few = _FewTiles(image, TileKey(slide, number, rows.start, columns.start), region)
             with self._source.descriptor() as file:
@@ -330,7 +334,7 @@ class HostExecutor:
     def _form(self, number: int, image: LevelLayout) -> NativeFormat | None:
         """Describe an image to the core; None if Python reads and decodes its tiles."""
         if number not in self._forms:
-            # A decoder that was added decides itself what becomes of encoded tiles.
+            # An added decoder gets the encoded tiles; the core would bypass it.
             usual = type(self._decoder) is CpuDecoder
             form = native_format(image) if usual and native.core is not None else None
             # Other sources hand out uncompressed tiles without a copy.

@@ -282,8 +282,13 @@ class FileSource:
             self._handle()
         return self._path
 
+    @property
+    def readers(self) -> int:
+        """How many threads read the file now."""
+        return len(self._readers)
+
     def read_by(self, read: Callable[..., int], *given: Any) -> int:
-        """Have a function of the native core read from the file.
+        """Call a function of the native core that reads the file.
 
         Parameters
         ----------

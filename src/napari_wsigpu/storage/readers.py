@@ -33,6 +33,9 @@ class Readers:
         self._reads: dict[int, int] = {}
         self.closed = self._awaited = False
 
+    def __len__(self) -> int:
+        return len(self._reads)
+
     def enter(self) -> int:
         """Count this thread as reading, and return what it leaves by.
 
