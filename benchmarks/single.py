@@ -147,7 +147,7 @@ def main() -> None:
                     "way": way,
                     "cpu us": round(cpu),
                     "wall us": round(wall),
-                    f"{asked.threads} threads/s": round(rate),
+                    f"{asked.threads} threads": round(rate),
                     "off by": off_by(found[name], path, side, extent),
                 }
             )
