@@ -5,7 +5,6 @@ from __future__ import annotations
 from qtpy.QtCore import Signal
 from qtpy.QtWidgets import QButtonGroup, QHBoxLayout, QLabel, QRadioButton, QWidget
 
-from napari_wsigpu.gpu.device.devices import NO_DRIVER
 from napari_wsigpu.slide.runtime import default
 
 AUTO, GPU, CPU = "auto", "cuda", "cpu"
@@ -47,8 +46,9 @@ class DeviceChoice(QWidget):  # type: ignore[misc]
             layout.addWidget(button)
         layout.addStretch()
         group.buttonClicked.connect(self._emit)
-        if not default().devices.has_driver():
-            self.refuse_gpu(f"{NO_DRIVER[0].upper()}{NO_DRIVER[1:]}.")
+        against = default().devices.refusal()
+        if against is not None:
+            self.refuse_gpu(f"{against[0].upper()}{against[1:]}.")
 
     def show_device(self, device: str) -> None:
         """Show where a slide is decoded."""

@@ -9,7 +9,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from napari_wsigpu.gpu.device.cuda import CudaDevice
-from napari_wsigpu.gpu.device.driver import driver_is_there
+from napari_wsigpu.gpu.device.driver import (
+    FORKED,
+    NO_DRIVER,
+    check_process,
+    driver_is_there,
+    started_before_fork,
+    warn_of_fork,
+)
 from napari_wsigpu.gpu.device.worker import DecodeWorker
 from napari_wsigpu.gpu.transfer.tiles import SLAB_BYTES, DeviceTiles
 from napari_wsigpu.model.errors import DeviceError
@@ -21,7 +28,6 @@ if TYPE_CHECKING:
 
 LARGEST_BUDGET = 2 << 30
 PART_OF_DEVICE = 8
-NO_DRIVER = "this machine has no NVIDIA driver"
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +109,7 @@ class Devices:
         DeviceError
             If the device can't be used.
         """
+        check_process(f"cuda:{index}")
         with self._starting:
             if index not in self._workers:
                 self._workers[index] = DecodeWorker(self._opened(index))
@@ -113,8 +120,18 @@ class Devices:
         return self._workers.get(index)
 
     def any_started(self) -> bool:
-        """Whether any device has started."""
-        return bool(self._workers)
+        """Whether any device has started, or is starting."""
+        return bool(self._workers) or self._starting.locked()
+
+    def refusal(self) -> str | None:
+        """Return why no device can be used here; None if one may be. Nothing is started."""
+        if started_before_fork():
+            return FORKED
+        return None if self.has_driver() else NO_DRIVER
+
+    def renewed(self) -> Devices:
+        """Return such devices for a forked process, of which none has started."""
+        return Devices(self._opened, self.has_driver, self._slab_bytes)
 
     def tiles(self, device: Device) -> DeviceTiles:
         """Return the cache on a device: at most 2 GiB and an eighth of its memory."""
@@ -155,12 +172,15 @@ class BackgroundStart:
         with self._lock:
             if kind not in self._begun:
                 self._begun.add(kind)
-                if self._devices.has_driver():
+                against = self._devices.refusal()
+                if against is None:
                     threading.Thread(
                         target=self._start, args=(kind,), name="wsigpu-start", daemon=True
                     ).start()
                 else:
-                    self._refusals[kind] = NO_DRIVER
+                    self._refusals[kind] = against
+                    if started_before_fork():
+                        warn_of_fork()
             return self._devices.started(0) if kind in self._ready else None
 
     def waiting(self, kind: str) -> str | None:
@@ -172,7 +192,7 @@ class BackgroundStart:
                 return self._refusals[kind]
             if kind in self._begun:
                 return "the GPU is starting"
-        return "the GPU starts with the first tiles" if self._devices.has_driver() else NO_DRIVER
+        return self._devices.refusal() or "the GPU starts with the first tiles"
 
     def _start(self, kind: str) -> None:
         def warm(worker: DecodeWorker) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import sys
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -14,22 +16,50 @@ DRIVERS = {"win32": "nvcuda.dll"}
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 
-_lost: list[int] = []
+NO_DRIVER = "this machine has no NVIDIA driver"
+FORKED = "this process was forked from one that uses the GPU"
+
+logger = logging.getLogger(__name__)
+_forked = False
 
 
 def note_fork() -> None:
     """Note that this process was forked from one that uses CUDA, which can't start here."""
-    _lost.append(os.getpid())
+    global _forked
+    _forked = True
 
 
 def started_before_fork() -> bool:
     """Whether a process that this one was forked from uses CUDA."""
-    return bool(_lost)
+    return _forked
+
+
+@cache
+def warn_of_fork() -> None:
+    """Say once that the CPU decodes in this process, because it was forked from one with a GPU."""
+    logger.warning(
+        "Slides are decoded on the CPU, because %s; start processes by 'spawn' to use it", FORKED
+    )
+
+
+def check_process(device: str) -> None:
+    """Refuse to start a device in a process that was forked from one that uses CUDA.
+
+    Raises
+    ------
+    DeviceError
+        If this one was.
+    """
+    if _forked:
+        raise DeviceError(
+            f"'{device}' can't be used, because {FORKED}; start processes by 'spawn', or use "
+            "device='cpu'."
+        )
 
 
 def driver_is_there() -> bool:
     """Whether CUDA can be used: an NVIDIA driver can be loaded; nothing is initialised."""
-    if _lost:
+    if _forked:
         return False
     try:
         ctypes.CDLL(DRIVERS.get(sys.platform, "libcuda.so.1"))
@@ -46,16 +76,9 @@ def import_cuda(package: str, device: str) -> Any:
     DeviceError
         If there is no driver, or the package is not installed or broken.
     """
-    if _lost:
-        raise DeviceError(
-            f"'{device}' can't be used in a process that was forked from one that uses the GPU; "
-            "start processes by 'spawn', or use device='cpu'."
-        )
+    check_process(device)
     if not driver_is_there():
-        raise DeviceError(
-            f"'{device}' can't be used, because this machine has no NVIDIA driver; "
-            "use device='cpu'."
-        )
+        raise DeviceError(f"'{device}' can't be used, because {NO_DRIVER}; use device='cpu'.")
     # Both are read when CUDA or nvImageCodec starts. JPEG 2000 tiles are decoded side by side
     # by up to 32 queues instead of 8; what can't be decoded is said by our own errors.
     os.environ.setdefault(CONNECTIONS, "32")
