@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,7 +30,7 @@ from napari_wsigpu.storage.zarr.guard import decode_blosc
 from napari_wsigpu.storage.zarr.server import ServerFolder, ZarrServer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence, Sized
+    from collections.abc import Callable, Iterator, Sequence, Sized
 
     from numpy.typing import NDArray
 
@@ -97,7 +97,7 @@ class ZarrTiles(ViewSource):
     Parameters
     ----------
     path : str
-        Path of the slide, for messages.
+        Path of the slide, for messages; or a title, which then stands for the path of any file.
     images : sequence of LevelLayout
         All that have an array.
     threads : int, optional
@@ -150,6 +150,20 @@ class ZarrTiles(ViewSource):
         """Open an array by the path that its level names."""
         raise NotImplementedError
 
+    @contextmanager
+    def _naming(self, path: str) -> Iterator[None]:
+        """Let errors have the slide's title, if it has one, instead of the path of a part of it."""
+        try:
+            yield
+        except Exception as error:
+            if path.startswith(self._path):
+                raise
+            if isinstance(error, OSError) and error.filename:
+                error.filename = self._path
+                raise
+            kind = type(error) if isinstance(error, SlideError) else ValueError
+            raise kind(str(error).replace(path, self._path)) from None
+
     def _check_open(self) -> None:
         if self._closed:
             raise SlideClosedError(f"'{self._path}' was closed; open the slide again.")
@@ -170,7 +184,8 @@ class ZarrTiles(ViewSource):
         with self._lock:
             found = self._arrays.get(path)
             if found is None:
-                found = self._arrays[path] = self._open(path)
+                with self._naming(path):
+                    found = self._arrays[path] = self._open(path)
             return found
 
     def _read_tiles(self, tiles: Sequence[_Tile]) -> dict[_Tile, memoryview]:
@@ -194,13 +209,15 @@ class ZarrTiles(ViewSource):
         return view
 
     def _fill(self, tile: _Tile, opened: _Opened, view: memoryview) -> int:
+        assert tile.image.array is not None
         canvas = _canvas(tile.image, opened.array.dtype, view)
         try:
-            if opened.stored is not None:
-                with suppress(UnsupportedArrayError):
-                    self._read_chunks(tile, opened.array, opened.stored, canvas)
-                    return len(view)
-            _read_by_zarr(tile, opened.array, canvas)
+            with self._naming(tile.image.array.path):
+                if opened.stored is not None:
+                    with suppress(UnsupportedArrayError):
+                        self._read_chunks(tile, opened.array, opened.stored, canvas)
+                        return len(view)
+                _read_by_zarr(tile, opened.array, canvas)
         except SlideError:
             raise
         except Exception as error:
@@ -252,7 +269,8 @@ class ZarrSource(ZarrTiles):
     def _check(self) -> None:
         super()._check()
         for file in self._files:
-            check_unchanged(file, self._path)
+            with self._naming(file.path):
+                check_unchanged(file, self._path)
 
     def _open(self, path: str) -> _Opened:
         array, stored = open_array(Path(path)), None
