@@ -1,8 +1,11 @@
 """Slides that are opened again: after a fork, and from pickles."""
 
 import io
+import multiprocessing
 import os
 import pickle
+import shutil
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -12,8 +15,11 @@ from napari_wsigpu.compat import tiffslide
 from napari_wsigpu.errors import DeviceError, SlideError, UnsupportedSlideError
 from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.gpu.device import driver
+from napari_wsigpu.gpu.device.devices import Devices
+from napari_wsigpu.slide import runtime
 from napari_wsigpu.slide.runtime import Runtime
 from napari_wsigpu.storage.stream import StreamSource
+from tests.fakes.host_device import HostDevice
 from tests.writers import slides
 
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
@@ -64,37 +70,160 @@ def message(slide):
     return str(caught.value)
 
 
-def test_messages_about_a_label_image_number_it(label):
-    assert "label image 1" in message(label)
-    assert NAME not in message(label)
+def sentences(label):
+    """Return all that a label image says of itself while its files are damaged, then gone."""
+    works = [
+        lambda: repr(label),
+        lambda: label.path,
+        lambda: label.level_array(9),
+        lambda: label.level_array(0, channel=7),
+        lambda: label.plane(z=9),
+        lambda: label.read_region((0, 0), (4, 4), mpp=1e-3),
+        lambda: label.read_region((0, 0), (4, 4), color="srgb"),
+        lambda: label.read_region((0, 0), (64, 64)),
+        lambda: shutil.rmtree(label.layout.files[0].path.partition(NAME)[0]),
+        lambda: label.read_region((0, 0), (64, 64)),
+        lambda: pickle.loads(pickle.dumps(label)),
+        label.close,
+        lambda: label.read_region((0, 0), (64, 64)),
+    ]
+    said = []
+    for work in works:
+        try:
+            said.append(str(work()))
+        except SlideError as error:
+            said.append(f"{error!r} {error}")
+    return "\n".join(said)
 
 
-@forks
-def test_they_do_in_a_forked_process(label):
-    said = in_child(lambda: message(label))
-    assert "label image 1" in said
-    assert NAME not in said
+def as_given(label):
+    return sentences(label)
 
 
-def test_a_pickle_of_a_label_image_does_not_name_it(label):
+def unpickled(label):
     packed = pickle.dumps(label)
     assert NAME.encode() not in packed
-    with pickle.loads(packed) as copy:
-        assert NAME not in message(copy)
-        assert copy.dimensions == label.dimensions
+    return sentences(pickle.loads(packed))
+
+
+def forked(label):
+    return in_child(lambda: sentences(label))
+
+
+def spawned(label):
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(sentences, (label,))
+
+
+@pytest.mark.parametrize("way", [as_given, unpickled, pytest.param(forked, marks=forks), spawned])
+def test_a_label_image_is_never_called_by_its_name(label, way):
+    said = way(label)
+    assert NAME not in said
+    assert said.count("(label image 1)") >= 11
+    assert "There is no file" in said
+    assert "has changed since it was opened" in said
+    assert "was closed" in said
+
+
+def test_an_unpickled_label_image_is_of_the_same_plane_and_kind(tmp_path):
+    zarrs = pytest.importorskip("tests.writers.zarrs", exc_type=ImportError)
+    numbers = np.arange(3, dtype=np.uint16)[:, None, None] * np.ones((1, 64, 64), np.uint16)
+    zarrs.write_image(tmp_path / "a.zarr", [np.zeros((3, 64, 64), np.uint16)], axes="zyx")
+    zarrs.write_label(tmp_path / "a.zarr", NAME, [numbers], axes="zyx")
+    with open_slide(tmp_path / "a.zarr", threads=3) as slide:
+        for z in range(3):
+            for label in (slide.plane(z).labels[NAME], slide.labels[NAME].plane(z)):
+                with pickle.loads(pickle.dumps(label)) as copy:
+                    assert copy.planes == label.planes
+                    assert np.unique(copy.levels[0][...]).tolist() == [z]
+                    assert np.unique(label.levels[0][...]).tolist() == [z]
+                    assert label.layout.levels[0].categorical
+                    assert NAME not in f"{label.path}{copy.path}"
+                    assert copy._opening.threads == label._opening.threads == 3
+        tasks = slide.labels[NAME].levels[0].to_dask()
+        assert np.unique(tasks.compute(scheduler="processes", num_workers=1)).tolist() == [1]
+
+
+def state(slide):
+    """Return how a slide was opened, after reading from it."""
+    with suppress(SlideError):
+        slide.read_region((0, 0), (8, 8))
+    opening = slide._opening
+    return (
+        slide.path,
+        slide.device,
+        slide.display_color,
+        opening.threads,
+        slide._decoder.threads,
+        opening.keeps_whole,
+        slide.planes,
+    )
+
+
+@pytest.fixture
+def stack(tmp_path):
+    zarrs = pytest.importorskip("tests.writers.zarrs", exc_type=ImportError)
+    zarrs.write_image(tmp_path / "stack.zarr", [np.zeros((3, 64, 64), np.uint16)], axes="zyx")
+    return tmp_path / "stack.zarr"
+
+
+def test_a_slide_is_opened_alike_elsewhere(stack):
+    spawn = multiprocessing.get_context("spawn")
+    with open_slide(stack, device="cpu", threads=3) as slide, spawn.Pool(1) as pool:
+        for each in (slide, slide.plane(z=2)):
+            expected = state(each)
+            with pickle.loads(pickle.dumps(each)) as copy:
+                assert state(copy) == expected
+            assert pool.apply(state, (each,)) == expected
+            with pickle.loads(pickle.dumps(each.opener("cpu")))() as copy:
+                assert copy._opening.threads == 3
+                assert not copy._opening.keeps_whole
+                assert copy.planes == each.planes
 
 
 @forks
-def test_a_forked_slide_keeps_how_it_was_opened(path):
-    with open_slide(path, device="cpu", threads=3, runtime=Runtime()) as slide:
-        slide.on_failed_tile(lambda *_: None)
-        listener = slide._log.on_failed_tile
+def test_a_forked_slide_keeps_how_it_was_opened(stack):
+    own, told = Runtime(), []
+    own.tiles.budget = 12345678
+    with open_slide(stack, device="cpu", threads=3, runtime=own) as slide:
+        plane, number = slide.plane(z=2), slide._number
+        slide.on_failed_tile(told.append)
+        slides_ = (slide, plane)
+        expected = [state(each) for each in slides_]
 
-        def state():
-            slide.read_region((0, 0), (8, 8))
-            return slide._opening.threads, slide._decoder.threads, slide._log.on_failed_tile
+        def work():
+            assert [state(each) for each in slides_] == expected
+            assert slide.plane(z=2) is plane
+            assert slide._decoder is plane._decoder
+            assert slide.runtime is plane.runtime is own
+            assert own.tiles.budget == 12345678
+            assert slide._log.on_failed_tile is plane._log.on_failed_tile is not None
+            assert slide._number != number
+            return "the same"
 
-        assert in_child(state) == str((3, 3, listener))
+        assert in_child(work) == "the same"
+
+
+@forks
+def test_a_forked_process_has_another_default_runtime(path):
+    shared = runtime.default()
+    with open_slide(path) as slide:
+        slide.read_region((0, 0), (100, 100))
+        slide.levels[0][...]
+        held = shared.tiles.used
+        assert held
+
+        def work():
+            return shared is runtime.default() is slide.runtime, shared.tiles.used
+
+        assert in_child(work) == str((True, 0))
+
+
+@forks
+def test_a_slide_that_was_closed_stays_so_in_a_forked_process(path):
+    slide = open_slide(path)
+    slide.close()
+    assert "was closed" in in_child(lambda: message(slide))
 
 
 @forks
@@ -121,20 +250,73 @@ def test_a_stream_can_not_be_pickled(path):
     source = StreamSource(io.BytesIO(path.read_bytes()), "a stream")
     with (
         Slide(describe(path), source=source) as slide,
-        pytest.raises(UnsupportedSlideError, match="from a stream, which no other process"),
+        pytest.raises(UnsupportedSlideError, match="from a stream, which can't be opened again"),
     ):
         pickle.dumps(slide)
 
 
+def with_gpu(**options):
+    return Runtime(Devices(lambda index: HostDevice(), lambda: True, **options))
+
+
 @forks
-def test_a_gpu_of_the_parent_is_not_used_in_a_forked_process(path, host_gpu):
-    with open_slide(path, device="cuda") as slide:
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+def test_a_gpu_of_the_parent_is_not_used_in_a_forked_process(path, device, caplog):
+    own = with_gpu()
+    own.devices.worker(0)
+    with open_slide(path, device=device, runtime=own) as slide:
         pixels = slide.read_region((0, 0), (100, 100))
 
         def work():
-            again = slide.read_region((0, 0), (100, 100))
+            caplog.clear()
+            assert np.array_equal(slide.read_region((0, 0), (100, 100)), pixels)
+            assert np.array_equal(slide.levels[0][...][:100, :100], pixels)
+            assert slide.device == ("cpu" if device == "cuda" else "auto")
+            assert slide.decoder[0] == "CPU"
+            for new in ("cuda", "cuda:1"):
+                for given in (own, None):
+                    with pytest.raises(DeviceError, match="forked from one that uses the GPU"):
+                        open_slide(path, device=new, runtime=given)
+                with pytest.raises(DeviceError, match="forked from one that uses the GPU"):
+                    slide.read_region((0, 0), (100, 100), device=new)
+                with pytest.raises(DeviceError, match="forked from one that uses the GPU"):
+                    slide.device = new
             with pytest.raises(DeviceError, match="forked from one that uses the GPU"):
                 driver.import_cuda("cupy", "cuda")
-            return slide.device, np.array_equal(again, pixels)
+            with open_slide(path) as other:
+                other.levels[0][...]
+                assert other.decoder == ("CPU", driver.FORKED)
+            return [record.message for record in caplog.records]
 
-        assert in_child(work) == str(("cpu", True))
+        said = in_child(work)
+        assert said.count("Slides are decoded on the CPU, because this process was forked") == 1
+        assert said.count("spawn") == 1
+
+
+@forks
+def test_a_new_slide_in_a_forked_process_says_so_once(path, caplog):
+    own = with_gpu()
+    own.devices.worker(0)
+
+    def work():
+        caplog.clear()
+        for _ in range(2):
+            with open_slide(path, runtime=own) as slide:
+                slide.levels[0][...]
+                assert slide.decoder == ("CPU", driver.FORKED)
+        return [record.message for record in caplog.records]
+
+    assert in_child(work).count("Slides are decoded on the CPU") == 1
+
+
+@forks
+def test_nothing_is_refused_where_the_parent_has_started_no_gpu(path, caplog, monkeypatch):
+    monkeypatch.setattr(driver, "_started_in", None)  # whatever other tests have started
+    own = with_gpu()
+
+    def work():
+        caplog.clear()
+        with open_slide(path, device="cuda", runtime=own) as slide:
+            return slide.device, own.devices.started(0) is None, len(caplog.records)
+
+    assert in_child(work) == str(("cuda", False, 0))

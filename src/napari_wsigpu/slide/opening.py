@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import logging
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import TYPE_CHECKING
 
+from napari_wsigpu.formats.describe import described
 from napari_wsigpu.gpu.device import driver
-from napari_wsigpu.model.errors import UnsupportedSlideError
+from napari_wsigpu.model.errors import UnsupportedSlideError, changed_error
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from napari_wsigpu.codecs.color import Color
     from napari_wsigpu.model.layout import SlideLayout
+    from napari_wsigpu.storage.source import ByteSource
     from napari_wsigpu.storage.stream import StreamSource
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,30 +26,81 @@ class Opening:
     Attributes
     ----------
     layout : SlideLayout
-        The slide.
+        The slide. The path of a label image is its title: see `label_image`.
     device, threads
         As in `open_slide`.
     keeps_whole : bool
         Whether caches keep tiles that one region takes whole.
-    title : str or None
-        What messages call it instead of its path.
     color : {"stored", "srgb"}
         The slide's `display_color`.
     stream : StreamSource or None
         What it is read from, if it was not opened by a path.
     label : tuple of (Opening, int) or None
-        The slide that it is a label image of, and its number there. The path of a label image
-        can name a patient, so only this travels.
+        The slide that it is a label image of, and its number there.
     """
 
     layout: SlideLayout
     device: str = "auto"
     threads: int | None = None
     keeps_whole: bool = True
-    title: str | None = None
     color: Color = "stored"
     stream: StreamSource | None = None
     label: tuple[Opening, int] | None = None
+
+    def label_image(self, number: int) -> Opening:
+        """Return how a label image is opened.
+
+        Its path can name a patient, so that a title takes the place of it. Its layout still has
+        the paths of its files, and does not travel.
+        """
+        title = f"{self.layout.path} (label image {number + 1})"
+        layout = replace(self.layout.labels[number].layout, path=title)
+        label = self, number
+        return replace(self, layout=layout, device="cpu", color="stored", label=label)
+
+    @contextmanager
+    def described(
+        self, z: int | None = None, t: int | None = None
+    ) -> Iterator[tuple[Opening, ByteSource | None]]:
+        """Describe the file again; a plane other than its own if one is given.
+
+        Yields
+        ------
+        Opening
+            This one, with the layout of that plane and all that `portable` leaves out.
+        ByteSource or None
+            As of `formats.describe.described`.
+
+        Raises
+        ------
+        SlideChangedError
+            If the file is no longer the one that was opened.
+        SlideError
+            If it can't be read.
+        """
+        own = self.layout
+        shown, remote = own.planes, own.remote
+        if self.label is not None:
+            parent, number = self.label
+            whole = parent.layout.planes  # of which the label image may show each for several
+            if z is not None:
+                z = -(-z * whole.size_z // shown.size_z)
+            if t is not None:
+                t = -(-t * whole.size_t // shown.size_t)
+            with parent.described(z, t) as (found, source):
+                if number >= len(found.layout.labels):
+                    raise changed_error(own.path)
+                image = found.label_image(number)
+                yield replace(self, layout=image.layout, label=image.label), source
+            return
+        if self.stream is not None:
+            raise self._stream_error()
+        address = own.path if remote is None else remote.url
+        at = {"z": shown.z if z is None else z, "t": shown.t if t is None else t}
+        with described(address, at if shown.names else None) as (layout, source):
+            if layout.files != own.files or layout.remote != remote:
+                raise changed_error(own.path)
+            yield replace(self, layout=layout), source
 
     def portable(self) -> Opening:
         """Return what travels to another process: nothing that can name a patient.
@@ -60,25 +112,20 @@ class Opening:
         """
         if self.label is not None:
             parent = self.label[0].portable()
-            return replace(self, layout=parent.layout, title=None, label=(parent, self.label[1]))
+            return replace(self, layout=parent.layout, label=(parent, self.label[1]))
         if self.stream is not None:
-            raise UnsupportedSlideError(
-                f"'{self.title or self.layout.path}' was opened from a stream, which no other "
-                "process can read; open the slide by its path."
-            )
+            raise self._stream_error()
         return replace(self, layout=self.layout.without_words())
 
     def in_child(self) -> Opening:
-        """Return how a forked process opens the slide: a GPU of its parent can't be used there."""
-        if self.device == "cpu" or not driver.started_before_fork():
+        """Return how a forked process opens the slide: by the CPU if its parent uses a GPU."""
+        if self.device in ("auto", "cpu") or not driver.started_before_fork():
             return self
-        _warn_of_cpu()
+        driver.warn_of_fork()
         return replace(self, device="cpu")
 
-
-@cache
-def _warn_of_cpu() -> None:
-    logger.warning(
-        "Slides are decoded on the CPU in this process: it was forked from one that uses the GPU. "
-        "Start processes by 'spawn' to use the GPU in them"
-    )
+    def _stream_error(self) -> UnsupportedSlideError:
+        return UnsupportedSlideError(
+            f"'{self.layout.path}' was opened from a stream, which can't be opened again for "
+            "another process or plane; open the slide by its path."
+        )

@@ -45,6 +45,10 @@ class OpenPlanes(Generic[Plane]):
             each.release()
         return plane
 
+    def renew(self) -> None:
+        """Take another lock in a forked process: a thread that is not there may hold this one."""
+        self._lock = threading.Lock()
+
     def all(self) -> list[Plane]:
         """Return all planes that were asked for."""
         with self._lock:

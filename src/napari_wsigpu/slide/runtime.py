@@ -7,10 +7,10 @@ import os
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from napari_wsigpu.display.fetcher import TileFetcher
 from napari_wsigpu.gpu.device.devices import Devices
-from napari_wsigpu.gpu.device.driver import note_fork
 from napari_wsigpu.reading.cache import TileCache
 from napari_wsigpu.reading.open_slides import OpenSlides
 from napari_wsigpu.reading.throughput import Throughput
@@ -50,8 +50,12 @@ class Runtime:
     """
 
     def __init__(self, devices: Devices | None = None) -> None:
+        self._begin(Devices() if devices is None else devices)
+        _runtimes.add(self)
+
+    def _begin(self, devices: Devices) -> None:
         self.tiles = TileCache()
-        self.devices = Devices() if devices is None else devices
+        self.devices = devices
         self.throughput = Throughput()
         self.fetcher = TileFetcher()
         self.open_slides = OpenSlides()
@@ -61,9 +65,16 @@ class Runtime:
         self.open_slides.close()
         self.devices.close()
 
+    def renew(self) -> None:
+        """Start again in a forked process: threads that are not there may hold the locks."""
+        budget = self.tiles.budget
+        self._begin(self.devices.renewed())
+        self.tiles.budget = budget
 
+
+_runtimes: WeakSet[Runtime] = WeakSet()
 _default = Runtime()
-atexit.register(_default.open_slides.close)
+atexit.register(lambda: _default.open_slides.close())
 
 
 def default() -> Runtime:
@@ -72,13 +83,8 @@ def default() -> Runtime:
 
 
 def _renew() -> None:
-    """Take another runtime in a forked process: threads that are not there may hold its locks."""
-    global _default
-    if _default.devices.any_started():
-        note_fork()
-    budget = _default.tiles.budget
-    _default = Runtime()
-    _default.tiles.budget = budget
+    for runtime in list(_runtimes):
+        runtime.renew()
 
 
 if hasattr(os, "register_at_fork"):

@@ -16,7 +16,7 @@ from napari_wsigpu.codecs.choose import choose_decoder
 from napari_wsigpu.codecs.color import EmbeddedProfile, wants_srgb
 from napari_wsigpu.display.device_source import DeviceSource
 from napari_wsigpu.display.source import DisplaySource
-from napari_wsigpu.formats.describe import describe, described
+from napari_wsigpu.formats.describe import described
 from napari_wsigpu.formats.tiff.tiff import background, is_rgb
 from napari_wsigpu.model.errors import (
     CorruptSlideError,
@@ -24,7 +24,6 @@ from napari_wsigpu.model.errors import (
     PlaneError,
     RegionError,
     TileError,
-    changed_error,
 )
 from napari_wsigpu.model.geometry import Rect
 from napari_wsigpu.reading.asked import (
@@ -151,7 +150,10 @@ class Slide:
 
     @property
     def path(self) -> str:
-        """Absolute path of the file, or its URL without user, password and query."""
+        """Absolute path of the file, or its URL without user, password and query.
+
+        Of a label image, that of the slide and a number: its own name can be a patient's.
+        """
         return self.layout.path
 
     @property
@@ -204,34 +206,40 @@ class Slide:
         device: str = "auto",
         threads: int | None = None,
         *,
-        keeps_whole: bool = True,
         runtime: Runtime | None = None,
-        title: str | None = None,
-        decoder: CpuDecoder | None = None,
         source: ByteSource | None = None,
     ) -> None:
         stream = source if isinstance(source, StreamSource) else None
-        opening = Opening(layout, device, threads, keeps_whole, title, stream=stream)
-        self._described: SlideLayout | None = layout
+        self._begin(Opening(layout, device, threads, stream=stream), runtime, source=source)
+
+    def _begin(
+        self,
+        opening: Opening,
+        runtime: Runtime | None,
+        decoder: CpuDecoder | None = None,
+        source: ByteSource | None = None,
+    ) -> None:
+        self.runtime = default_runtime() if runtime is None else runtime
+        self._described: SlideLayout | None = opening.layout
         self._labels: dict[str, Slide] | None = None
-        self._parent: Slide | None = None
-        self._open(opening, default_runtime() if runtime is None else runtime, decoder, source)
+        self._planes: OpenPlanes[Slide] = OpenPlanes(self._open_plane)
+        self._open(opening, decoder, source)
 
     def _open(
         self,
         opening: Opening,
-        runtime: Runtime,
         decoder: CpuDecoder | None = None,
         source: ByteSource | None = None,
+        listener: Callable[[str, str], None] | None = None,
+        *,
+        closed: bool = False,
     ) -> None:
         """Take new handles, threads and locks: when it is made, and in a forked process."""
         layout, device = opening.layout, opening.device
-        self._opening, self.layout, self.runtime = opening, layout, runtime
+        self._opening, self.layout = opening, layout
         self._number = next(_slide_numbers)
-        self._process = os.getpid()
         self._reads = Readers(layout.path)
-        self._planes: OpenPlanes[Slide] = OpenPlanes(self._open_plane)
-        # The planes of a slide share its threads.
+        self._reads.closed = closed
         decoder = self._decoder = choose_decoder(layout, opening.threads, decoder)
         self._source = source_of(layout) if source is None else source
         self._pyramid = layout.pyramid(LARGEST_OVERVIEW)
@@ -244,12 +252,15 @@ class Slide:
         names |= {number: part.name for number, part in parts.items()}
         images = images | {number: part.image for number, part in parts.items()}
         self._log = TileLog(
-            opening.title or layout.path,
+            layout.path,
             names,
             partial(truncation.reason, layout, images),
             # Of a server each answer says which version it is of.
             partial(check_files, () if layout.remote or source else layout.files, layout.path),
         )
+        self._log.on_failed_tile = listener
+        if closed:
+            self._source.close()
 
         def reader(source: ByteSource, layout: SlideLayout = layout) -> RegionReader:
             return RegionReader(
@@ -303,6 +314,7 @@ class Slide:
             )
             for index, item in enumerate(layout.associated)
         }
+        self._process = os.getpid()  # last: other threads of a forked process wait for it
 
     @property
     def display_color(self) -> Color:
@@ -322,6 +334,7 @@ class Slide:
     def display_color(self, color: Color) -> None:
         if wants_srgb(color):
             self._profile.profile()
+        self._renew()
         for slide in (self, *self._planes.all()):
             slide._opening = replace(slide._opening, color=color)
 
@@ -404,10 +417,12 @@ class Slide:
         DeviceError
             If it can't be used; the slide is decoded as before then.
         """
+        self._renew()
         return self._reader.offload.device
 
     @device.setter
     def device(self, device: str) -> None:
+        self._renew()
         for reader in (self._reader, *self._others.values()):
             reader.offload.device = device
         self._opening = replace(self._opening, device=device)
@@ -417,6 +432,7 @@ class Slide:
     @property
     def decoder(self) -> tuple[str, str]:
         """What decodes level 0 now, and why, for example ("CPU", "chosen")."""
+        self._renew()
         return self._reader.offload.decoder
 
     def on_failed_tile(self, report: Callable[[str, str], None]) -> None:
@@ -424,6 +440,7 @@ class Slide:
 
         Called once a tile, from the thread that read it.
         """
+        self._renew()
         for slide in (self, *self._planes.all()):
             slide._log.on_failed_tile = report
 
@@ -438,11 +455,13 @@ class Slide:
         most_failed : int, optional
             Name only the first so many failed tiles.
         """
+        self._renew()
         display = self.runtime.fetcher.stats(self._number)
         return {**self._log.stats(most_failed), "display": display}
 
     def clear_cache(self) -> None:
         """Drop this slide's decoded tiles, of all planes, from memory and from devices."""
+        self._renew()
         self.displayed.clearings += 1
         self._reader.clear_cache()
         for plane in self._planes.all():
@@ -474,9 +493,6 @@ class Slide:
         self._release_readers()
         for other in (*(self._labels or {}).values(), *self._planes.all()):
             other.close()
-        if self._parent is not None:
-            parent, self._parent = self._parent, None
-            parent.close()
 
     def __enter__(self) -> Self:
         return self
@@ -495,27 +511,14 @@ class Slide:
         return f"<Slide '{self.path}' {self.vendor} {width} x {height}>"
 
     def _open_plane(self, which: tuple[int, int]) -> Slide:
-        own = self.layout
-        remote = own.remote
-        path, at = own.path if remote is None else remote.url, dict(zip("zt", which, strict=True))
-        with described(path, at) as (layout, source):
-            if layout.files != own.files or layout.remote != remote:
-                raise changed_error(self.path)
-            if _kind(layout) != _kind(own):
+        with self._opening.described(*which) as (opening, source):
+            layout = opening.layout
+            if _kind(layout) != _kind(self.layout) or (layout.planes.z, layout.planes.t) != which:
                 raise CorruptSlideError(
-                    f"The plane at z = {at['z']}, t = {at['t']} of '{self.path}' has other "
+                    f"The plane at z = {which[0]}, t = {which[1]} of '{self.path}' has other "
                     "channels or samples than the one that is shown; get a fresh copy of the file."
                 )
-            plane = Slide(
-                layout,
-                self.device,
-                self._opening.threads,
-                keeps_whole=self._opening.keeps_whole,
-                runtime=self.runtime,
-                decoder=self._decoder,
-                source=source,
-            )
-        plane._opening = replace(plane._opening, color=self.display_color)
+            plane = _opened(opening, self.runtime, self._decoder, source)
         plane._log.on_failed_tile = self._log.on_failed_tile
         return plane
 
@@ -559,10 +562,15 @@ class Slide:
             return
         with _renewing:
             if self._process != os.getpid():
-                closed, listener = self._reads.closed, self._log.on_failed_tile
-                opening = self._opening.in_child()
-                self._open(opening, default_runtime(), source=opening.stream)
-                self._reads.closed, self._log.on_failed_tile = closed, listener
+                self._open_in_child()
+
+    def _open_in_child(self, decoder: CpuDecoder | None = None) -> None:
+        opening, listener = self._opening.in_child(), self._log.on_failed_tile
+        self._planes.renew()
+        self._open(opening, decoder, opening.stream, listener, closed=self._reads.closed)
+        for plane in self._planes.all():
+            if plane._process != self._process:
+                plane._open_in_child(self._decoder)
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -609,18 +617,12 @@ class Slide:
         slide. ``layout.labels`` says where they lie, and their colours and properties.
         """
         if self._labels is None:
+            whole = replace(self._opening, layout=self._said())
             self._labels = {
-                item.name: self._label(item.layout, number)
-                for number, item in enumerate(self._said().labels)
+                item.name: _opened(whole.label_image(number), self.runtime)
+                for number, item in enumerate(whole.layout.labels)
             }
         return self._labels
-
-    def _label(self, layout: SlideLayout, number: int) -> Slide:
-        # The name of a label image can be a patient's, so messages number it.
-        title = f"{self.path} (label image {number + 1})"
-        label = Slide(layout, "cpu", runtime=self.runtime, title=title)
-        label._opening = replace(label._opening, label=(self._opening, number))
-        return label
 
     def plane(self, z: int | None = None, t: int | None = None) -> Slide:
         """Return a plane along z and t as a slide of its own, which is closed with this one.
@@ -946,11 +948,10 @@ class Slide:
     def _said(self) -> SlideLayout:
         """Return what the file says, asked anew where a pickle left it out."""
         if self._described is None:
-            own = self.layout
-            found = describe(own.path if own.remote is None else own.remote.url)
-            if found.files != own.files or found.remote != own.remote:
-                raise changed_error(self.path)
-            self._described = found
+            with self._opening.described() as (found, source):
+                self._described = found.layout
+            if source is not None:
+                source.close()
         return self._described
 
     def _scaled(self, level: int, mpp: float | None) -> tuple[ScaledReader, Target]:
@@ -1397,6 +1398,18 @@ def check_plane(path: str, axis: str, number: Any, size: int) -> None:
         )
 
 
+def _opened(
+    opening: Opening,
+    runtime: Runtime | None = None,
+    decoder: CpuDecoder | None = None,
+    source: ByteSource | None = None,
+) -> Slide:
+    """Open a slide as another one was opened: itself elsewhere, a plane or a label image."""
+    slide = Slide.__new__(Slide)
+    slide._begin(opening, runtime, decoder, source)
+    return slide
+
+
 def reopened(opening: Opening) -> Slide:
     """Open a slide in another process, as it was opened in the first one.
 
@@ -1406,18 +1419,9 @@ def reopened(opening: Opening) -> Slide:
         If it can't be opened there.
     """
     if opening.label is not None:
-        parent = reopened(opening.label[0])
-        label = [*parent.labels.values()][opening.label[1]]
-        label._parent = parent  # which is closed with it
-        return label
-    slide = Slide(
-        opening.layout,
-        opening.device,
-        opening.threads,
-        keeps_whole=opening.keeps_whole,
-        title=opening.title,
-    )
-    slide.display_color = opening.color
+        with opening.described() as (found, _):
+            return _opened(found)
+    slide = _opened(opening)
     slide._described = None
     return slide
 

@@ -14,6 +14,7 @@ from napari_wsigpu.gpu.device.driver import (
     NO_DRIVER,
     check_process,
     driver_is_there,
+    note_start,
     started_before_fork,
     warn_of_fork,
 )
@@ -112,16 +113,14 @@ class Devices:
         check_process(f"cuda:{index}")
         with self._starting:
             if index not in self._workers:
+                if self.has_driver():
+                    note_start()
                 self._workers[index] = DecodeWorker(self._opened(index))
             return self._workers[index]
 
     def started(self, index: int) -> DecodeWorker | None:
         """Return the worker on a CUDA device if it has started, without waiting for it."""
         return self._workers.get(index)
-
-    def any_started(self) -> bool:
-        """Whether any device has started, or is starting."""
-        return bool(self._workers) or self._starting.locked()
 
     def refusal(self) -> str | None:
         """Return why no device can be used here; None if one may be. Nothing is started."""

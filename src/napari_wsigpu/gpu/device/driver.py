@@ -20,18 +20,18 @@ NO_DRIVER = "this machine has no NVIDIA driver"
 FORKED = "this process was forked from one that uses the GPU"
 
 logger = logging.getLogger(__name__)
-_forked = False
+_started_in: int | None = None
 
 
-def note_fork() -> None:
-    """Note that this process was forked from one that uses CUDA, which can't start here."""
-    global _forked
-    _forked = True
+def note_start() -> None:
+    """Note that this process starts CUDA, which processes forked from it can't do any more."""
+    global _started_in
+    _started_in = os.getpid()
 
 
 def started_before_fork() -> bool:
     """Whether a process that this one was forked from uses CUDA."""
-    return _forked
+    return _started_in not in (None, os.getpid())
 
 
 @cache
@@ -50,7 +50,7 @@ def check_process(device: str) -> None:
     DeviceError
         If this one was.
     """
-    if _forked:
+    if started_before_fork():
         raise DeviceError(
             f"'{device}' can't be used, because {FORKED}; start processes by 'spawn', or use "
             "device='cpu'."
@@ -59,7 +59,7 @@ def check_process(device: str) -> None:
 
 def driver_is_there() -> bool:
     """Whether CUDA can be used: an NVIDIA driver can be loaded; nothing is initialised."""
-    if _forked:
+    if started_before_fork():
         return False
     try:
         ctypes.CDLL(DRIVERS.get(sys.platform, "libcuda.so.1"))
