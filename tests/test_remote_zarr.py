@@ -82,6 +82,19 @@ def test_pixels_and_facts_are_those_on_disk(server, images, name):
             )
 
 
+def test_planes_of_a_label_image(tmp_path):
+    numbers = np.arange(3, dtype=np.uint16)[:, None, None] * np.ones((64, 64), np.uint16)
+    zarrs.write_image(tmp_path / "a.zarr", [np.zeros((6, 64, 64), np.uint16)], axes="zyx")
+    zarrs.write_label(tmp_path / "a.zarr", "cells", [numbers], axes="zyx")
+    with RangeServer(tmp_path) as server, open_slide(server.url("a.zarr")) as slide:
+        for z in range(3):
+            plane = slide.labels["cells"].plane(z)
+            with pickle.loads(pickle.dumps(plane)) as copy:
+                for label in (plane, copy):
+                    assert np.unique(label.levels[0][...]).tolist() == [z]
+                    assert label.path == f"{slide.path} (label image 1)"
+
+
 def test_a_document_of_it_and_copies(server, images):
     with open_slide(server.url("v5.zarr/zarr.json"), device="cpu") as slide:
         again = pickle.loads(pickle.dumps(slide))

@@ -255,8 +255,9 @@ def test_a_stream_can_not_be_pickled(path):
         pickle.dumps(slide)
 
 
-def with_gpu(**options):
-    return Runtime(Devices(lambda index: HostDevice(), lambda: True, **options))
+def with_gpu():
+    """Make a runtime whose GPU is host memory."""
+    return Runtime(Devices(lambda index: HostDevice(), lambda: True))
 
 
 @forks

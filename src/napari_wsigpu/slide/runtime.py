@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 class Runtime:
     """Caches, devices and threads that slides share, and how fast each way of decoding was.
 
+    A forked process has a copy of each, which starts empty and keeps its settings.
+
     Parameters
     ----------
     devices : Devices, optional
