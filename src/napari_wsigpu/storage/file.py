@@ -235,14 +235,14 @@ class FileSource:
         SlideError
             If the file can't be read.
         """
-        with self.descriptor() as file:
+        with self._checked() as file:
             core = native.core
             if core is not None and len(joined.ranges) >= FEW_RANGES:
                 address = np.frombuffer(view, np.uint8).ctypes.data
-                if core.read_ranges(file, joined.ranges, address, FEEDING_THREADS):
+                if core.read_ranges(file.fileno(), joined.ranges, address, FEEDING_THREADS):
                     return
             for offset, place, size in joined.runs:  # where reading fails, this says why
-                self.read_into(self._handle(), view[place : place + size], offset)
+                self.read_into(file, view[place : place + size], offset)
 
     def read_later(
         self, offsets: NDArray[np.int64], lengths: NDArray[np.int64]
@@ -322,10 +322,8 @@ class FileSource:
 
         The file is checked before and after: all that was read is of one version.
         """
-        with self._readers:
-            file = self._handle()
+        with self._checked() as file:
             yield file.fileno()
-            self._check_unchanged(file)
 
     @contextmanager
     def reading(self) -> Iterator[Callable[[memoryview, int], None]]:
@@ -336,6 +334,14 @@ class FileSource:
         with self._readers:
             file = self._handle()
             yield partial(self.read_into, file)
+
+    @contextmanager
+    def _checked(self) -> Iterator[FileIO]:
+        """Give out the file; see `descriptor`."""
+        with self._readers:
+            file = self._handle()
+            yield file
+            self._check_unchanged(file)
 
     def _fill(self, offset: int, length: int, view: memoryview) -> int:
         length = max(0, min(length, len(view), self._size - offset)) if offset >= 0 else 0
