@@ -20,7 +20,7 @@ from napari_wsigpu.native.tables import DONE, HELD, PART, TILE
 from napari_wsigpu.reading.averages import Averages
 from napari_wsigpu.reading.cache import Recurrence, TileKey
 from napari_wsigpu.reading.pasting import NO_PARTS, Paste, WholeTiles, slices_of
-from napari_wsigpu.reading.plan import ReadOptions, regions_with
+from napari_wsigpu.reading.plan import ReadOptions, regions_with, tile_rect
 from napari_wsigpu.reading.planning import plan_regions
 from napari_wsigpu.storage.buffers import RegionMemory, TileMemory
 from napari_wsigpu.storage.file import FileSource
@@ -578,13 +578,9 @@ class _FewTiles(NamedTuple):
 
     def stored(self, key: TileKey) -> tuple[int, int, int, int]:
         """Return offset, length, height and width of a tile's part of the image."""
-        image, grid, place = self.image, self.image.grid, (0, key.row, key.column)
-        return (
-            int(grid.offsets[place]),
-            int(grid.byte_counts[place]),
-            min(grid.tile_height, image.height - key.row * grid.tile_height),
-            min(grid.tile_width, image.width - key.column * grid.tile_width),
-        )
+        grid, place = self.image.grid, (0, key.row, key.column)
+        *_, height, width = tile_rect(self.image, key.row, key.column)
+        return int(grid.offsets[place]), int(grid.byte_counts[place]), height, width
 
 
 def _batches(

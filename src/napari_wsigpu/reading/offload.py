@@ -49,11 +49,6 @@ class Offload:
     ----------
     slide, layout, images, pyramid, source, cpu, log, devices, throughput, device
         As in `RegionReader`.
-
-    Attributes
-    ----------
-    index : int or None
-        Number of the GPU that was chosen.
     """
 
     def __init__(
@@ -84,7 +79,6 @@ class Offload:
         self._devices = devices
         self._throughput = throughput
         self._choice = device, device_index(device)
-        self.index = self._choice[1]
         self._lock = threading.Lock()
         self._executors: dict[int, DeviceExecutor] = {}
         self._on_device: TilesOnDevice | None = None
@@ -111,7 +105,12 @@ class Offload:
         index = device_index(device)
         if index is not None:
             self._devices.worker(index)
-        self._choice, self.index, self._gpu_failure = (device, index), index, None
+        self._choice, self._gpu_failure = (device, index), None
+
+    @property
+    def index(self) -> int | None:
+        """Number of the GPU that was chosen, if one was."""
+        return self._choice[1]
 
     @property
     def decoder(self) -> tuple[str, str]:

@@ -40,7 +40,7 @@ DEFAULT_OPTIONS = ReadOptions()
 # Bytes that a process can have, on today's processors.
 ADDRESSABLE = 1 << 47
 # Larger regions are worth waiting for a GPU.
-SMALL_PIXELS = 1 << 17
+BESIDE_PIXELS = 1 << 17
 
 
 class RegionReader:
@@ -318,7 +318,7 @@ class RegionReader:
             None if the device is free, or the region has to be planned.
         """
         worker, image = self.offload.worker(device), self._images[number]
-        if region.height * region.width > SMALL_PIXELS or not worker.is_busy():
+        if region.height * region.width > BESIDE_PIXELS or not worker.is_busy():
             return None
         pixels = np.empty((1, region.height, region.width, image.channels), image.dtype)
         if self._host.read_small(number, region, pixels[0]) is not None:

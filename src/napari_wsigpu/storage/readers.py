@@ -60,13 +60,7 @@ class Readers:
             if self._awaited:
                 self._left.notify_all()
 
-    # As `enter` and `leave`, which every read of a few tiles would call twice.
-    def __enter__(self) -> None:
-        with self._lock:
-            if self.closed:
-                raise closed_error(self._name)
-            thread = threading.get_ident()
-            self._reads[thread] = self._reads.get(thread, 0) + 1
+    __enter__ = enter
 
     def __exit__(self, *_: object) -> None:
         self.leave(threading.get_ident())

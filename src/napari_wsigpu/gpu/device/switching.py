@@ -18,16 +18,11 @@ _usual = 0.0
 
 
 @contextmanager
-def prompt_switching() -> Iterator[int]:
+def prompt_switching() -> Iterator[None]:
     """Have threads take turns every 50 µs, not every 5 ms, until the last user is done.
 
     A batch asks for the interpreter a dozen times, each time for a few microseconds. While
     another thread prepares the next batch, or draws, the GPU would stand idle for 5 ms each.
-
-    Yields
-    ------
-    int
-        How many users there are now, this one included.
     """
     global _users, _usual
     with _lock:
@@ -35,9 +30,8 @@ def prompt_switching() -> Iterator[int]:
             _usual = sys.getswitchinterval()
             sys.setswitchinterval(min(INTERVAL, _usual))
         _users += 1
-        users = _users
     try:
-        yield users
+        yield
     finally:
         with _lock:
             _users -= 1
