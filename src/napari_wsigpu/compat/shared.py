@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-
-    from numpy.typing import NDArray
-
-    from napari_wsigpu.slide.slide import Slide
 
     Pair = tuple[int, int]
 
@@ -47,22 +43,6 @@ class Items(Mapping[str, Value]):
 
     def __repr__(self) -> str:
         return f"<{self._kind} {dict(self)!r}>"
-
-
-def blank(pixels: NDArray[Any], slide: Slide, location: Pair, level: int) -> None:
-    """Set to 0 what of a region the file does not hold; `Slide.read_region` shows background there.
-
-    Parameters
-    ----------
-    pixels : ndarray, shape (height, width, channels)
-        The region's pixels, which are changed.
-    slide, location, level
-        Where they are from, as for `Slide.read_region`.
-    """
-    height, width = pixels.shape[:2]
-    held = slide.read_mask(location, (width, height), level)
-    if not held.all():
-        pixels[~held] = 0
 
 
 def truncated(place: Pair, downsample: float) -> tuple[Pair, Pair]:

@@ -13,8 +13,7 @@ from wsidata.reader._reader_registry import register
 from wsidata.reader.base import AssociatedImages, ReaderBase
 
 from napari_wsigpu.compat.openslide.properties import openslide_properties
-from napari_wsigpu.compat.shared import blank
-from napari_wsigpu.slide.slide import Slide, open_slide
+from napari_wsigpu.slide.slide import Slide, blank, open_slide
 
 if TYPE_CHECKING:
     import os

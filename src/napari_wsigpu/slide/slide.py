@@ -14,6 +14,7 @@ import numpy as np
 
 from napari_wsigpu.codecs.choose import choose_decoder
 from napari_wsigpu.codecs.color import EmbeddedProfile, wants_srgb
+from napari_wsigpu.codecs.native_format import RGBA
 from napari_wsigpu.display.device_source import DeviceSource
 from napari_wsigpu.display.source import DisplaySource
 from napari_wsigpu.formats.describe import described
@@ -82,7 +83,7 @@ _renewing = threading.Lock()
 SMALL_PIXELS = 1 << 20
 NO_PIXELS = np.empty((0, 0, 0), np.uint8)
 NO_DEVICE_PIXELS = "out and stream are for pixels on a device; use device='cuda'."
-RGB, RGBA = 3, 4
+RGB = 3
 
 
 def open_slide(
@@ -152,7 +153,7 @@ class Slide:
     def path(self) -> str:
         """Absolute path of the file, or its URL without user, password and query.
 
-        Of a label image, that of the slide and a number: its own name can be a patient's.
+        A label image has the slide's path and a number: its own name can be a patient's.
         """
         return self.layout.path
 
@@ -754,9 +755,7 @@ class Slide:
             return pixels
         stored = self._read_planned(location, size, level, options=ReadOptions(keep=keep))
         pixels = rgba_of(stored)
-        held = self.read_mask(location, size, level)
-        if not held.all():
-            pixels[~held] = 0
+        blank(pixels, self, location, level)
         return pixels
 
     def _read_planned(
@@ -1387,6 +1386,22 @@ def rgba_of(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
     found[..., :3] = pixels[..., :3] if channels > 2 else pixels[..., :1]
     found[..., 3] = 255
     return found
+
+
+def blank(pixels: NDArray[Any], slide: Slide, location: tuple[int, int], level: int) -> None:
+    """Set to 0 what of a region the file does not hold; `Slide.read_region` shows background there.
+
+    Parameters
+    ----------
+    pixels : ndarray, shape (height, width, channels)
+        The region's pixels, which are changed.
+    slide, location, level
+        Where they are from, as for `Slide.read_region`.
+    """
+    height, width = pixels.shape[:2]
+    held = slide.read_mask(location, (width, height), level)
+    if not held.all():
+        pixels[~held] = 0
 
 
 def check_plane(path: str, axis: str, number: Any, size: int) -> None:

@@ -8,7 +8,6 @@ of formats that OpenSlide doesn't know are read too.
 
 from __future__ import annotations
 
-from napari_wsigpu.compat.openslide import lowlevel
 from napari_wsigpu.compat.openslide.abstract import (
     PROPERTY_NAME_BACKGROUND_COLOR,
     AbstractSlide,
@@ -16,7 +15,7 @@ from napari_wsigpu.compat.openslide.abstract import (
     OpenSlideCache,
 )
 from napari_wsigpu.compat.openslide.deepzoom import DeepZoomGenerator
-from napari_wsigpu.compat.openslide.errors import (
+from napari_wsigpu.compat.openslide.lowlevel import (
     OpenSlideError,
     OpenSlideUnsupportedFormatError,
     OpenSlideVersionError,
@@ -61,6 +60,5 @@ __all__ = [
     "OpenSlideVersionError",
     "__library_version__",
     "__version__",
-    "lowlevel",
     "open_slide",
 ]

@@ -11,7 +11,7 @@ import numpy as np
 import tifffile
 from PIL import Image, ImageCms
 
-from napari_wsigpu.compat.shared import Items, blank, truncated
+from napari_wsigpu.compat.shared import Items, truncated
 from napari_wsigpu.compat.tiffslide.files import (
     Place,
     TiffFileError,
@@ -22,6 +22,7 @@ from napari_wsigpu.compat.tiffslide.files import (
 from napari_wsigpu.compat.tiffslide.properties import AXES, tiffslide_properties
 from napari_wsigpu.model.errors import LevelError, RegionError, SlideError, SlideNotFoundError
 from napari_wsigpu.model.geometry import computed_once
+from napari_wsigpu.slide.slide import blank
 from napari_wsigpu.storage.remote.url import file_name
 
 if TYPE_CHECKING:
