@@ -36,7 +36,7 @@ from benchmarks.common import SLIDES, ensure_slide, write_json
 from napari_wsigpu import open_slide
 from napari_wsigpu.cli.bench import print_table
 from napari_wsigpu.gpu.device import verify
-from napari_wsigpu.reading.device_pipeline import BATCH_TILES, tile_format
+from napari_wsigpu.reading.device import LIMITS, tile_format
 from napari_wsigpu.reading.throughput import tile_kind
 from napari_wsigpu.slide import runtime
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from napari_wsigpu import Slide
     from napari_wsigpu.gpu.jpeg.batch import GpuBatch
-    from napari_wsigpu.reading.device import DeviceExecutor
+    from napari_wsigpu.reading.device import DeviceBackend
 
 SIDE = 65536
 SIZES = (512, 1024, 2048, 4096)
@@ -87,7 +87,8 @@ def gpu() -> dict[str, Any]:
     worker = runtime.default().devices.worker(0)
     engines: dict[str, str | None] = {}
     with worker.device.active():
-        worker.run(lambda worker: engines.update(jpeg=worker.engine("jpeg")))
+        worker.start("jpeg")
+        engines["jpeg"] = worker.made_engine("jpeg")
     names = [
         name
         for name in (distribution.metadata["Name"] for distribution in metadata.distributions())
@@ -199,27 +200,28 @@ def loop() -> float:
     return min(once() for _ in range(3))
 
 
-def device_executor(slide: Slide) -> DeviceExecutor:
+def device_backend(slide: Slide) -> DeviceBackend:
     """Return the part of a slide that reads through the device."""
-    return slide._reader.offload.executor(runtime.default().devices.worker(0))
+    return slide._reader.offload.backend(runtime.default().devices.worker(0))
 
 
 def decode_alone(slide: Slide, x: int, y: int, size: int) -> tuple[float, None]:
     """Time the decoder on a region's tiles, their bytes in memory."""
-    executor, image = device_executor(slide), slide.layout.levels[0]
+    backend, image = device_backend(slide), slide.layout.levels[0]
     tile = image.grid.tile_width
     slide.clear_cache()
-    decoder = executor.pipeline.decoder
+    decoder = backend.decoder
     rows, columns = np.mgrid[y // tile : -(-(y + size) // tile), x // tile : -(-(x + size) // tile)]
     tiles = np.stack([rows.ravel(), columns.ravel()], -1)
-    cache, format_ = runtime.default().devices.tiles(executor.device), tile_format(image)
-    count = -(-len(tiles) // BATCH_TILES)
-    parts = [executor.pipeline.encoded(image, part) for part in np.array_split(tiles, count)]
+    cache, format_ = runtime.default().devices.tiles(backend.device), tile_format(image)
+    count = -(-len(tiles) // LIMITS.tiles)
+    parts = [backend.encoded(image, part) for part in np.array_split(tiles, count)]
     places = [cache.reserve(format_, image.tile_bytes, len(part)) for part in parts]
+    stream = backend.device.new_stream()
     begin = time.perf_counter()
     flying: list[GpuBatch] = []
     for part, reserved in zip(parts, places, strict=True):
-        flying.append(decoder.schedule(part, reserved.slots, lambda rows: None))
+        flying.append(decoder.schedule(part, reserved.slots, lambda rows: None, stream))
         if len(flying) > 1:
             flying.pop(0).wait()
     flying.pop().wait()
@@ -478,18 +480,19 @@ def cores(given: argparse.Namespace) -> list[dict[str, Any]]:
 
 def at_once(slide: Slide, by_gpu: int, threads: int) -> dict[str, float]:
     """Decode 256 tiles again and again in each thread, for a second."""
-    executor, image = device_executor(slide), slide.layout.levels[0]
+    backend, image = device_backend(slide), slide.layout.levels[0]
     places = np.argwhere(np.ones((16, 16), bool))
-    tiles = [bytes(tile.segments[0] or b"") for tile in executor.pipeline.encoded(image, places)]
-    cache = runtime.default().devices.tiles(executor.device)
+    tiles = [bytes(tile.segments[0] or b"") for tile in backend.encoded(image, places)]
+    cache = runtime.default().devices.tiles(backend.device)
     reserved = cache.reserve(tile_format(image), image.tile_bytes, len(places))
     counts = [0] * (by_gpu + threads)
     stop = threading.Event()
 
     def gpu_tiles(number: int) -> None:
+        stream = backend.device.new_stream()
         while not stop.is_set():
-            batch = executor.pipeline.encoded(image, places)
-            executor.pipeline.decoder.schedule(batch, reserved.slots, lambda rows: None).wait()
+            batch = backend.encoded(image, places)
+            backend.decoder.schedule(batch, reserved.slots, lambda rows: None, stream).wait()
             counts[number] += len(tiles)
 
     def cpu_tiles(number: int) -> None:

@@ -80,8 +80,7 @@ def batches(path: Path, count: int) -> list[dict[str, Any]]:
         image = slide.layout.levels[0]
         places = np.argwhere(np.ones((image.grid.rows, image.grid.columns), bool))
         tiles = np.resize(places, (count, 2))
-        executor = slide._reader.offload.executor(worker)
-        batch = executor.pipeline.encoded(image, tiles)
+        batch = slide._reader.offload.backend(worker).encoded(image, tiles)
         how = recipe(image)
         if isinstance(how, str):
             raise SystemExit(f"The GPU can't decode these tiles: {how}.")
@@ -106,21 +105,18 @@ def by_device(
     """Decode a batch to device memory, and wait."""
     size = batch.level.tile_bytes
     start, memory = worker.device.allocate(len(batch) * size)
-
-    def decode(worker: DecodeWorker) -> None:
-        work = worker.take_workspace()
-        with worker.device.active():
-            prepared = maker.prepare(batch, len(batch), work)
-            prepared.describe([start + size * k for k in range(len(batch))], worker.stream)
-            worked = prepared.decode(worker)
-            worker.stream.synchronize()
-        refused = len(batch) - sum(worked) + len(prepared.doubtful(range(len(batch))))
-        worker.give_workspace(work)
-        if refused:
-            raise SystemExit(f"{refused} tiles were not decoded.")
-
-    worker.run(decode)
+    work, stream = worker.take_workspace(), worker.take_stream()
+    with worker.device.active(), worker.decoding:
+        prepared = maker.prepare(batch, len(batch), work)
+        prepared.describe([start + size * k for k in range(len(batch))], stream)
+        worked = prepared.decode(worker)
+        stream.synchronize()
+    refused = len(batch) - sum(worked) + len(prepared.doubtful(range(len(batch))))
+    worker.give_workspace(work)
+    worker.give_stream(stream)
     del memory
+    if refused:
+        raise SystemExit(f"{refused} tiles were not decoded.")
 
 
 def by_cores(batch: EncodedBatch) -> None:

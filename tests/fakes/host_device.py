@@ -26,7 +26,7 @@ from napari_wsigpu.gpu.jpeg.nvimagecodec import NvImageCodecDecoder
 from napari_wsigpu.model.errors import DeviceError
 from napari_wsigpu.model.layout import Encoding, LevelLayout, TileGrid
 from napari_wsigpu.reading.average import resample_area
-from napari_wsigpu.reading.device_pipeline import tile_format
+from napari_wsigpu.reading.device import tile_format
 
 # Tests' tiles are so small that an allocation of the usual size would hold ten thousands.
 SLAB_BYTES = 1 << 18
@@ -50,6 +50,9 @@ class HostStream:
     def synchronize(self):
         with self._device.lock:
             self._device.synchronised += 1
+
+    def wait_event(self, event):
+        pass
 
     def __enter__(self):
         return self
@@ -499,6 +502,7 @@ class OnDevice:
     def __init__(self, device=None, path="slide.svs"):
         self.device = device or HostDevice()
         self.worker = DecodeWorker(self.device)
+        self.stream = self.device.new_stream()
         self.verifier = Verifier(path)
         self.cpu = CpuDecoder(2)
         self.decoder = NvImageCodecDecoder(self.worker, self.cpu, self.verifier)
@@ -536,7 +540,8 @@ class Scheduled:
             if then is not None:
                 then(indices)
 
-        self.pending = on.decoder.schedule(batch, self.slots, count, **options)
+        stream = options.pop("stream", on.stream)
+        self.pending = on.decoder.schedule(batch, self.slots, count, stream, **options)
 
     def wait(self):
         """Wait, and return the failures."""

@@ -26,8 +26,9 @@ from napari_wsigpu.gpu.device.cuda import CudaDevice, PinnedMemory
 from napari_wsigpu.gpu.device.devices import Devices
 from napari_wsigpu.gpu.device.verify import TOLERANCES
 from napari_wsigpu.model.errors import DeviceError, RegionError, SlideReadError
-from napari_wsigpu.reading import device_pipeline as device_module
+from napari_wsigpu.reading import device as device_module
 from napari_wsigpu.reading.cache import TileKey
+from napari_wsigpu.reading.device import LIMITS
 from napari_wsigpu.slide import runtime
 from napari_wsigpu.slide import slide as opened
 from napari_wsigpu.slide.runtime import Runtime
@@ -608,7 +609,7 @@ class TestLoad:
                 decoder, path = super().decoder(kind)
                 return WrappedDecoder(decoder, decode), path
 
-        monkeypatch.setattr(device_module, "BATCH_TILES", 20)
+        monkeypatch.setattr(device_module, "LIMITS", LIMITS._replace(tiles=20))
         with runtime.using(Runtime(Devices(Flaky))) as shared:
             yield shared.devices.worker(0).device
         shared.close()

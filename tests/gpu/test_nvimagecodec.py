@@ -182,7 +182,7 @@ class TestPixels:
         first = on.schedule(batch_of())
         nothing = joined([], batch_of()[0].level)
         pending = on.decoder.schedule(
-            nothing, first.slots, lambda indices: calls.append(list(indices))
+            nothing, first.slots, lambda indices: calls.append(list(indices)), on.stream
         )
         assert first.wait() == {}
         assert pending.wait() == {}
@@ -1005,7 +1005,7 @@ class TestMemory:
         on.device.free = on.device.live
         for _ in range(2):
             with pytest.raises(MemoryError):
-                on.decoder.schedule(joined(batch), scheduled.slots, lambda rows: None)
+                on.decoder.schedule(joined(batch), scheduled.slots, lambda rows: None, on.stream)
         assert on.device.live == nothing_kept
         on.device.free = 1 << 40
         again = on.schedule(batch)

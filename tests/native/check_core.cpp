@@ -462,6 +462,55 @@ void ranges() {
     EXPECT(wsigpu_read_ranges(file.file, all.data(), 3, target.data(), 2) == 3);
 }
 
+// Scans of JPEGs that share a header follow each other in memory, from files and from memory.
+void scans() {
+    const int64_t header = 300;
+    const Bytes begin = picture(1, int(header), 1);
+    Work work(JPEG, YCBCR, 8, 8, 3, false);
+    for (int n = 0; n < 40; ++n) {
+        Bytes data = begin, scan = picture(1, roll(1, 3000), 1);
+        data.insert(data.end(), scan.begin(), scan.end());
+        data.insert(data.end(), {0xFF, 0xD9});
+        work.add(data, 8, 8, {}, false);
+    }
+    for (const bool from_file : {false, true}) {
+        if (from_file) work.to_file();
+        const uint8_t* memory = from_file ? nullptr : work.memory.data();
+        std::vector<Scan> all;
+        int64_t place = 0;
+        for (const Tile& tile : work.tiles) {
+            all.push_back({tile.offset, tile.length, place, 0xD0 + int(all.size()) % 8, -1});
+            place += tile.length - header;
+        }
+        auto read = [&](int threads, int64_t size) {
+            Bytes target(size_t(place), uint8_t(7));
+            const int64_t failed = wsigpu_read_scans(work.file, memory, all.data(),
+                                                     int64_t(all.size()), begin.data(), size,
+                                                     target.data(), threads);
+            for (const Scan& scan : all) {
+                if (scan.status != DONE) continue;
+                const uint8_t* scanned = work.memory.data() + scan.offset + size;
+                const int64_t left = scan.length - size;
+                EXPECT(!std::memcmp(&target[size_t(scan.place)], scanned, size_t(left - 1)));
+                EXPECT(target[size_t(scan.place + left - 1)] == scan.marker);
+            }
+            return failed;
+        };
+        for (const int threads : {1, 4}) EXPECT(read(threads, header) == 0);
+        all[3].length -= 1;
+        all[5].offset += 1;
+        all[7].length = header;
+        all[8].offset = -5;
+        EXPECT(read(4, header) == 4);
+        for (const size_t index : {3, 5, 7, 8}) EXPECT(all[index].status == REFUSED);
+        EXPECT(read(1, LONGEST_HEADER + 1) == int64_t(all.size()));
+        if (!from_file) continue;
+        all[9].offset = int64_t(1) << 40;
+        EXPECT(read(2, header) == 5 && all[9].status == UNREAD);
+        close(work.file);
+    }
+}
+
 // Regions of a level of 3 x 4 tiles, of which the last row and column are not full.
 void regions() {
     for (const Kind& kind : {KINDS[2], KINDS[5], KINDS[6]}) {
@@ -480,7 +529,7 @@ void regions() {
         const Version* version = nullptr;
         auto read = [&](int64_t x, int64_t y, int64_t w, int64_t h, Bytes& target, int64_t pitch) {
             return wsigpu_read_region(work.file, version, &work.format, &level, x, y, w, h,
-                                      target.data(), pitch);
+                                      target.data(), pitch, nullptr);
         };
         for (int n = 0; n < 300; ++n) {
             const int x = roll(0, width - 1), y = roll(0, height - 1);
@@ -585,10 +634,10 @@ void fork_while_others_read() {
 }
 
 void layout() {
-    int32_t sizes[6], version = 0;
+    int32_t sizes[7], version = 0;
     wsigpu_layout(sizes, &version);
     EXPECT(sizes[0] == 48 && sizes[1] == 48 && sizes[2] == 32 && sizes[3] == 24 && sizes[4] == 48);
-    EXPECT(sizes[5] == sizeof(Version));
+    EXPECT(sizes[5] == sizeof(Version) && sizes[6] == 32);
     EXPECT(version > 2000000);
 }
 
@@ -612,6 +661,7 @@ int main() {
         {"nonsense", nonsense_is_refused, thread},
         {"damaged tiles", damaged_tiles_are_reported, thread},
         {"regions", regions, thread},
+        {"scans", scans, false},
         {"ranges", ranges, false},
         {"cancel", a_call_is_cancelled, false},
         {"many threads", many_threads, false},

@@ -239,6 +239,25 @@ def test_ranges(many):
     assert not native.core.read_ranges(file, ranges, buffer.ctypes.data)
 
 
+@pytest.mark.parametrize("place", ["file", "memory"])
+def test_scans_without_their_header(many, place):
+    request, file, _ = many
+    size = int(request.tiles["length"][0])
+    jpeg = request.encoded[:size].tobytes()
+    header = jpeg[: jpeg.index(b"\xff\xda") + 14]
+    scans = np.zeros(2, tables.SCAN)
+    scans["length"], scans["marker"] = size, (0xD3, 0xD9)
+    buffer = np.zeros(2 * size, np.uint8)
+    source = {"file": file} if place == "file" else {"memory": request.encoded.ctypes.data}
+    scans["place"][0] = size - len(header)
+    address = buffer.ctypes.data
+    assert native.core.read_scans(scans, header, address, **source, threads=2)
+    scan = jpeg[len(header) :]
+    found = buffer.tobytes()
+    assert found.startswith(scan + scan[:-1] + b"\xd3")
+    assert not native.core.read_scans(scans, header + b"\xff", address, **source)
+
+
 def test_records_of_another_version_are_refused():
     class Library:
         @staticmethod

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,11 +18,12 @@ import tifffile
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from napari_wsigpu import native, open_slide
+from napari_wsigpu import open_slide
 from napari_wsigpu.gpu.device import workspace
 from napari_wsigpu.gpu.device.worker import DecodeWorker
 from napari_wsigpu.gpu.device.workspace import Workspace
 from napari_wsigpu.gpu.jpeg.batch import GpuBatch
+from napari_wsigpu.gpu.jpeg.nvimagecodec import NvImageCodecDecoder
 from napari_wsigpu.gpu.transfer.tiles import DeviceTiles
 from napari_wsigpu.model.errors import (
     DeviceError,
@@ -33,8 +35,9 @@ from napari_wsigpu.model.errors import (
     TileError,
 )
 from napari_wsigpu.model.geometry import Rect
-from napari_wsigpu.reading import device_pipeline as device_module
+from napari_wsigpu.reading import device as device_module
 from napari_wsigpu.reading import halving
+from napari_wsigpu.reading.device import LIMITS
 from napari_wsigpu.reading.plan import Cancellation, ReadOptions, Regions
 from napari_wsigpu.reading.planning import plan_regions
 from napari_wsigpu.slide import runtime
@@ -145,10 +148,10 @@ def whole(slide, **options):
     return slide.read_region((0, 0), slide.dimensions, device="cuda", **options)
 
 
-def executor_of(slide):
-    """What carries plans out on the slide's device."""
-    (executor,) = slide._reader.offload._executors.values()
-    return executor
+def backend_of(slide):
+    """The slide's backend on its device."""
+    (backend,) = slide._reader.offload._backends.values()
+    return backend
 
 
 def planned(slide, *rects, number=0, **options):
@@ -279,14 +282,14 @@ class TestPixels:
         slide, (level, *_) = jpeg
         whole(slide)
         slide.clear_cache()
-        found = executor_of(slide).read(0, *planned(slide), to_host=True, share=share)
+        found = backend_of(slide).read(0, *planned(slide), to_host=True, share=share)
         np.testing.assert_array_equal(found.reshape(level.shape), level)
         by_device = round(share * TILES)
         assert decoded(slide) == {"cpu": TILES - by_device, "nvimagecodec": TILES + by_device}
 
     @pytest.mark.parametrize("tiles", [1, 3, 7])
     def test_batches_of_any_size(self, jpeg, monkeypatch, tiles):
-        monkeypatch.setattr(device_module, "BATCH_TILES", tiles)
+        monkeypatch.setattr(device_module, "LIMITS", LIMITS._replace(tiles=tiles))
         slide, (level, *_) = jpeg
         for device in ("cpu", "cuda"):
             slide.clear_cache()
@@ -326,7 +329,7 @@ class TestManyRegions:
     @pytest.mark.parametrize("channel", [None, 1])
     @pytest.mark.parametrize("to_host", [False, True])
     def test_of_several_sizes(self, jpeg, monkeypatch, tiles, step, channel, to_host):
-        monkeypatch.setattr(device_module, "BATCH_TILES", tiles)
+        monkeypatch.setattr(device_module, "LIMITS", LIMITS._replace(tiles=tiles))
         slide, (level, *_) = jpeg
         whole(slide)
         slide.clear_cache()
@@ -335,7 +338,7 @@ class TestManyRegions:
         plans = plan_regions(0, slide._images, regions)
         offsets = regions.offsets
         for _ in ("cold", "warm"):
-            found = executor_of(slide).read(
+            found = backend_of(slide).read(
                 0, plans, offsets, ReadOptions(channel=channel), to_host=to_host
             )
             assert len(found) == offsets[-1]
@@ -372,7 +375,7 @@ class TestManyRegions:
     @pytest.mark.usefixtures("without_core")
     @pytest.mark.parametrize("device", ["cpu", "cuda"])
     def test_who_does_not_want_them_any_more_ends_it(self, jpeg, host_gpu, monkeypatch, device):
-        monkeypatch.setattr(device_module, "BATCH_TILES", 4)
+        monkeypatch.setattr(device_module, "LIMITS", LIMITS._replace(tiles=4))
         slide, (level, *_) = jpeg
         checks = []
 
@@ -776,7 +779,7 @@ class TestMemory:
         assert pinned_places() == 0
 
     def test_memory_that_runs_out_in_mid_read(self, files, host_machine, monkeypatch):
-        monkeypatch.setattr(device_module, "BATCH_TILES", 5)
+        monkeypatch.setattr(device_module, "LIMITS", LIMITS._replace(tiles=5))
         path, (level, *_) = files["JPEG YCbCr"]
         with (
             runtime.using(Runtime(host_machine.devices(slab_bytes=0))) as shared,
@@ -841,7 +844,7 @@ class TestMemory:
         assert slide.stats()["failed"] == 0
 
     def test_room_to_work_in_that_runs_out_in_mid_read(self, jpeg, host_gpu, monkeypatch):
-        monkeypatch.setattr(device_module, "BATCH_TILES", 5)
+        monkeypatch.setattr(device_module, "LIMITS", LIMITS._replace(tiles=5))
         slide, (level, *_) = jpeg
         make_room, calls = Workspace.make_room, []
 
@@ -931,7 +934,7 @@ class TestFailingDevice:
         np.testing.assert_array_equal(slide.levels[0][...], level)
 
     def test_later_batches_are_dropped(self, own, host_gpu, monkeypatch):
-        monkeypatch.setattr(device_module, "BATCH_TILES", 3)
+        monkeypatch.setattr(device_module, "LIMITS", LIMITS._replace(tiles=3))
         slide, (level, *_) = own
         calls = []
         paste = host_gpu.paste
@@ -997,7 +1000,7 @@ class TestFiles:
         assert pinned_places() == 0
 
     def test_replaced_in_mid_read(self, own, monkeypatch):
-        monkeypatch.setattr(device_module, "BATCH_TILES", 3)
+        monkeypatch.setattr(device_module, "LIMITS", LIMITS._replace(tiles=3))
         slide, _ = own
         read = slide._source.read_joined
         calls = []
@@ -1037,7 +1040,7 @@ class TestFiles:
 
     @pytest.mark.parametrize("to", ["cpu", "cuda"])
     def test_closed_in_mid_read(self, own, host_gpu, monkeypatch, to):
-        monkeypatch.setattr(device_module, "BATCH_TILES", 3)
+        monkeypatch.setattr(device_module, "LIMITS", LIMITS._replace(tiles=3))
         slide, _ = own
         gate = Gate(host_gpu)
         thread, outcome = in_thread(lambda: slide.read_region((0, 0), slide.dimensions, device=to))
@@ -1181,7 +1184,7 @@ def test_tiles_corrected_late_are_right_on_the_host(tmp_path, host_gpu, monkeypa
 
     monkeypatch.setattr(DecodeWorker, "decode", sometimes)
     monkeypatch.setattr(GpuBatch, "wait", late)
-    monkeypatch.setattr(device_module, "BATCH_TILES", 9)
+    monkeypatch.setattr(device_module, "LIMITS", LIMITS._replace(tiles=9))
     page = tiffbytes.page(slides.picture(HEIGHT, WIDTH), slides.jpeg_ycbcr, tile=TILE, **YCBCR)
     path = tiffbytes.write(tmp_path / "slide.tif", [page])
     with open_slide(path, device="cpu") as cpu, open_slide(path, device="cuda") as slide:
@@ -1362,26 +1365,59 @@ def no_memory(*args):
     raise MemoryError
 
 
-def test_small_regions_need_not_wait_for_a_busy_gpu(files, host_gpu):
-    """The core reads them on the CPU while another thread has the GPU at work."""
-    if native.core is None:
-        pytest.skip("needs the native core")
-    path, (pixels, *_) = files["JPEG YCbCr"]
-    with open_slide(path, device="cuda") as slide:
-        worker = slide._reader.offload.worker("cuda")
-        begun, done = threading.Event(), threading.Event()
+class TestThreads:
+    """Many threads that each read one region at a time."""
 
-        def job(_):
-            begun.set()
-            done.wait(20)
+    REGIONS = 48
 
-        other = threading.Thread(target=worker.run, args=(job,))
-        other.start()
+    @pytest.fixture
+    def batches(self, monkeypatch):
+        """How many tiles each batch of the device has."""
+        sizes = []
+        schedule = NvImageCodecDecoder.schedule
+
+        def counted(decoder, batch, *given, **options):
+            sizes.append(len(batch))
+            return schedule(decoder, batch, *given, **options)
+
+        monkeypatch.setattr(NvImageCodecDecoder, "schedule", counted)
+        return sizes
+
+    def outcome(self, slide, place, device):
+        """Return a region's pixels, or the message of its error."""
         try:
-            assert begun.wait(10)
-            found = np.array(slide.read_region((3, 5), (20, 30), device="cuda"))
-        finally:
-            done.set()
-            other.join(10)
-        np.testing.assert_array_equal(found, pixels[5:35, 3:23])
-        assert decoded(slide).get("nvimagecodec", 0) == 0
+            return np.array(slide.read_region(place, (30, 20), device=device))
+        except TileError as error:
+            return str(error)
+
+    def read(self, slide):
+        """Read regions in 16 threads; return the place and outcome of each."""
+        slide.clear_cache()
+        places = [(3 * number % 100, 2 * number % 90) for number in range(self.REGIONS)]
+        ready = threading.Barrier(16)
+
+        def read(place):
+            if place in places[:16]:
+                ready.wait(20)
+            return self.outcome(slide, place, "cuda")
+
+        with ThreadPoolExecutor(16) as pool:
+            return list(zip(places, pool.map(read, places), strict=True))
+
+    def test_regions_that_wait_become_one_batch(self, files, host_gpu, batches):
+        path, (pixels, *_) = files["JPEG YCbCr"]
+        with open_slide(path, device="cuda") as slide:
+            for (x, y), found in self.read(slide):
+                np.testing.assert_array_equal(found, pixels[y : y + 20, x : x + 30])
+        assert len(batches) < self.REGIONS
+
+    def test_a_failure_is_that_of_its_own_region(self, damaged):
+        slide, _ = damaged
+        found = self.read(slide)
+        with open_slide(slide.path, device="cpu") as other:
+            expected = [self.outcome(other, place, "cpu") for place, _ in found]
+        failed = [isinstance(each, str) for each in expected]
+        assert any(failed)
+        assert not all(failed)
+        for (_, mine), other in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(mine, other)

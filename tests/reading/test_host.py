@@ -19,8 +19,9 @@ from napari_wsigpu.model.errors import (
 from napari_wsigpu.model.geometry import Rect
 from napari_wsigpu.reading import host
 from napari_wsigpu.reading.cache import TileCache
-from napari_wsigpu.reading.host import HostExecutor
+from napari_wsigpu.reading.host import HostBackend
 from napari_wsigpu.reading.log import TileLog
+from napari_wsigpu.reading.parts import SlideParts
 from napari_wsigpu.reading.plan import Cancellation, ReadOptions, Regions, tile_rect
 from napari_wsigpu.reading.planning import plan_regions
 from napari_wsigpu.slide import runtime
@@ -185,14 +186,14 @@ class TestBatches:
         ("tiles", "size"), [(1, 1 << 30), (7, 1 << 30), (256, 10_000), (256, 1)]
     )
     def test_any_size_gives_the_same_pixels(self, slide_of, monkeypatch, tiles, size):
-        monkeypatch.setattr(host, "BATCH_TILES", tiles)
-        monkeypatch.setattr(host, "BATCH_BYTES", size)
+        limits = host.PYTHON_LIMITS._replace(tiles=tiles, encoded_bytes=size)
+        monkeypatch.setattr(host, "PYTHON_LIMITS", limits)
         slide, pixels = slide_of(missing=[3])
         pixels[:32, 144:192] = 0
         np.testing.assert_array_equal(slide.levels[0][...], pixels)
 
     def test_an_error_while_reading_a_later_batch_surfaces(self, slide_of, monkeypatch):
-        monkeypatch.setattr(host, "BATCH_TILES", 5)
+        monkeypatch.setattr(host, "PYTHON_LIMITS", host.PYTHON_LIMITS._replace(tiles=5))
         slide, pixels = slide_of()
         source = slide._source
         asked = []
@@ -213,7 +214,7 @@ class TestBatches:
         np.testing.assert_array_equal(slide.levels[0][...], pixels)
 
     def test_a_file_that_changes_between_batches(self, slide_of, monkeypatch):
-        monkeypatch.setattr(host, "BATCH_TILES", 5)
+        monkeypatch.setattr(host, "PYTHON_LIMITS", host.PYTHON_LIMITS._replace(tiles=5))
         slide, pixels = slide_of()
         checks = []
 
@@ -229,7 +230,7 @@ class TestBatches:
 
     def test_who_does_not_want_it_any_more_ends_it(self, slide_of, monkeypatch):
         """Between batches; none is in flight when it has ended."""
-        monkeypatch.setattr(host, "BATCH_TILES", 5)
+        monkeypatch.setattr(host, "PYTHON_LIMITS", host.PYTHON_LIMITS._replace(tiles=5))
         slide, pixels = slide_of()
         checks = []
 
@@ -287,15 +288,17 @@ class TestManyRegions:
         self.times = []
         decoder = CpuDecoder(2)
         yield (
-            HostExecutor(
-                1,
-                self.images,
-                slide.pyramid,
-                7,
-                slide._source,
-                decoder,
+            HostBackend(
+                SlideParts(
+                    1,
+                    replace(slide.layout, background=7),
+                    self.images,
+                    slide.pyramid,
+                    slide._source,
+                    decoder,
+                    self.log,
+                ),
                 self.cache,
-                self.log,
                 lambda *given: self.times.append(given),
             ),
             pixels,
@@ -329,7 +332,7 @@ class TestManyRegions:
                 np.testing.assert_array_equal(region, expected)
         stats = self.log.stats()
         assert stats["decoded"]["cpu"] == stats["cache_hits"] == len(plans[0].tiles)
-        assert [tiles for _, tiles, _ in self.times] == [len(plans[0].tiles), 0]
+        assert [tiles for _, tiles, _ in self.times] == [len(plans[0].tiles)]
 
     def test_whole_tiles(self, executor):
         executor, pixels = executor
@@ -347,7 +350,7 @@ class TestManyRegions:
     @pytest.mark.parametrize("ends", [None, 2, 4])
     def test_no_more_than_two_batches_are_in_flight(self, slide_of, monkeypatch, ends):
         """And none any more when it has ended, however it did."""
-        monkeypatch.setattr(host, "BATCH_TILES", 3)
+        monkeypatch.setattr(host, "PYTHON_LIMITS", host.PYTHON_LIMITS._replace(tiles=3))
         slide, _ = slide_of()
         images, decoder, checks = {0: slide.layout.levels[0]}, Watched(), []
 
@@ -356,17 +359,10 @@ class TestManyRegions:
             if len(checks) == ends:
                 raise KeyError("nobody waits")
 
-        executor = HostExecutor(
-            1,
-            images,
-            slide.pyramid,
-            0,
-            slide._source,
-            decoder,
-            TileCache(),
-            TileLog(slide.path, {}),
-            lambda *_: None,
-        )
+        log = TileLog(slide.path, {})
+        layout = replace(slide.layout, background=0)
+        parts = SlideParts(1, layout, images, slide.pyramid, slide._source, decoder, log)
+        executor = HostBackend(parts, TileCache(), lambda *_: None)
         found = [np.empty((160, 240, 3), np.uint8)]
         with nullcontext() if ends is None else pytest.raises(KeyError):
             executor.read(

@@ -1,5 +1,6 @@
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,9 +13,10 @@ from napari_wsigpu.model.errors import UnsupportedSlideError
 from napari_wsigpu.model.geometry import Rect, Span
 from napari_wsigpu.model.layout import Encoding, LevelLayout, Part, Pieces, TileGrid
 from napari_wsigpu.reading.cache import TileCache
-from napari_wsigpu.reading.host import HostExecutor
+from napari_wsigpu.reading.host import HostBackend
 from napari_wsigpu.reading.log import TileLog
 from napari_wsigpu.reading.mosaic import parts_of, touches
+from napari_wsigpu.reading.parts import SlideParts
 from napari_wsigpu.reading.plan import ReadOptions, Regions
 from napari_wsigpu.reading.planning import plan_regions
 from napari_wsigpu.slide import slide as opened
@@ -84,17 +86,10 @@ class Pictures:
         images[0] = replace(CANVAS, parts=parts)
         self.images, self.decoder = images, CpuDecoder(0)
         self.log = TileLog("memory", {1: "small", 2: "large"})
-        self.executor = HostExecutor(
-            1,
-            images,
-            [],
-            BACKGROUND,
-            MemorySource(data),
-            self.decoder,
-            TileCache(),
-            self.log,
-            lambda *_: None,
-        )
+        layout = SimpleNamespace(background=BACKGROUND)
+        source = MemorySource(data)
+        parts = SlideParts(1, layout, images, [], source, self.decoder, self.log)
+        self.executor = HostBackend(parts, TileCache(), lambda *_: None)
 
     def read(self, regions, **options):
         samples = () if "channel" in options else (3,)

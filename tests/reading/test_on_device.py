@@ -98,7 +98,7 @@ def test_averaged_tiles_stay_on_the_device(source, host_gpu, monkeypatch):
     # Every other slot is used again.
     dropped = keys[1::2]
     tiles = np.array([(key.row, key.column) for key in dropped])
-    found.tiles.executor.drop_tiles(keys[0].level, tiles)
+    found.tiles.backend.drop_tiles(keys[0].level, tiles)
     assert all(found.read_tiles(dropped).values())
     assert len(copied) == 1 + len(dropped)
     picture.land(landed)
@@ -139,7 +139,7 @@ def test_tiles_that_went_while_others_were_decoded_are_missing(source):
         picture.land(found.read_tiles(asked[-1]))
         if len(asked) == 1:
             went = np.array([(key.row, key.column) for key in keys[:8]])
-            found.tiles.executor.drop_tiles(0, went)
+            found.tiles.backend.drop_tiles(0, went)
         return 0.0
 
     pixels = np.asarray(picture.compose(view, fetch).pixels)
@@ -158,7 +158,7 @@ def test_tiles_that_go_again_and_again_stay_missing_and_wanted(source):
         asked.append(keys_of(picture))
         if len(asked) < 3:
             picture.land(found.read_tiles(asked[-1]))
-            found.tiles.executor.drop_tiles(0, went)
+            found.tiles.backend.drop_tiles(0, went)
         return 0.0
 
     pixels = np.asarray(picture.compose(view, fetch).pixels)

@@ -9,7 +9,7 @@ import numpy as np
 from napari_wsigpu.codecs.jpeg_tiles import decode_jpeg
 from napari_wsigpu.codecs.raw import is_raw, is_swapped
 from napari_wsigpu.codecs.table import BY_CODE, ImageCompression
-from napari_wsigpu.native.tables import COLORS, FORMAT, JPEG, LEVEL, RAW
+from napari_wsigpu.native.tables import COLORS, FORMAT, JPEG, LEVEL, RAW, TILE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -48,6 +48,7 @@ class NativeFormat:
         self.is_raw = codec == RAW
         self.pixel_bytes = image.channels * image.dtype.itemsize
         self.tile_bytes, self.columns = image.tile_bytes, grid.columns
+        self._size, self._tile = (image.height, image.width), (grid.tile_height, grid.tile_width)
         self._tables = np.frombuffer(encoding.jpeg_tables[0] or b"", np.uint8)
         tables = self._tables.ctypes.data if len(self._tables) else 0
         color = COLORS.get(encoding.jpeg_color, 0)
@@ -76,6 +77,16 @@ class NativeFormat:
             LEVEL,
         )
         self.level = int(self._level.ctypes.data)
+
+    def records(self, rows: NDArray[np.int64], columns: NDArray[np.int64]) -> NDArray[Any]:
+        """Return `TILE` records of tiles by row and column, without parts."""
+        (height, width), (high, wide) = self._size, self._tile
+        records = np.zeros(len(rows), TILE)
+        index = rows * self.columns + columns
+        records["offset"], records["length"] = (each.ravel()[index] for each in self._places)
+        records["height"] = np.minimum(high, height - rows * high)
+        records["width"] = np.minimum(wide, width - columns * wide)
+        return records
 
     def tile(self, room: NDArray[np.uint8], image: LevelLayout, record: Any) -> NDArray[Any]:
         """Return the pixels of a tile in its memory, in the size that its `TILE` record says."""

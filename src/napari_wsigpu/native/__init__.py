@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from napari_wsigpu.native.tables import FORMAT, LEVEL, MESSAGE_SIZE, PART, RANGE, TILE, VERSION
+from napari_wsigpu.native.tables import (
+    FORMAT,
+    LEVEL,
+    MESSAGE_SIZE,
+    PART,
+    RANGE,
+    SCAN,
+    TILE,
+    VERSION,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,7 +36,7 @@ SUFFIXES = {"win32": ".dll", "darwin": ".dylib"}
 FILE = f"wsigpu_core{SUFFIXES.get(sys.platform, '.so')}"
 # Set to "off" to decode in Python even if the core is installed.
 SWITCH = "WSIGPU_NATIVE"
-RECORDS = FORMAT, TILE, PART, RANGE, LEVEL, VERSION
+RECORDS = FORMAT, TILE, PART, RANGE, LEVEL, VERSION, SCAN
 
 
 class Core:
@@ -45,7 +54,7 @@ class Core:
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        sizes, jpeg = (c_int32 * 6)(), c_int32()
+        sizes, jpeg = (c_int32 * 7)(), c_int32()
         library.wsigpu_layout(sizes, ctypes.byref(jpeg))
         if [*sizes] != [record.itemsize for record in RECORDS]:
             raise OSError("it was built for another version")
@@ -61,7 +70,12 @@ class Core:
         self._read_region.restype = c_int64
         self._read_region.argtypes = [
             c_int32, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p,
-            c_int64,
+            c_int64, c_void_p,
+        ]  # fmt: skip
+        self._read_scans = library.wsigpu_read_scans
+        self._read_scans.restype = c_int64
+        self._read_scans.argtypes = [
+            c_int32, c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int32,
         ]  # fmt: skip
         self._read_ranges = library.wsigpu_read_ranges
         self._read_ranges.restype = c_int64
@@ -130,6 +144,7 @@ class Core:
         level: int,
         place: tuple[int, int, int, int],
         target: NDArray[Any],
+        tiles: NDArray[Any] | None = None,
     ) -> int:
         """Read a small rectangle of a level in this thread.
 
@@ -145,6 +160,8 @@ class Core:
             Left, top, width and height in pixels of the level.
         target : ndarray
             Where its pixels go; rows may lie apart.
+        tiles : ndarray of TILE, optional
+            Its tiles, row by row: memory that keeps them, or tiles that are HELD.
 
         Returns
         -------
@@ -153,9 +170,48 @@ class Core:
             `CHANGED` if the file is another one.
         """
         count: int = self._read_region(
-            file, version, form, level, *place, target.ctypes.data, target.strides[0]
+            file,
+            version,
+            form,
+            level,
+            *place,
+            target.ctypes.data,
+            target.strides[0],
+            None if tiles is None else tiles.ctypes.data,
         )
         return count
+
+    def read_scans(
+        self,
+        scans: NDArray[Any],
+        header: bytes,
+        target: int,
+        *,
+        file: int = -1,
+        memory: int | None = None,
+        threads: int = 1,
+    ) -> bool:
+        """Read the scans of JPEG tiles that share a header, without it.
+
+        Parameters
+        ----------
+        scans : ndarray of SCAN
+            The tiles, where their scans go, and the markers that replace EOI.
+        header : bytes
+            What each tile begins with.
+        target : int
+            Address that places count from.
+        file, memory, threads
+            As in `read_tiles`.
+
+        Returns
+        -------
+        bool
+            Whether all tiles begin with the header, end with EOI and could be read.
+        """
+        data, count = scans.ctypes.data, len(scans)
+        size = len(header)
+        return not self._read_scans(file, memory, data, count, header, size, target, threads)
 
     def read_ranges(self, file: int, ranges: NDArray[Any], target: int, threads: int = 1) -> bool:
         """Read ranges of a file into a buffer.

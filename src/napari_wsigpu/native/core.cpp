@@ -290,6 +290,13 @@ int decode_jpeg(Scratch& scratch, const Format& format, Tile& tile, const uint8_
     return DONE;
 }
 
+// Fill `target` with the bytes of a file, or of memory if it is not null.
+bool fetch(int file, const uint8_t* memory, uint8_t* target, int64_t size, int64_t offset) {
+    if (!memory) return read_at(file, target, size, offset) == size;
+    std::memcpy(target, memory + offset, size_t(size));
+    return true;
+}
+
 // Copy parts of an uncompressed tile; of a file, only their rows are read.
 int copy_raw(const Call& call, Scratch& scratch, Tile& tile, const Part* parts, char* message) {
     const Format& format = call.format;
@@ -312,9 +319,7 @@ int copy_raw(const Call& call, Scratch& scratch, Tile& tile, const Part* parts, 
         rows = call.memory + start;
     } else {
         uint8_t* target = tile.keep ? tile.keep : scratch.pixels.of(size);
-        if (call.memory) std::memcpy(target, call.memory + start, size_t(size));
-        else if (read_at(call.file, target, size, start) < size)
-            return fail(message, UNREAD, "");
+        if (!fetch(call.file, call.memory, target, size, start)) return fail(message, UNREAD, "");
         rows = target;
     }
     paste(tile, parts, rows, pitch, 0, top, pixel, format.pixel_bytes);
@@ -345,6 +350,22 @@ int read_tile(Call& call, Scratch& scratch, Tile& tile, char* message) {
         data = encoded;
     }
     return decode_jpeg(scratch, format, tile, data, parts, message);
+}
+
+// Copy a JPEG to `target` without its header, and replace its EOI marker (ITU-T T.81, B.1.1.3).
+int read_scan(int file, const uint8_t* memory, const Scan& scan, const uint8_t* header,
+              int64_t header_size, uint8_t* target) {
+    if (scan.offset < 0 || scan.length <= header_size + 2 || header_size > LONGEST_HEADER)
+        return REFUSED;
+    uint8_t begin[LONGEST_HEADER];
+    const int64_t size = scan.length - header_size;
+    if (!fetch(file, memory, begin, header_size, scan.offset) ||
+        !fetch(file, memory, target, size, scan.offset + header_size))
+        return UNREAD;
+    if (std::memcmp(begin, header, size_t(header_size))) return REFUSED;
+    if (target[size - 2] != 0xFF || target[size - 1] != 0xD9) return REFUSED;
+    target[size - 1] = uint8_t(scan.marker);
+    return DONE;
 }
 
 // Whether a file is still the one that was described.
@@ -411,7 +432,7 @@ int64_t wsigpu_read_tiles(int32_t file, const uint8_t* memory, const Format* for
 
 int64_t wsigpu_read_region(int32_t file, const Version* version, const Format* format,
                            const Level* level, int64_t left, int64_t top, int64_t width,
-                           int64_t height, uint8_t* target, int64_t pitch) {
+                           int64_t height, uint8_t* target, int64_t pitch, Tile* tiles) {
     if (!is_of(file, version)) return CHANGED;
     const int64_t high = format->height, wide = format->width;
     if (left < 0 || top < 0 || width < 1 || height < 1 || left > level->width - width ||
@@ -427,8 +448,7 @@ int64_t wsigpu_read_region(int32_t file, const Version* version, const Format* f
             const int64_t first_x = std::max(left, column * wide);
             const int64_t past_x = std::min(right, (column + 1) * wide);
             const int64_t index = row * level->columns + column;
-            if (row >= level->rows || column >= level->columns || !level->lengths[index])
-                return UNPLANNED;
+            if (row >= level->rows || column >= level->columns) return UNPLANNED;
             const Part part{target + (first_y - top) * pitch +
                                 (first_x - left) * format->pixel_bytes,
                             pitch,
@@ -436,19 +456,21 @@ int64_t wsigpu_read_region(int32_t file, const Version* version, const Format* f
                             int32_t(first_y - row * high),
                             int32_t(past_x - first_x),
                             int32_t(past_y - first_y)};
-            Tile tile{level->offsets[index],
-                      level->lengths[index],
-                      nullptr,
-                      0,
-                      1,
-                      int32_t(std::min(high, level->height - row * high)),
-                      int32_t(std::min(wide, level->width - column * wide)),
-                      DONE,
-                      0};
+            Tile tile = tiles ? *tiles : Tile{};
+            tile.first = 0;
+            tile.count = 1;
+            if (tile.status != HELD) {
+                tile.offset = level->offsets[index];
+                tile.length = level->lengths[index];
+                if (!tile.length) return UNPLANNED;
+                tile.height = int32_t(std::min(high, level->height - row * high));
+                tile.width = int32_t(std::min(wide, level->width - column * wide));
+            }
             Call call{file, nullptr, *format, &tile, 1, &part, message, nullptr};
             read_some(call);
             if (call.failed) return UNPLANNED;
             bytes += tile.length;
+            if (tiles) *tiles++ = tile;
         }
     }
     return is_of(file, version) ? bytes : int64_t(CHANGED);
@@ -470,7 +492,24 @@ int64_t wsigpu_read_ranges(int32_t file, const Range* ranges, int64_t count, uin
     return failed;
 }
 
-void wsigpu_layout(int32_t sizes[6], int32_t* jpeg_version) {
+int64_t wsigpu_read_scans(int32_t file, const uint8_t* memory, Scan* scans, int64_t count,
+                          const uint8_t* header, int64_t header_size, uint8_t* target,
+                          int32_t threads) {
+    std::atomic<int64_t> next{0}, failed{0};
+    auto work = [&] {
+        for (int64_t index; (index = next.fetch_add(1)) < count;) {
+            Scan& scan = scans[index];
+            scan.status = read_scan(file, memory, scan, header, header_size, target + scan.place);
+            if (scan.status != DONE) failed.fetch_add(1);
+        }
+    };
+    const int helpers = int(std::min<int64_t>(threads, count)) - 1;
+    if (helpers > 0) Pool::shared().run(work, helpers);
+    else work();
+    return failed;
+}
+
+void wsigpu_layout(int32_t sizes[7], int32_t* jpeg_version) {
     Pool::shared();  // now, so that no thread can fork while another one creates it
     sizes[0] = sizeof(Format);
     sizes[1] = sizeof(Tile);
@@ -478,5 +517,6 @@ void wsigpu_layout(int32_t sizes[6], int32_t* jpeg_version) {
     sizes[3] = sizeof(Range);
     sizes[4] = sizeof(Level);
     sizes[5] = sizeof(Version);
+    sizes[6] = sizeof(Scan);
     *jpeg_version = LIBJPEG_TURBO_VERSION_NUMBER;
 }

@@ -82,17 +82,32 @@ enum : int64_t { UNPLANNED = -1, CHANGED = -2 };
 
 // Read a small rectangle of a level in the calling thread. Returns the bytes read. The file is
 // checked before and after, unless `version` is null: asking the system from Python would take
-// the interpreter twice more.
+// the interpreter twice more. `tiles` is null, or has a record for each tile, row by row, of which
+// the caller sets `keep` and, if the tile is HELD, `status` and size.
 WSIGPU_API int64_t wsigpu_read_region(int32_t file, const Version* version, const Format* format,
                                       const Level* level, int64_t left, int64_t top,
                                       int64_t width, int64_t height, uint8_t* target,
-                                      int64_t pitch);
+                                      int64_t pitch, Tile* tiles);
 
 // Read ranges of a file into one buffer. Returns how many could not be read completely.
 WSIGPU_API int64_t wsigpu_read_ranges(int32_t file, const Range* ranges, int64_t count,
                                       uint8_t* target, int32_t threads);
 
+// A JPEG tile whose scan goes to `place`, behind another one. `marker` replaces its EOI.
+struct Scan {
+    int64_t offset, length, place;
+    int32_t marker, status;
+};
+
+enum { LONGEST_HEADER = 4096 };
+
+// Read the scans of JPEG tiles that begin with the same header, of at most LONGEST_HEADER bytes.
+// Returns how many tiles are not DONE, because they begin or end otherwise or can't be read.
+WSIGPU_API int64_t wsigpu_read_scans(int32_t file, const uint8_t* memory, Scan* scans,
+                                     int64_t count, const uint8_t* header, int64_t header_size,
+                                     uint8_t* target, int32_t threads);
+
 // The sizes of the records above in declaration order, and the version of libjpeg-turbo.
-WSIGPU_API void wsigpu_layout(int32_t sizes[6], int32_t* jpeg_version);
+WSIGPU_API void wsigpu_layout(int32_t sizes[7], int32_t* jpeg_version);
 
 }  // extern "C"

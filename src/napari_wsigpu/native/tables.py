@@ -60,6 +60,15 @@ VERSION = np.dtype(
         ("inode", np.int64),
     ]
 )
+SCAN = np.dtype(
+    [
+        ("offset", np.int64),
+        ("length", np.int64),
+        ("place", np.int64),
+        ("marker", np.int32),
+        ("status", np.int32),
+    ]
+)
 # What reading a region returns instead of a number of bytes.
 UNPLANNED, CHANGED = -1, -2
 

@@ -12,11 +12,11 @@ from napari_wsigpu.reading.mosaic import touches
 from napari_wsigpu.reading.plan import Regions, tile_rect
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.model.layout import LevelLayout, PyramidLevel
+    from napari_wsigpu.reading.parts import SlideParts
     from napari_wsigpu.storage.buffers import RegionMemory, TileMemory
 
 GROUP_BYTES = 64 << 20
@@ -51,27 +51,21 @@ class Averages:
 
     Parameters
     ----------
-    images : Mapping of int to LevelLayout
-        All images of the slide by number.
-    pyramid : sequence of PyramidLevel
-        Which level is averaged from which.
-    background : int or float
-        Value of pixels that the file does not hold.
+    parts : SlideParts
+        The slide.
     region_memory, tile_memory
         Where finer pixels and averaged tiles are kept.
     """
 
     def __init__(
         self,
-        images: Mapping[int, LevelLayout],
-        pyramid: Sequence[PyramidLevel],
-        background: float,
+        parts: SlideParts,
         region_memory: RegionMemory,
         tile_memory: TileMemory,
     ) -> None:
-        self._images = images
-        self._finer = {level.number: level.finer for level in pyramid if level.finer is not None}
-        self._background = background
+        self._images = parts.images
+        self._finer = parts.finer
+        self._background = parts.layout.background
         self._regions = region_memory
         self._tiles = tile_memory
 

@@ -14,13 +14,12 @@ from napari_wsigpu.reading.plan import Regions
 from napari_wsigpu.reading.planning import plan_regions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from napari_wsigpu.gpu.device.device import Stream
-    from napari_wsigpu.model.layout import LevelLayout
-    from napari_wsigpu.reading.device import DeviceExecutor
+    from napari_wsigpu.reading.device import DeviceBackend
     from napari_wsigpu.reading.plan import ReadOptions
 
 FINER_BYTES = 256 << 20
@@ -31,10 +30,8 @@ class Halving:
 
     Parameters
     ----------
-    executor : DeviceExecutor
+    backend : DeviceBackend
         What reads the finer pixels, and where they are averaged.
-    images : Mapping of int to LevelLayout
-        Those of the slide.
     number : int
         The image that is averaged.
     halvings : int
@@ -43,13 +40,12 @@ class Halving:
 
     def __init__(
         self,
-        executor: DeviceExecutor,
-        images: Mapping[int, LevelLayout],
+        backend: DeviceBackend,
         number: int,
         halvings: int,
     ) -> None:
-        self._executor = executor
-        self._images = images
+        self._backend = backend
+        self._images = backend.parts.images
         self._number = number
         self._halvings = halvings
         self._step = 1 << halvings
@@ -73,14 +69,14 @@ class Halving:
         Returns
         -------
         array, shape (pixels, channels), or (pixels,) for one channel
-            Region after region. None as in `DeviceExecutor.read`, and if there are none.
+            Region after region. None as in `DeviceBackend.read`, and if there are none.
         """
         if regions.step != (1, 1) or not regions.offsets[-1]:
             return None
         stored = replace(options, table=None)
         image = self._images[self._number]
         samples = image.channels if options.channel is None else 1
-        device = self._executor.device
+        device = self._backend.device
         shape = int(regions.offsets[-1]), samples
 
         def average(stream: Stream) -> Any | None:
@@ -89,7 +85,7 @@ class Halving:
             for group in self._groups(regions, samples * image.dtype.itemsize):
                 finer = self._finer([rect for _, rect in group])
                 plans = plan_regions(self._number, self._images, finer)
-                found = self._executor.read(
+                found = self._backend.read(
                     self._number, plans, finer.offsets, stored, to_host=False, share=share
                 )
                 if found is None:
@@ -105,7 +101,7 @@ class Halving:
             return host
 
         try:
-            pixels = self._executor.work(average)
+            pixels = self._backend.work(average)
         except MemoryError:
             return None
         if pixels is None or options.table is None or not to_host:

@@ -12,29 +12,25 @@ from napari_wsigpu.gpu.device.verify import Verifier
 from napari_wsigpu.gpu.jpeg.codestream import recipe
 from napari_wsigpu.gpu.jpeg.nvimagecodec import NvImageCodecDecoder
 from napari_wsigpu.model.errors import DeviceError
-from napari_wsigpu.reading.device import DeviceExecutor
-from napari_wsigpu.reading.device_pipeline import DevicePipeline
+from napari_wsigpu.reading.device import DeviceBackend
 from napari_wsigpu.reading.halving import Halving
 from napari_wsigpu.reading.in_use import CPU, decoder_in_use
 from napari_wsigpu.reading.on_device import TilesOnDevice
 from napari_wsigpu.reading.throughput import tile_kind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
-    from napari_wsigpu.codecs.cpu import HostSlots
-    from napari_wsigpu.codecs.decoder import Decoder
     from napari_wsigpu.gpu.device.devices import Devices
     from napari_wsigpu.gpu.device.worker import DecodeWorker
-    from napari_wsigpu.model.layout import LevelLayout, PyramidLevel, SlideLayout
-    from napari_wsigpu.reading.log import TileLog
+    from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.reading.on_device import ReadTiles
+    from napari_wsigpu.reading.parts import SlideParts
     from napari_wsigpu.reading.plan import ReadOptions, ReadPlan, Regions
     from napari_wsigpu.reading.throughput import Throughput
-    from napari_wsigpu.storage.source import ByteSource
 
 # Displays draw on devices whose tiles are sure to hold a view, and what is around it.
 LEAST_BUDGET = 256 << 20
@@ -47,42 +43,30 @@ class Offload:
 
     Parameters
     ----------
-    slide, layout, images, pyramid, source, cpu, log, devices, throughput, device
+    parts, devices, throughput, device
         As in `RegionReader`.
     """
 
     def __init__(
         self,
-        slide: int,
-        layout: SlideLayout,
-        images: Mapping[int, LevelLayout],
-        pyramid: Sequence[PyramidLevel],
-        source: ByteSource,
-        cpu: Decoder[HostSlots],
-        log: TileLog,
+        parts: SlideParts,
         devices: Devices,
         throughput: Throughput,
         device: str,
     ) -> None:
-        self._slide = slide
-        self._path = layout.path
-        self._background = layout.background
-        self._images = images
+        self._parts = parts
+        self._path = parts.layout.path
+        self._images = parts.images
         self._halved = {
-            level.number: level.finer
-            for level in pyramid
-            if level.inserted and level.finer is not None
+            level.number: parts.finer[level.number] for level in parts.pyramid if level.inserted
         }
-        self._source = source
-        self._cpu = cpu
-        self._log = log
         self._devices = devices
         self._throughput = throughput
         self._choice = device, device_index(device)
         self._lock = threading.Lock()
-        self._executors: dict[int, DeviceExecutor] = {}
+        self._backends: dict[int, DeviceBackend] = {}
         self._on_device: TilesOnDevice | None = None
-        self._verifier = Verifier(layout.path)
+        self._verifier = Verifier(parts.layout.path)
         self._gpu_failure: str | None = None
         if self._choice[1] is not None:
             devices.worker(self._choice[1])
@@ -162,12 +146,10 @@ class Offload:
             return None
 
         def read(worker: DecodeWorker, share: float) -> NDArray[Any] | None:
-            executor = self.executor(worker)
+            backend = self.backend(worker)
             if halvings:
-                return Halving(executor, self._images, finer, halvings).read(
-                    regions, options, share
-                )
-            return executor.read(number, plans, regions.offsets, options, to_host=True, share=share)
+                return Halving(backend, finer, halvings).read(regions, options, share)
+            return backend.read(number, plans, regions.offsets, options, to_host=True, share=share)
 
         if index is not None:
             return read(self._devices.worker(index), 1.0)
@@ -199,10 +181,9 @@ class Offload:
             worker = self._devices.started(index or 0)
         if worker is None or self._devices.tiles(worker.device).budget < LEAST_BUDGET:
             return None
-        executor, found = self.executor(worker), self._on_device
-        if found is None or found.executor is not executor:
-            average = partial(self._average, executor)
-            found = TilesOnDevice(executor, self._images, self._log, read, average)
+        backend, found = self.backend(worker), self._on_device
+        if found is None or found.backend is not backend:
+            found = TilesOnDevice(backend, read, partial(self._average, backend))
             self._on_device = found
         return found
 
@@ -216,12 +197,12 @@ class Offload:
 
     def drop_tiles(self, level: int, tiles: NDArray[np.int64]) -> None:
         """Drop some of a level's tiles on devices; see `DeviceTiles.drop`."""
-        for executor in self._started():
-            executor.drop_tiles(level, tiles)
+        for backend in self._started():
+            backend.drop_tiles(level, tiles)
 
     def _average(
         self,
-        executor: DeviceExecutor,
+        backend: DeviceBackend,
         number: int,
         regions: Regions,
         options: ReadOptions,
@@ -237,7 +218,7 @@ class Offload:
         finer, halvings = self._stored(number)
         if not halvings or self._images[finer].computed:
             return None
-        halving = Halving(executor, self._images, finer, halvings)
+        halving = Halving(backend, finer, halvings)
         return halving.read(regions, options, share, to_host=False)
 
     def _stored(self, number: int) -> tuple[int, int]:
@@ -249,40 +230,31 @@ class Offload:
 
     def forget_tiles(self) -> None:
         """Drop the slide's tiles on devices."""
-        for executor in self._started():
-            executor.forget_tiles()
+        for backend in self._started():
+            backend.forget_tiles()
 
     def release(self) -> None:
         """Let go of streams, tiles and memory on devices."""
         with self._lock:
-            executors, self._executors = self._executors, {}
+            backends, self._backends = self._backends, {}
             self._on_device = None
-        for executor in executors.values():
-            executor.release()
+        for backend in backends.values():
+            backend.release()
 
-    def _started(self) -> list[DeviceExecutor]:
+    def _started(self) -> list[DeviceBackend]:
         with self._lock:
-            return list(self._executors.values())
+            return list(self._backends.values())
 
-    def executor(self, worker: DecodeWorker) -> DeviceExecutor:
-        """Return what carries plans out by a worker."""
+    def backend(self, worker: DecodeWorker) -> DeviceBackend:
+        """Return the slide's backend on a worker's device."""
         with self._lock:
-            executor = self._executors.get(id(worker))
-            if executor is None:
-                executor = DeviceExecutor(
-                    DevicePipeline(
-                        self._slide,
-                        self._images,
-                        self._background,
-                        self._source,
-                        NvImageCodecDecoder(worker, self._cpu, self._verifier),
-                        self._devices.tiles(worker.device),
-                        self._log,
-                        self._note,
-                    )
-                )
-                self._executors[id(worker)] = executor
-            return executor
+            backend = self._backends.get(id(worker))
+            if backend is None:
+                decoder = NvImageCodecDecoder(worker, self._parts.decoder, self._verifier)
+                tiles = self._devices.tiles(worker.device)
+                backend = DeviceBackend(self._parts, decoder, tiles, self._note)
+                self._backends[id(worker)] = backend
+            return backend
 
     def _note(self, image: LevelLayout, tiles: int, seconds: float, share: float) -> None:
         self._throughput.note(tile_kind(image), "gpu" if share == 1 else "both", tiles, seconds)

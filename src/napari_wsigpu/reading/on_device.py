@@ -9,7 +9,7 @@ import numpy as np
 
 from napari_wsigpu.gpu.device.device import TileFormat
 from napari_wsigpu.reading.cache import TileKey
-from napari_wsigpu.reading.device_pipeline import tile_format
+from napari_wsigpu.reading.device import tile_format
 from napari_wsigpu.reading.plan import ReadOptions, Regions, tile_rect
 from napari_wsigpu.reading.planning import plan_regions
 
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.codecs.color import ColorTable
     from napari_wsigpu.gpu.device.device import Device, Stream
     from napari_wsigpu.gpu.transfer.tiles import Reserved
-    from napari_wsigpu.model.layout import LevelLayout
-    from napari_wsigpu.reading.device import DeviceExecutor
-    from napari_wsigpu.reading.log import TileLog
+    from napari_wsigpu.reading.device import DeviceBackend
 
     Tile = tuple[int, int]
     ReadTiles = Callable[[int, Collection[Tile]], dict[Tile, NDArray[Any]]]
@@ -56,12 +54,8 @@ class TilesOnDevice:
 
     Parameters
     ----------
-    executor : DeviceExecutor
+    backend : DeviceBackend
         What decodes, and works on the device; kept as an attribute.
-    images : Mapping of int to LevelLayout
-        The slide's images by number; kept as an attribute.
-    log : TileLog
-        What knows the tiles that failed.
     read : callable
         As `RegionReader.read_tiles`: what the device can't decode for itself.
     average : callable
@@ -70,24 +64,22 @@ class TilesOnDevice:
 
     def __init__(
         self,
-        executor: DeviceExecutor,
-        images: Mapping[int, LevelLayout],
-        log: TileLog,
+        backend: DeviceBackend,
         read: ReadTiles,
         average: Average,
     ) -> None:
-        self.executor = executor
-        self.images = images
-        self._slide = executor.pipeline.slide
-        self._tiles = executor.pipeline.tiles
-        self._log = log
+        self.backend = backend
+        self.images = backend.parts.images
+        self._slide = backend.parts.number
+        self._tiles = backend.tiles
+        self._log = backend.parts.log
         self._read_to_host = read
         self._average = average
 
     @property
     def device(self) -> Device:
         """Where they are."""
-        return self.executor.device
+        return self.backend.device
 
     def here(self, number: int, tiles: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return which of some tiles of a level, by row and column, are decoded now."""
@@ -126,7 +118,7 @@ class TilesOnDevice:
         elif not image.parts:
             regions = Regions.of(tile_rect(image, *place) for place in places)
             plans = plan_regions(number, self.images, regions)
-            self.executor.read(number, plans, regions.offsets, WHOLE, to_host=False, share=share)
+            self.backend.read(number, plans, regions.offsets, WHOLE, to_host=False, share=share)
         absent = self._absent(number, places)
         absent -= self._failed(number, absent)
         if absent:
@@ -181,7 +173,7 @@ class TilesOnDevice:
             with device.active():
                 colors = None if table is None else device.colors(table)
                 size = (*shape, 4) if channel is None else shape
-                pixels = self.executor.empty(size, image.dtype)
+                pixels = self.backend.empty(size, image.dtype)
             for number, tiles, parts in drawn:
                 unique, which = np.unique(tiles, axis=0, return_inverse=True)
                 reserved, here = self._tiles.find(self._slide, number, unique)
@@ -208,7 +200,7 @@ class TilesOnDevice:
                     of_tile = channel if tile.channels > 1 or channel is None else 0
                     device.paste_scaled(parts, tile, pixels, stream, channel=of_tile, colors=used)
 
-            self.executor.work(task)
+            self.backend.work(task)
         finally:
             for reserved in found:
                 self._tiles.unpin(reserved)
@@ -216,11 +208,11 @@ class TilesOnDevice:
 
     def send(self, pixels: NDArray[Any]) -> Any:
         """Copy host pixels to a new device array."""
-        return self.executor.send(np.ascontiguousarray(pixels))
+        return self.backend.send(np.ascontiguousarray(pixels))
 
     def fetch(self, pixels: Any) -> NDArray[Any]:
         """Copy a device array to the host."""
-        host: NDArray[Any] = self.executor.work(lambda stream: self.device.download(pixels, stream))
+        host: NDArray[Any] = self.backend.work(lambda stream: self.device.download(pixels, stream))
         return host
 
     def _fill(self, pixels: Any, blank: Any, stream: Stream) -> None:
@@ -287,7 +279,7 @@ class TilesOnDevice:
                     for address, run in runs:
                         put(address, parts[run], stream)
 
-                self.executor.work(task)
+                self.backend.work(task)
                 tiles = np.array(places[begin:end], np.int64)
                 self._tiles.keep(reserved, self._slide, number, size, tiles)
             finally:

@@ -12,7 +12,7 @@ import numpy as np
 from napari_wsigpu.model.errors import RegionError
 from napari_wsigpu.reading.cache import TileKey
 from napari_wsigpu.reading.coverage import find_held
-from napari_wsigpu.reading.host import HostExecutor
+from napari_wsigpu.reading.host import HostBackend
 from napari_wsigpu.reading.offload import Offload
 from napari_wsigpu.reading.plan import ReadOptions, Regions, tile_rect
 from napari_wsigpu.reading.planning import plan_regions
@@ -20,27 +20,23 @@ from napari_wsigpu.reading.throughput import tile_kind
 from napari_wsigpu.storage.buffers import RegionMemory, into
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Sequence
 
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.color import ColorTable
-    from napari_wsigpu.codecs.cpu import CpuDecoder
     from napari_wsigpu.gpu.device.device import Stream
     from napari_wsigpu.gpu.device.devices import Devices
     from napari_wsigpu.model.geometry import Rect
-    from napari_wsigpu.model.layout import LevelLayout, PyramidLevel, SlideLayout
     from napari_wsigpu.reading.cache import TileCache
-    from napari_wsigpu.reading.log import TileLog
+    from napari_wsigpu.reading.device import DeviceBackend
+    from napari_wsigpu.reading.parts import SlideParts
     from napari_wsigpu.reading.plan import Keep, ReadPlan
     from napari_wsigpu.reading.throughput import Throughput
-    from napari_wsigpu.storage.source import ByteSource
 
 DEFAULT_OPTIONS = ReadOptions()
 # Bytes that a process can have, on today's processors.
 ADDRESSABLE = 1 << 47
-# Larger regions are worth waiting for a GPU.
-BESIDE_PIXELS = 1 << 17
 
 
 class RegionReader:
@@ -48,17 +44,8 @@ class RegionReader:
 
     Parameters
     ----------
-    slide : int
-        Number of the open slide, for the keys of its tiles.
-    layout : SlideLayout
+    parts : SlideParts
         The slide.
-    images : Mapping of int to LevelLayout
-        Pyramid levels by number from 0 on, then the pictures that lie on those that are
-        canvases; associated images by -1, -2, ...
-    pyramid : sequence of PyramidLevel
-        Which level is averaged from which.
-    source, cpu, log
-        Where bytes come from, what decodes them on the CPU, and what counts tiles.
     tiles, devices, throughput
         Where tiles are kept on the host, what decodes and keeps them on devices, and how fast each
         was so far.
@@ -75,13 +62,7 @@ class RegionReader:
 
     def __init__(
         self,
-        slide: int,
-        layout: SlideLayout,
-        images: Mapping[int, LevelLayout],
-        pyramid: Sequence[PyramidLevel],
-        source: ByteSource,
-        cpu: CpuDecoder,
-        log: TileLog,
+        parts: SlideParts,
         tiles: TileCache,
         devices: Devices,
         throughput: Throughput,
@@ -89,26 +70,17 @@ class RegionReader:
         *,
         keeps_whole: bool = True,
     ) -> None:
-        self._slide = slide
-        self._images = images
-        self._finer = {level.number: level.finer for level in pyramid if level.finer is not None}
-        self._decoder = cpu
-        self._log = log
+        self._parts = parts
+        self._slide = parts.number
+        self._images = parts.images
+        self._log = parts.log
         self._tiles = tiles
         self._keeps_whole = keeps_whole
         self._memory = RegionMemory()
-        self.offload = Offload(
-            slide, layout, images, pyramid, source, cpu, log, devices, throughput, device
-        )
-        self._host = HostExecutor(
-            slide,
-            images,
-            pyramid,
-            layout.background,
-            source,
-            self._decoder,
+        self.offload = Offload(parts, devices, throughput, device)
+        self._host = HostBackend(
+            parts,
             tiles,
-            log,
             lambda image, count, seconds: throughput.note(tile_kind(image), "cpu", count, seconds),
         )
 
@@ -163,7 +135,7 @@ class RegionReader:
         return pixels if pixels is out else into(out, pixels.reshape(shape))
 
     def read_small(self, number: int, region: Rect, pixels: NDArray[Any]) -> Keep | None:
-        """Read a small region on the CPU without a plan; see `HostExecutor.read_small`.
+        """Read a small region on the CPU without a plan; see `HostBackend.read_small`.
 
         A GPU would take longer to start than the CPU needs to decode a few tiles.
         """
@@ -180,7 +152,7 @@ class RegionReader:
             If the regions don't fit into memory.
         """
         _check_size(regions)
-        return find_held(number, self._images, self._finer, regions)
+        return find_held(number, self._images, self._parts.finer, regions)
 
     def read_tiles(
         self,
@@ -284,11 +256,11 @@ class RegionReader:
         RegionError, SlideError
             As in `read`.
         """
-        executor = self.offload.executor(self.offload.worker(device))
+        backend = self._on(device)
         options = self._meant(options)
         _check_size(regions)
         plans = plan_regions(number, self._images, regions)
-        pixels = executor.read(
+        pixels = backend.read(
             number,
             plans,
             regions.offsets,
@@ -301,39 +273,18 @@ class RegionReader:
         shape = len(regions), *regions.shapes[0], *self._samples(number, options)
         if pixels is None:
             target = None if out is None else out.reshape(shape)
-            return executor.send(self.read(number, regions, options), target, stream)
+            return backend.send(self.read(number, regions, options), target, stream)
         self._let_go(plans, options)
         return pixels.reshape(shape)
 
-    def read_beside(
-        self, number: int, region: Rect, device: str, out: Any = None, stream: Any = None
-    ) -> Any | None:
-        """Read a small region on the CPU and send it to a device that others use.
-
-        Many threads that each ask for one patch would else wait for each other.
-
-        Returns
-        -------
-        cupy.ndarray, shape (1, height, width, channels), or None
-            None if the device is free, or the region has to be planned.
-        """
-        worker, image = self.offload.worker(device), self._images[number]
-        if region.height * region.width > BESIDE_PIXELS or not worker.is_busy():
-            return None
-        pixels = np.empty((1, region.height, region.width, image.channels), image.dtype)
-        if self._host.read_small(number, region, pixels[0]) is not None:
-            return None
-        target = None if out is None else out.reshape(pixels.shape)
-        return self.offload.executor(worker).send(pixels, target, stream)
-
     def send(self, pixels: NDArray[Any], device: str, out: Any = None, stream: Any = None) -> Any:
-        """Copy host pixels to a device; see `DeviceExecutor.send`."""
-        return self.offload.executor(self.offload.worker(device)).send(pixels, out, stream)
+        """Copy host pixels to a device; see `DeviceBackend.send`."""
+        return self._on(device).send(pixels, out, stream)
 
     def fetch(self, pixels: Any, device: str) -> NDArray[Any]:
         """Copy a device array to the host."""
-        executor = self.offload.executor(self.offload.worker(device))
-        host: NDArray[Any] = executor.work(partial(executor.device.download, pixels))
+        backend = self._on(device)
+        host: NDArray[Any] = backend.work(partial(backend.device.download, pixels))
         return host
 
     def empty_on(self, device: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
@@ -344,17 +295,17 @@ class RegionReader:
         RegionError
             If the device has no memory for it.
         """
-        return self.offload.executor(self.offload.worker(device)).empty(shape, dtype)
+        return self._on(device).empty(shape, dtype)
 
     def fill_on(self, device: str, pixels: Any, values: Sequence[float], stream: Any) -> None:
         """Set each channel of a device array to one value."""
-        executor = self.offload.executor(self.offload.worker(device))
+        backend = self._on(device)
 
         def fill(used: Stream) -> None:
             for channel, value in enumerate(values):
-                executor.device.fill(pixels[..., channel], value, used)
+                backend.device.fill(pixels[..., channel], value, used)
 
-        executor.work(fill, stream)
+        backend.work(fill, stream)
 
     def average_on(
         self,
@@ -366,13 +317,13 @@ class RegionReader:
         stream: Any,
     ) -> None:
         """Average pictures on a device; see `Device.average_area`."""
-        executor = self.offload.executor(self.offload.worker(device))
-        average = executor.device.average_area
-        executor.work(lambda used: average(finer, pixels, scale, first, used), stream)
+        backend = self._on(device)
+        average = backend.device.average_area
+        backend.work(lambda used: average(finer, pixels, scale, first, used), stream)
 
     def release(self) -> None:
         """Let go of threads and tiles; the next read takes them again."""
-        self._decoder.release()
+        self._parts.decoder.release()
         self._host.release()
         self._memory.clear()
         self.offload.release()
@@ -381,6 +332,10 @@ class RegionReader:
         """Drop the slide's decoded tiles, on the host and on devices."""
         self._tiles.forget(self._slide)
         self.offload.forget_tiles()
+
+    def _on(self, device: str) -> DeviceBackend:
+        """Return the backend of a device, named as in `read_to_device`."""
+        return self.offload.backend(self.offload.worker(device))
 
     def _let_go(self, plans: Sequence[ReadPlan], options: ReadOptions) -> None:
         """Drop tiles that were kept for regions of which these were the last ones."""

@@ -26,7 +26,6 @@ from napari_wsigpu.model.errors import (
     RegionError,
     TileError,
 )
-from napari_wsigpu.model.geometry import Rect
 from napari_wsigpu.reading.asked import (
     batches_ahead,
     check_out,
@@ -38,11 +37,13 @@ from napari_wsigpu.reading.asked import (
 from napari_wsigpu.reading.batches import in_turn, read_ahead
 from napari_wsigpu.reading.cache import DEFAULT_BUDGET
 from napari_wsigpu.reading.dask_level import dask_array
+from napari_wsigpu.reading.gathering import GatheredReads
 from napari_wsigpu.reading.grid import Grid
 from napari_wsigpu.reading.level import LevelArray
 from napari_wsigpu.reading.log import TileLog
 from napari_wsigpu.reading.mosaic import parts_of
 from napari_wsigpu.reading.open_slides import pack
+from napari_wsigpu.reading.parts import SlideParts
 from napari_wsigpu.reading.plan import NO_TURN, ReadOptions, Regions
 from napari_wsigpu.reading.reader import DEFAULT_OPTIONS, RegionReader
 from napari_wsigpu.reading.scaling import ScaledReader, Target, find_target
@@ -241,6 +242,7 @@ class Slide:
         self._number = next(_slide_numbers)
         self._reads = Readers(layout.path)
         self._reads.closed = closed
+        self._gathered = GatheredReads()
         decoder = self._decoder = choose_decoder(layout, opening.threads, decoder)
         self._source = source_of(layout) if source is None else source
         self._pyramid = layout.pyramid(LARGEST_OVERVIEW)
@@ -264,14 +266,11 @@ class Slide:
             self._source.close()
 
         def reader(source: ByteSource, layout: SlideLayout = layout) -> RegionReader:
+            parts = SlideParts(
+                self._number, layout, images, self._pyramid, source, decoder, self._log
+            )
             return RegionReader(
-                self._number,
-                layout,
-                images,
-                self._pyramid,
-                source,
-                decoder,
-                self._log,
+                parts,
                 self.runtime.tiles,
                 self.runtime.devices,
                 self.runtime.throughput,
@@ -779,15 +778,18 @@ class Slide:
         if out is not None:
             image = self._images[target.level]
             check_out(out, (*regions.shapes[0], image.channels), image.dtype)
-        pixels = None
-        if target.exact and options.table is None:
-            region = Rect(*regions.corners[0], *regions.shapes[0])
-            beside = partial(self._reader.read_beside, target.level, region, device, out, stream)
-            pixels = self._guarded(beside)
-        if pixels is None:
+        height, width = regions.shapes[0]
+        if out is not None or stream is not None or height * width > SMALL_PIXELS:
             read = partial(reader.read_to_device, regions, device, out, stream, options)
             pixels = self._guarded(read)
-        return pixels[0] if out is None else out
+            return pixels[0] if out is None else out
+
+        def read_all(locations: Sequence[tuple[int, int]]) -> Any:
+            regions = regions_of(locations, size, self.level_downsamples[target.level])
+            return reader.read_to_device(regions, device, None, None, options)
+
+        key = target, height, width, device, options.table
+        return self._guarded(lambda: self._gathered.read(key, location, read_all))
 
     def _read_small(
         self, location: tuple[int, int], size: tuple[int, int], level: int, channels: int = 0

@@ -59,6 +59,9 @@ class Stream(Protocol):
     def synchronize(self) -> None:
         """Wait until all work that was given to the stream is done."""
 
+    def wait_event(self, event: Any) -> None:
+        """Start what follows only after another stream has come to an event."""
+
     def __enter__(self) -> Any: ...
 
     def __exit__(self, *error: object) -> Any: ...

@@ -202,7 +202,7 @@ class BackgroundStart:
                     self._refusals[kind] = "nvImageCodec can't decode such tiles on this GPU"
 
         try:
-            self._devices.worker(0).run(warm)
+            warm(self._devices.worker(0))
         except Exception as error:  # whatever is wrong with CUDA here, the CPU decodes
             self._refusals[kind] = str(error).removesuffix(".")
             logger.info("Tiles are decoded on the CPU: %s", error)

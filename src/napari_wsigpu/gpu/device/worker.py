@@ -1,4 +1,4 @@
-"""The worker of a device: a thread with nvImageCodec's decoders, and what batches work in."""
+"""The worker of a device: nvImageCodec's decoders, a thread, and memory for batches."""
 
 from __future__ import annotations
 
@@ -38,11 +38,9 @@ logger = logging.getLogger(__name__)
 
 
 class DecodeWorker:
-    """A thread with a decoder of each kind and a stream of its own.
+    """Decoders of each kind, and a thread that decodes while others prepare batches.
 
-    A decoder must not be used by two threads at once: it would end the process. Who waits for
-    a job that the thread has not begun runs it there and then, one job at a time. The thread
-    starts with the first job.
+    The thread starts with the first job.
 
     Parameters
     ----------
@@ -51,6 +49,9 @@ class DecodeWorker:
 
     Attributes
     ----------
+    decoding : RLock
+        Held while a decoder works: two threads in one decoder end the process. Batches have
+        streams of their own, so that the device pastes one while it decodes the next.
     loader : Loader
         Brings to the device what needs no decoding.
     jpeg2000 : Jpeg2000Engine
@@ -61,10 +62,8 @@ class DecodeWorker:
         self.device = device
         self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._turn = threading.RLock()
+        self.decoding = threading.RLock()
         self._thread: threading.Thread | None = None
-        with device.active():
-            self.stream = device.new_stream()
         self._decoders: dict[str, tuple[LibraryDecoder, str] | None] = {}
         self._workspaces: deque[Workspace] = deque(maxlen=MOST_IDLE)
         self._buffers: deque[memoryview] = deque(maxlen=2 * MOST_IDLE)
@@ -82,11 +81,6 @@ class DecodeWorker:
                 self._thread.start()
             self._queue.put(job)
 
-    def run(self, job: Job) -> None:
-        """Call a job in this thread, once the worker does nothing else."""
-        with self._turn:
-            job(self)
-
     def close(self) -> None:
         """End the thread after the jobs that were submitted, and let go of its decoders."""
         with self._lock:
@@ -95,7 +89,7 @@ class DecodeWorker:
                 self._queue.put(None)
         if thread is not None:
             thread.join()
-        with self._turn:
+        with self.decoding:
             for made in self._decoders.values():
                 if made is not None:
                     made[0].close()
@@ -106,13 +100,6 @@ class DecodeWorker:
             reference.shutdown()
         self.loader.close()
         self.trim()
-
-    def is_busy(self) -> bool:
-        """Whether another thread's job runs now."""
-        if self._turn.acquire(blocking=False):
-            self._turn.release()
-            return False
-        return True
 
     def take_stream(self) -> Stream:
         """Give out a stream for other work than decoding, to come back by `give_stream`.
@@ -182,17 +169,15 @@ class DecodeWorker:
             )
 
     def start(self, kind: str) -> bool:
-        """Have what decodes a kind made, if it is not; say whether there is something.
-
-        From jobs only.
-        """
-        own = kind == JPEG2000 and self.jpeg2000.ready()
-        return self.engine(kind) is not None or own
+        """Create the decoder of a kind unless it exists; return whether there is one."""
+        with self.decoding:
+            own = kind == JPEG2000 and self.jpeg2000.ready()
+            return self.engine(kind) is not None or own
 
     def engine(self, kind: str) -> str | None:
         """Return the name of the path that decodes a kind, None if there is none.
 
-        From jobs only. The first time, the decoder is made.
+        The first time, the decoder is created. The caller holds `decoding`.
         """
         if kind not in self._decoders:
             try:
@@ -218,10 +203,10 @@ class DecodeWorker:
     def decode(
         self, kind: str, streams: NDArray[np.uint64], images: NDArray[np.uint64]
     ) -> list[bool]:
-        """Decode code streams into images; say of each whether it worked.
+        """Decode code streams into images; return which of them worked.
 
         If nothing works, as when memory runs out or one stream spoils the batch, smaller parts
-        are tried.
+        are tried. The caller holds `decoding`.
         """
         made = self._decoders[kind] if len(streams) and self.engine(kind) else None
         if made is None:
@@ -250,7 +235,7 @@ class DecodeWorker:
     def _work(self) -> None:
         while (job := self._queue.get()) is not None:
             try:
-                self.run(job)
+                job(self)
             except Exception:  # or no later job would ever run
                 logger.exception("A job on '%s' failed", self.device.name)
             del job

@@ -34,7 +34,7 @@ class GpuBatch:
         batch: EncodedBatch,
         slots: Slots,
         deliver: Deliver,
-        stream: Stream | None,
+        stream: Stream,
     ) -> None:
         self._decoder = decoder
         self._batch = batch
@@ -86,7 +86,7 @@ class GpuBatch:
             self._cpu_parts.append(_CpuPart(self._decoder, self._batch, rest))
 
     def run(self, worker: DecodeWorker) -> None:
-        """Decode, unless another thread has begun to; a job of the worker."""
+        """Decode, unless another thread has started to; a job of the worker."""
         if not self._claim.acquire(blocking=False):
             return
         try:
@@ -107,7 +107,7 @@ class GpuBatch:
         """
         worker = self._decoder.worker
         if not self._claim.locked():
-            worker.run(self.run)
+            self.run(worker)
         self._done.wait()
         try:
             if self._error is None and self._ready is not None:
@@ -140,13 +140,12 @@ class GpuBatch:
         if self._begun:
             self._begun = False
             with suppress(Exception):  # a device that failed has said so before
-                (self._stream or self._decoder.worker.stream).synchronize()
+                self._stream.synchronize()
 
     def _begin(self, device: Device) -> None:
         """Decode, and give the stream all that follows; nothing waits for the stream."""
         self._begun = True
-        worker = self._decoder.worker
-        stream = self._stream or worker.stream
+        worker, stream = self._decoder.worker, self._stream
         if self._prepared is not None:
             prepared, kind = self._prepared, self._prepared.kind
             prepared.describe(self._slots.addresses.tolist(), stream)
@@ -154,8 +153,9 @@ class GpuBatch:
             self._samples = {
                 index: worker.decode_reference(self._batch[index]) for index in samples
             }
-            worked = prepared.decode(worker)
-            self._engine = prepared.engine(worker)
+            with worker.decoding:
+                worked = prepared.decode(worker)
+                self._engine = prepared.engine(worker)
             self._decoded = list(chain.from_iterable(compress(prepared.groups, worked)))
             if self._decoded:
                 prepared.finish(worked, self._slots, device, stream)
@@ -181,11 +181,10 @@ class GpuBatch:
             again = self._on_gpu
         if again:
             self._cpu_parts.append(_CpuPart(self._decoder, self._batch, again))
-            stream = self._stream or worker.stream
             self._begun = True
             with worker.device.active():
-                self._deliver(self._take_cpu_parts(stream))
-                worker.device.record(stream).synchronize()
+                self._deliver(self._take_cpu_parts(self._stream))
+                worker.device.record(self._stream).synchronize()
             self._begun = False
 
     def _take_cpu_parts(self, stream: Stream) -> list[int]:

@@ -50,12 +50,12 @@ class NvImageCodecDecoder:
         batch: EncodedBatch,
         slots: Slots,
         deliver: Deliver,
+        stream: Stream,
         *,
         share: float = 1.0,
-        stream: Stream | None = None,
         at_once: bool = True,
     ) -> GpuBatch:
-        """Begin to decode a batch of tiles of one level and return at once.
+        """Start decoding a batch of tiles of one level.
 
         Parameters
         ----------
@@ -64,15 +64,15 @@ class NvImageCodecDecoder:
         slots : Slots
             Where each is decoded to.
         deliver : callable
-            Called with the indices of tiles: may give `stream`, or else the worker's, work that
-            uses these. It is called again for tiles that had to be decoded another way.
+            Called with the indices of tiles; submits work on them to `stream`. It is called again
+            for tiles that had to be decoded another way.
+        stream : Stream
+            The order of all work on the batch.
         share : float
-            Part of the tiles that the device decodes; the CPU decodes the rest meanwhile.
-        stream : Stream, optional
-            Of the caller, used instead of the worker's own.
+            Part of the tiles that the device decodes; the CPU decodes the others.
         at_once : bool
-            Have the worker's thread begin now; else the caller is about to wait, and decodes
-            in its own thread, which saves a change of threads.
+            Decode in the worker's thread, starting now. Otherwise the caller is about to wait and
+            decodes in its own thread, which saves a change of threads.
         """
         pending = GpuBatch(self, batch, slots, deliver, stream)
         pending.prepare(share)

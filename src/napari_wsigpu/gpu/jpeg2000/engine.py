@@ -147,7 +147,7 @@ class Jpeg2000Engine:
             scratch, self._scratch = self._scratch, None
         if scratch is not None and scratch.size >= size:
             if scratch.stream is not stream:
-                scratch.done.synchronize()
+                stream.wait_event(scratch.done)
             return scratch
         if scratch is not None:
             scratch.done.synchronize()
