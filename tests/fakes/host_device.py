@@ -106,7 +106,7 @@ class HostDevice:
     def __init__(self, free: int = 1 << 40, engine: str = "GPU"):
         self.name = "cuda:0"
         self.model = "host memory"
-        self.jpegs_at_once, self.jpegs_filled = 14, True
+        self.jpegs_at_once = 14
         self.lock = threading.Lock()
         self.free = free
         self.live = 0

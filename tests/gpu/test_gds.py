@@ -15,7 +15,6 @@ from napari_wsigpu.model.errors import SlideChangedError, SlideClosedError, Slid
 from napari_wsigpu.model.layout import SlideFile
 from napari_wsigpu.storage.batch import PAGE, Batch
 from napari_wsigpu.storage.file import FileSource, Run, join_ranges
-from napari_wsigpu.storage.source import Spacing
 from tests.fakes.host_device import HostDevice
 
 CONTENT = np.random.default_rng(0).bytes(100_000)
@@ -161,32 +160,6 @@ def test_ranges_are_joined_on_pages(ranges, page):
         assert bytes(buffer[start : start + found]) == expected
     between = zip(joined.runs, joined.runs[1:], strict=False)
     assert all(a.offset + a.size < b.offset for a, b in between)
-
-
-@given(RANGES, st.data())
-def test_ranges_that_are_to_lie_apart(ranges, data):
-    """Of ranges that begin together, the first one's gap counts."""
-    offsets, lengths = np.array(ranges, np.int64).reshape(-1, 2).T
-    free = st.sampled_from([0, 0, 1, 700])
-    gaps = data.draw(st.lists(free, min_size=len(ranges), max_size=len(ranges)))
-    most = data.draw(st.sampled_from([0, 100, 1 << 16]))
-    spacing = Spacing(np.array(gaps, np.int64), most)
-    joined = join_ranges(offsets, lengths, END, spacing=spacing)
-    buffer = bytearray(joined.size)
-    end, before = 0, {}
-    for offset, place, size in joined.runs:
-        before[place] = place - end
-        buffer[place : place + size] = CONTENT[offset : offset + size]
-        end = place + size
-    assert set(before.values()) <= {0, *gaps}
-    longest = sum(max(0, length) + most for _, length in ranges)
-    assert all(run.size <= longest for run in joined.runs)
-    assert joined.size == (end + max(gaps) if joined.runs else 0)
-    for (offset, _), start, found, gap in zip(
-        ranges, joined.starts, joined.lengths, gaps, strict=True
-    ):
-        assert bytes(buffer[start : start + found]) == CONTENT[offset : offset + max(0, found)]
-        assert not found or not gap or before[start] == gap
 
 
 class TestTransfer:

@@ -1,19 +1,22 @@
-"""Stacks put together where their tiles lie are those that are put together elsewhere."""
+"""Tiles joined as they are read are the stacks that are joined in memory."""
 
-import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from napari_wsigpu import native
 from napari_wsigpu.codecs.decoder import EncodedBatch
-from napari_wsigpu.gpu.jpeg.joining import MOST_FILL, cut
-from napari_wsigpu.gpu.jpeg.stack import MARGIN
-from napari_wsigpu.model.layout import SlideFile
+from napari_wsigpu.gpu.jpeg.joining import StackedBatch, cut
+from napari_wsigpu.gpu.jpeg.stack import JpegStreams
+from napari_wsigpu.model.layout import SlideFile, TileGrid
 from napari_wsigpu.storage.file import FileSource
+from napari_wsigpu.storage.files import FilesSource
+from napari_wsigpu.storage.memory import MemorySource
 from tests.fakes.host_device import level_of
-from tests.gpu.test_codestream import Streams, maker_of, workspace
+from tests.gpu.test_codestream import Streams, batch_of, maker_of, workspace
 from tests.gpu.test_stack import AT_ONCE, TILES, finished, indices_of, stack_of
 from tests.writers import slides
 
@@ -21,148 +24,149 @@ SHARED = slides.split_tables(TILES[0])[0]
 SHORT = [slides.split_tables(tile)[1] for tile in TILES]
 BACKGROUND = 255
 
-
-def read(path, tiles, gaps, order=None, shared=True, new_buffer=bytearray):
-    """Write tiles to a file, with other bytes before each, and read them as a batch."""
-    offsets = np.zeros(len(tiles), np.int64)
-    data = b""
-    for index, gap in zip(order or range(len(tiles)), gaps, strict=True):
-        data += b"between!"[:1] * gap
-        offsets[index] = len(data)
-        data += tiles[index]
-    path.write_bytes(data)
-    source = FileSource(SlideFile.of(str(path), path.stat()))
-    level = level_of(jpeg_tables=(SHARED,))
-    maker = maker_of(level)
-    lengths = np.array([len(tile) for tile in tiles])
-    spacing = maker.spacing(len(tiles), AT_ONCE)
-    found = source.read_joined(offsets, lengths.copy(), new_buffer, spacing)
-    source.close()
-    np.testing.assert_array_equal(found.lengths, lengths)
-    places = np.stack([np.arange(len(tiles)), np.zeros(len(tiles), np.int64)], 1)
-    present = np.ones((1, len(tiles)), bool)
-    batch = EncodedBatch(
-        level,
-        places,
-        found.buffer,
-        found.starts[None],
-        found.lengths[None],
-        present,
-        BACKGROUND,
-        shared=shared,
-    )
-    maker.prepare(batch_of_one(level), 1, workspace())  # the header is known from now on
-    return maker, batch
+pytestmark = pytest.mark.skipif(native.core is None, reason="needs the native core")
 
 
-def batch_of_one(level):
-    buffer = bytearray(SHORT[0])
-    size = np.array([[len(buffer)]])
-    nowhere, there = np.zeros((1, 2), np.int64), np.ones((1, 1), bool)
-    return EncodedBatch(level, nowhere, buffer, 0 * size, size, there, BACKGROUND)
+class Worker:
+    """The buffers of a worker, whose device takes so many JPEGs at once."""
+
+    def __init__(self):
+        self.device = workspace().device
+        self.given = []
+
+    def take_buffer(self, size):
+        return memoryview(bytearray(size))
+
+    def give_buffer(self, buffer):
+        self.given.append(buffer)
+
+
+class Slide:
+    """A level in a file, whose tiles lie apart, and what makes its code streams."""
+
+    def __init__(self, path, tiles, gaps=None, order=None, files=1):
+        offsets = np.zeros(len(tiles), np.int64)
+        parts = [b""] * files
+        for number, index in enumerate(order or range(len(tiles))):
+            file = number * files // len(tiles)
+            parts[file] += b"between!"[:1] * (0 if gaps is None else gaps[number])
+            offsets[index] = len(parts[file]) + sum(map(len, parts[:file]))
+            parts[file] += tiles[index]
+        paths = [path.with_suffix(f".{file}") for file in range(files)]
+        for one, data in zip(paths, parts, strict=True):
+            one.write_bytes(data)
+        described = [SlideFile.of(str(one), one.stat()) for one in paths]
+        self.source = FileSource(described[0]) if files == 1 else FilesSource(described)
+        lengths = np.array([len(tile) for tile in tiles])
+        grid = TileGrid(48, 64, offsets.reshape(1, -1, 1), lengths.reshape(1, -1, 1))
+        plain = level_of(jpeg_tables=(SHARED,), size=(48 * len(tiles), 64))
+        self.level = replace(plain, grid=grid)
+        self.maker = maker_of(self.level)
+        self.worker = Worker()
+        self.tiles = np.stack([np.arange(len(tiles)), np.zeros(len(tiles), np.int64)], 1)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.source.close()
+
+    def read(self, source=None):
+        source = source or self.source
+        return self.maker.read(source, self.level, self.tiles, BACKGROUND, self.worker)
+
+    def look(self, tiles=SHORT[:1]):
+        """Have the tiles of another batch prepared, whose header is known from now on."""
+        self.maker.prepare(batch_of(self.level, tiles), len(tiles), workspace())
 
 
 def segments_of(batch):
     return [bytes(batch[index].segments[0]) for index in range(len(batch))]
 
 
-def whole(index):
-    return SHARED[:-2] + SHORT[index][2:]
-
-
 def expected(group, count):
     """Return the stream of a group of tiles, of so many in all."""
-    tiles = [whole(index) for index in group]
+    tiles = [SHARED[:-2] + SHORT[index][2:] for index in group]
     return stack_of(tiles) if count > AT_ONCE else tiles[0]
 
 
-def without_fill(stream):
-    return re.sub(rb"\xff+(\xff[\xd0-\xd7])", rb"\1", stream)
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "tiles"
-
-
-class TestInPlace:
-    @pytest.mark.parametrize("count", [2, 9, 14, 15, 29, 45, 60])
-    def test_the_same_streams_and_no_byte_is_copied(self, path, count):
-        maker, batch = read(path, SHORT[:count], [0] * count)
-        work = workspace(Streams())
-        prepared = maker.prepare(batch, count, work)
-        assert indices_of(prepared) == list(range(count))
-        assert len(work.encoded) == 0
-        for group, stream in zip(prepared.groups, work.streams.found, strict=True):
-            assert without_fill(stream) == expected(group, len(batch))
-        assert segments_of(batch) == SHORT[:count]
-
-    @settings(max_examples=60, deadline=None)
-    @given(
-        gaps=st.lists(
-            st.sampled_from([0, 1, 2, 7, MARGIN, MOST_FILL - 30, MOST_FILL, 70_000]),
-            min_size=1,
-            max_size=60,
-        )
-    )
-    def test_tiles_that_lie_apart(self, tmp_path_factory, gaps):
-        path = tmp_path_factory.getbasetemp() / "apart"
-        maker, batch = read(path, SHORT[: len(gaps)], gaps)
-        work = workspace(Streams())
-        prepared = maker.prepare(batch, len(gaps), work)
-        for group, stream in zip(prepared.groups, work.streams.found, strict=True):
-            assert without_fill(stream) == expected(group, len(batch))
-        assert segments_of(batch) == SHORT[: len(gaps)]
-
-    def test_scans_are_where_they_were(self, path):
-        maker, batch = read(path, SHORT, [0] * 60)
-        work = workspace(Streams())
-        prepared = maker.prepare(batch, 60, work)
-        for row in finished(prepared, [True] * len(prepared.groups), np.arange(60)):
-            begin, length = int(row["scan"]) - batch.address, int(row["length"])
+def check(slide, batch):
+    """Compare a batch and its code streams with the tiles."""
+    count = len(batch)
+    assert isinstance(batch, StackedBatch)
+    work = workspace(Streams())
+    prepared = slide.maker.prepare(batch, count, work)
+    assert indices_of(prepared) == list(range(count))
+    assert len(work.encoded) == 0
+    for group, stream in zip(prepared.groups, work.streams.found, strict=True):
+        assert stream == expected(group, count)
+    assert segments_of(batch) == SHORT[:count]
+    chosen = list(range(0, count, 3))
+    part = batch.part(chosen)
+    assert type(part) is EncodedBatch
+    assert segments_of(part) == [SHORT[index] for index in chosen]
+    for row in finished(prepared, [True] * len(prepared.groups), np.arange(count)):
+        begin, length = int(row["scan"]) - batch.address, int(row["length"])
+        if count > AT_ONCE:
             scan = SHORT[row["target"]]
             assert scan.endswith(bytes(batch.view[begin : begin + length]) + b"\xff\xd9")
             assert length > 20
 
-    @pytest.mark.parametrize("why", ["order", "not shared", "share", "the same bytes", "no fill"])
-    def test_where_there_is_no_room_they_are_copied(self, path, why):
-        order = list(range(30))[::-1] if why == "order" else None
-        maker, batch = read(path, SHORT[:30], [0] * 30, order, shared=why != "not shared")
-        if why == "the same bytes":
-            batch.starts[0, 4], batch.lengths[0, 4] = batch.starts[0, 3], batch.lengths[0, 3]
-        stored = segments_of(batch)
-        before = bytes(batch.view)
-        work = workspace(Streams())
-        work.device.jpegs_filled = why != "no fill"
-        count = 29 if why == "share" else 30
-        prepared = maker.prepare(batch, count, work)
-        assert indices_of(prepared) == list(range(count))
-        assert len(work.encoded) > 0
-        assert bytes(batch.view) == before
-        assert segments_of(batch) == stored
-        for stream in work.streams.found:
-            assert without_fill(stream) == stream
 
-    def test_a_tile_that_is_not_like_the_others_changes_nothing(self, path):
-        tiles = [*SHORT[:20], SHORT[20][:-2] + b"\0\0", *SHORT[21:30]]
-        maker, batch = read(path, tiles, [0] * 30)
-        before = bytes(batch.view)
-        prepared = maker.prepare(batch, 30, workspace(Streams()))
-        assert indices_of(prepared) == [index for index in range(30) if index != 20]
-        assert bytes(batch.view) == before
+class TestAsTheyAreRead:
+    @pytest.mark.parametrize("count", [1, 2, 9, 14, 15, 29, 45, 60])
+    def test_the_same_streams_and_no_byte_is_copied(self, tmp_path, count):
+        with Slide(tmp_path / "tiles", SHORT[:count]) as slide:
+            slide.look()
+            check(slide, slide.read())
 
-    def test_a_buffer_of_no_more_than_was_asked_for(self, path):
-        sizes = []
+    @settings(max_examples=40, deadline=None)
+    @given(
+        gaps=st.lists(st.sampled_from([0, 1, 700, 70_000]), min_size=1, max_size=60),
+        files=st.integers(1, 3),
+        backwards=st.booleans(),
+    )
+    def test_tiles_that_lie_apart(self, tmp_path_factory, gaps, files, backwards):
+        path = tmp_path_factory.getbasetemp() / "apart"
+        order = list(range(len(gaps)))[:: -1 if backwards else 1]
+        with Slide(path, SHORT[: len(gaps)], gaps, order, min(files, len(gaps))) as slide:
+            slide.look()
+            check(slide, slide.read())
 
-        def new_buffer(size):
-            sizes.append(size)
-            return memoryview(bytearray(size))
+    @pytest.mark.parametrize("why", ["unknown", "various", "other", "no end", "short", "source"])
+    def test_tiles_that_have_to_be_read_as_they_are(self, tmp_path, why):
+        tiles = SHORT[:30]
+        if why == "no end":
+            tiles[20] = tiles[20][:-2] + b"\0\0"
+        if why == "short":
+            tiles[20] = b""
+        if why == "other":
+            tiles[20] = SHORT[20][:2] + b"\xff\xfe\0\4ok" + SHORT[20][2:]
+        with Slide(tmp_path / "tiles", tiles) as slide:
+            if why == "various":
+                slide.look([SHORT[0], SHORT[1][:2] + b"\xff\xfe\0\4ok" + SHORT[1][2:]])
+            elif why != "unknown":
+                slide.look()
+            for _ in range(2):
+                assert slide.read(MemorySource(b"") if why == "source" else None) is None
+                # A buffer that was taken comes back, and no second attempt is made.
+                assert len(slide.worker.given) == (why in ("other", "no end"))
 
-        maker, batch = read(path, SHORT, [0] * 60, new_buffer=new_buffer)
-        maker.prepare(batch, 60, workspace(Streams()))
-        assert len(batch.view) == sizes[0]
-        assert sizes[0] < sum(map(len, SHORT)) + (len(cut(60, 5)) + 1) * MARGIN
-        assert segments_of(batch) == SHORT
+
+def test_joined_in_memory(tmp_path):
+    """Also where the header is known, and without the core."""
+    for core in (native.core, None):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(native, "core", core)
+            level = level_of(jpeg_tables=(SHARED,))
+            maker = maker_of(level)
+            assert isinstance(maker, JpegStreams)
+            for _ in range(2):
+                work = workspace(Streams())
+                prepared = maker.prepare(batch_of(level, SHORT), 60, work)
+                assert indices_of(prepared) == list(range(60))
+                for group, stream in zip(prepared.groups, work.streams.found, strict=True):
+                    assert stream == expected(group, 60)
 
 
 @given(count=st.integers(1, 500), most=st.integers(1, 60))

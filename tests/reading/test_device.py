@@ -1002,16 +1002,19 @@ class TestFiles:
     def test_replaced_in_mid_read(self, own, monkeypatch):
         monkeypatch.setattr(device_module, "LIMITS", LIMITS._replace(tiles=3))
         slide, _ = own
-        read = slide._source.read_joined
         calls = []
 
-        def read_and_replace(*ranges):
-            if len(calls) == 3:
-                os.utime(slide.path, ns=(1, 1))
-            calls.append(ranges)
-            return read(*ranges)
+        def replacing(read):
+            def read_and_replace(*ranges):
+                if len(calls) == 3:
+                    os.utime(slide.path, ns=(1, 1))
+                calls.append(ranges)
+                return read(*ranges)
 
-        monkeypatch.setattr(slide._source, "read_joined", read_and_replace)
+            return read_and_replace
+
+        for name in ("read_joined", "read_scans"):
+            monkeypatch.setattr(slide._source, name, replacing(getattr(slide._source, name)))
         with pytest.raises(SlideChangedError, match=r"slide\.tif"):
             whole(slide)
         assert len(calls) == 4

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from napari_wsigpu.model.errors import SlideChangedError, SlideClosedError
 from napari_wsigpu.model.layout import SlideFile
 from napari_wsigpu.storage.files import FilesSource
-from napari_wsigpu.storage.source import Spacing
 
 SIZES = (3_000, 1, 70_000, 250_000)
 CONTENTS = [np.random.default_rng(size).bytes(size) for size in SIZES]
@@ -47,26 +46,15 @@ def test_read(source, ranges):
     assert [bytes(view) for view in source.read(ranges)] == [expected(*each) for each in ranges]
 
 
-@given(RANGES, st.sampled_from([None, (0, 5_000), (40, 0)]))
-def test_read_joined(source, ranges, spaced):
-    """Ranges lie in one buffer, with the free bytes before each that are asked for."""
+@given(RANGES)
+def test_read_joined(source, ranges):
     offsets, lengths = np.array(ranges, np.int64).reshape(-1, 2).T
-    spacing = None
-    if spaced is not None:
-        gaps = np.arange(len(ranges), dtype=np.int64) % 3 * spaced[0]
-        spacing = Spacing(gaps, spaced[1])
-    joined = source.read_joined(
-        offsets.copy(), lengths.copy(), lambda size: bytearray(size + 7), spacing
-    )
+    joined = source.read_joined(offsets.copy(), lengths.copy(), lambda size: bytearray(size + 7))
     assert not joined.reasons
     parts = list(zip(joined.starts.tolist(), joined.lengths.tolist(), strict=True))
     assert [bytes(joined.buffer[start : start + length]) for start, length in parts] == [
         expected(*each) for each in ranges
     ]
-    if spacing is not None:
-        for (start, length), gap in zip(parts, spacing.gaps.tolist(), strict=True):
-            free = bytes(joined.buffer[start - gap : start])
-            assert not length or free == bytes(gap)
 
 
 @given(RANGES)

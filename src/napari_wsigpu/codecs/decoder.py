@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from napari_wsigpu.codecs.jpeg import END_OF_IMAGE
 from napari_wsigpu.storage.source import NO_REASONS, Unreadable
 
 if TYPE_CHECKING:
@@ -56,17 +55,13 @@ class EncodedBatch(Sequence["EncodedTile"]):
         Why segments, counted plane by plane, could not be read.
     fills : sequence of callable
         What reads each tile right into its memory, if that is how they are to be had.
-    shared : bool
-        Whether the buffer lies in page-locked memory, and may be written to.
 
     Attributes
     ----------
-    level, tiles, starts, lengths, shared
+    level, tiles, starts, lengths
         As given.
     view : memoryview
         The buffer.
-    lost : bytes or None
-        What all tiles began with, before this and the marker that ended each were overwritten.
     """
 
     def __init__(
@@ -81,14 +76,11 @@ class EncodedBatch(Sequence["EncodedTile"]):
         *,
         reasons: Mapping[int, str] = NO_REASONS,
         fills: Sequence[Fill] = (),
-        shared: bool = False,
     ) -> None:
         self.level = level
         self.starts = starts
         self.lengths = lengths
         self.tiles = tiles
-        self.shared = shared
-        self.lost: bytes | None = None
         self._present = present
         self._background = background
         self._reasons = reasons
@@ -105,8 +97,6 @@ class EncodedBatch(Sequence["EncodedTile"]):
         joined: JoinedBytes,
         wanted: NDArray[np.int64],
         background: float,
-        *,
-        shared: bool = False,
     ) -> EncodedBatch:
         """Take tiles as a source has read them; `wanted` is how long their segments should be."""
         # A segment that the file was to hold, but that lies beyond its end, is no missing one.
@@ -119,7 +109,6 @@ class EncodedBatch(Sequence["EncodedTile"]):
             wanted > 0,
             background,
             reasons=joined.reasons,
-            shared=shared,
         )
 
     @classmethod
@@ -178,7 +167,7 @@ class EncodedBatch(Sequence["EncodedTile"]):
             for plane in range(len(self.starts))
             if plane * len(self) + index in self._reasons
         }
-        part = EncodedBatch(
+        return EncodedBatch(
             self.level,
             self.tiles[chosen],
             self.view,
@@ -188,8 +177,6 @@ class EncodedBatch(Sequence["EncodedTile"]):
             self._background,
             reasons=reasons,
         )
-        part.lost = self.lost
-        return part
 
     def _locate(self) -> None:
         """Make lists of the arrays: one look-up in an array takes as long as ten in a list."""
@@ -222,8 +209,7 @@ class EncodedBatch(Sequence["EncodedTile"]):
     @property
     def single(self) -> bool:
         """Whether each tile is one segment of the buffer as it was read."""
-        as_read = not self._reasons and not self._fills and self.lost is None
-        return as_read and len(self.starts) == 1
+        return not self._reasons and not self._fills and len(self.starts) == 1
 
     def fetcher(self, ending: bytes = b"") -> Callable[[int], bytes | memoryview | None]:
         """Return what gives the bytes of a tile, which is `single`; None if they end otherwise.
@@ -260,12 +246,7 @@ class EncodedBatch(Sequence["EncodedTile"]):
         return self._segment(start, end, present)
 
     def _segment(self, start: int, end: int, present: bool) -> memoryview | None:
-        if not present:
-            return None
-        if self.lost is None:
-            return self.view[start:end]
-        scan = self.view[start + len(self.lost) : end - len(END_OF_IMAGE)]
-        return memoryview(b"".join((self.lost, scan, END_OF_IMAGE)))
+        return self.view[start:end] if present else None
 
 
 Deliver = Callable[[Sequence[int]], None]

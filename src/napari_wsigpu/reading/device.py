@@ -314,8 +314,9 @@ class DeviceBackend:
             self._paste(batch.plan, batch.plan.pastes_of(ready), addresses, batch.canvas)
 
         try:
-            encoded = self.encoded(image, batch.places)
-            buffer, canvas = encoded.view, batch.canvas
+            canvas = batch.canvas
+            encoded = self.encoded(image, batch.places, canvas.share)
+            buffer = encoded.view
             pending = self.decoder.schedule(
                 encoded,
                 reserved.slots,
@@ -339,16 +340,27 @@ class DeviceBackend:
         """Record that so many tiles were decoded since `time.perf_counter` was `started`."""
         canvas.decoded.append((image, tiles, started))
 
-    def encoded(self, image: LevelLayout, tiles: Integers) -> EncodedBatch:
-        """Read tiles as they are stored; `tiles` has shape (tiles, 2), row and column of each."""
+    def encoded(self, image: LevelLayout, tiles: Integers, share: float = 1) -> EncodedBatch:
+        """Read tiles as they are stored, or joined for the device to decode them all.
+
+        Parameters
+        ----------
+        image : LevelLayout
+            The level.
+        tiles : ndarray of int64, shape (tiles, 2)
+            Row and column of each.
+        share : float
+            Part of the tiles that the device decodes.
+        """
         offsets, wanted = image.grid.ranges(*tiles.T)
-        spacing = self.decoder.spacing(image, len(tiles))
-        joined = self.parts.source.read_joined(
-            offsets.ravel(), wanted.ravel(), self._worker.take_buffer, spacing
-        )
+        source, background = self.parts.source, self.parts.layout.background
+        stacked = self.decoder.read(source, image, tiles, background) if share == 1 else None
+        if stacked is not None:
+            self.parts.log.count(bytes_read=int(wanted.sum()))
+            return stacked
+        joined = source.read_joined(offsets.ravel(), wanted.ravel(), self._worker.take_buffer)
         self.parts.log.count(bytes_read=int(joined.lengths.sum()))
-        background = self.parts.layout.background
-        return EncodedBatch.joined(image, tiles, joined, wanted, background, shared=True)
+        return EncodedBatch.joined(image, tiles, joined, wanted, background)
 
     def finish(
         self,

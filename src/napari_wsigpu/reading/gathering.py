@@ -57,9 +57,7 @@ class GatheredReads:
         return read([location])[0] if request.pixels is None else request.pixels
 
     @staticmethod
-    def _read_all(
-        requests: list[_Request], read: Callable[[Sequence[Location]], Any]
-    ) -> None:
+    def _read_all(requests: list[_Request], read: Callable[[Sequence[Location]], Any]) -> None:
         try:
             batch = read([request.location for request in requests])
         except SlideError:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.model.layout import SlideFile
-    from napari_wsigpu.storage.source import Fill, LaterReads, NewBuffer, Spacing
+    from napari_wsigpu.storage.source import Fill, LaterReads, NewBuffer
 
 MERGE_GAP = 64 << 10
 MERGE_LIMIT = 16 << 20
@@ -109,7 +109,6 @@ def join_ranges(
     lengths: NDArray[np.int64],
     end: int,
     page: int = 1,
-    spacing: Spacing | None = None,
 ) -> Joined:
     """Plan to read many ranges into one buffer, those that lie near each other at once.
 
@@ -122,8 +121,6 @@ def join_ranges(
     page : int
         What offsets and sizes of runs, and their places, are to be multiples of, but for where
         the file ends.
-    spacing : Spacing, optional
-        How they are to lie there; a range with free bytes before it begins a run.
     """
     lengths = np.maximum(np.minimum(lengths, end - offsets), 0)
     lengths[offsets < 0] = 0
@@ -138,20 +135,16 @@ def join_ranges(
     if page > 1:
         begin, past = first // page * page, np.minimum(-(-past // page) * page, end)
     reached = np.maximum.accumulate(past)
-    begins = np.zeros(len(order), np.bool_) if spacing is None else spacing.gaps[order] > 0
-    begins[0] = True
-    begins[1:] |= begin[1:] > reached[:-1] + (MERGE_GAP if spacing is None else spacing.most)
-    edges = np.append(begins, True).nonzero()[0]
+    apart = begin[1:] > reached[:-1] + MERGE_GAP
+    edges = np.concatenate([[True], apart, [True]]).nonzero()[0]
     heads, stops = edges[:-1], edges[1:]
     sizes = reached[stops - 1] - begin[heads]
-    behind = 0 if spacing is None else int(spacing.gaps.max())
-    before = 0 if spacing is None else spacing.gaps[order[heads]]
-    places = (sizes + before).cumsum() - sizes
+    places = sizes.cumsum() - sizes
     ranges = np.empty(len(heads), RANGE)
     ranges["offset"], ranges["place"], ranges["size"] = begin[heads], places, sizes
     starts = np.zeros(len(offsets), np.int64)
     starts[order] = first + np.repeat(places - begin[heads], stops - heads)
-    return Joined(int(places[-1] + sizes[-1]) + behind, ranges, starts, lengths)
+    return Joined(int(places[-1] + sizes[-1]), ranges, starts, lengths)
 
 
 def check_unchanged(file: SlideFile, slide: str) -> None:
@@ -219,10 +212,9 @@ class FileSource:
         offsets: NDArray[np.int64],
         lengths: NDArray[np.int64],
         new_buffer: NewBuffer = bytearray,
-        spacing: Spacing | None = None,
     ) -> JoinedBytes:
         """Read many ranges into one buffer; see `ByteSource.read_joined`."""
-        joined = self.join(offsets, lengths, spacing=spacing)
+        joined = self.join(offsets, lengths)
         buffer = new_buffer(joined.size)
         self.read_ranges(joined, memoryview(buffer))
         return JoinedBytes(buffer, joined.starts, joined.lengths)
@@ -243,6 +235,16 @@ class FileSource:
                     return
             for offset, place, size in joined.runs:  # where reading fails, this says why
                 self.read_into(file, view[place : place + size], offset)
+
+    def read_scans(self, scans: NDArray[Any], header: bytes, buffer: memoryview) -> bool:
+        """Read the scans of JPEG tiles that share a header; see `ScanSource.read_scans`."""
+        core = native.core
+        if core is None:
+            return False
+        threads = min(FEEDING_THREADS, 1 + len(scans) // FEW_RANGES)
+        target = np.frombuffer(buffer, np.uint8).ctypes.data
+        with self._checked() as file:
+            return core.read_scans(scans, header, target, file=file.fileno(), threads=threads)
 
     def read_later(
         self, offsets: NDArray[np.int64], lengths: NDArray[np.int64]
@@ -271,10 +273,9 @@ class FileSource:
         offsets: NDArray[np.int64],
         lengths: NDArray[np.int64],
         page: int = 1,
-        spacing: Spacing | None = None,
     ) -> Joined:
         """Plan how many ranges are read into one buffer; see `join_ranges`."""
-        return join_ranges(offsets, lengths, self._size, page, spacing)
+        return join_ranges(offsets, lengths, self._size, page)
 
     def checked_path(self) -> str:
         """Return the path, for others to read; errors as when the file is read."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.model.layout import SlideFile
-    from napari_wsigpu.storage.source import Fill, NewBuffer, Spacing
+    from napari_wsigpu.storage.source import Fill, NewBuffer
 
 
 class FilesSource(SourcesInTurn[FileSource]):
@@ -35,18 +35,16 @@ class FilesSource(SourcesInTurn[FileSource]):
         offsets: NDArray[np.int64],
         lengths: NDArray[np.int64],
         new_buffer: NewBuffer = bytearray,
-        spacing: Spacing | None = None,
     ) -> JoinedBytes:
         """Read many ranges into one buffer; see `ByteSource.read_joined`."""
         parts = self._owners(offsets)
         if len(parts) == 1:
             source, start, _ = parts[0]
-            return source.read_joined(offsets - start, lengths, new_buffer, spacing)
-        planned = []
-        for source, start, members in parts:
-            own = None if spacing is None else spacing._replace(gaps=spacing.gaps[members])
-            asked = offsets[members] - start, lengths[members]
-            planned.append((source, members, source.join(*asked, spacing=own)))
+            return source.read_joined(offsets - start, lengths, new_buffer)
+        planned = [
+            (source, members, source.join(offsets[members] - start, lengths[members]))
+            for source, start, members in parts
+        ]
         buffer = new_buffer(sum(joined.size for _, _, joined in planned))
         target = memoryview(buffer)
         starts, found, place = np.zeros_like(offsets), np.zeros_like(lengths), 0
@@ -56,6 +54,15 @@ class FilesSource(SourcesInTurn[FileSource]):
             found[members] = joined.lengths
             place += joined.size
         return JoinedBytes(buffer, starts, found)
+
+    def read_scans(self, scans: NDArray[Any], header: bytes, buffer: memoryview) -> bool:
+        """Read the scans of JPEG tiles that share a header; see `ScanSource.read_scans`."""
+        for source, start, members in self._owners(scans["offset"]):
+            own = scans[members]
+            own["offset"] -= start
+            if not source.read_scans(own, header, buffer):
+                return False
+        return True
 
     def fills(self, ranges: Sequence[tuple[int, int]]) -> list[Fill]:
         """Return what reads each (offset, length) later; see `FillingSource.fills`."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.storage.source import NewBuffer, Spacing
+    from napari_wsigpu.storage.source import NewBuffer
 
 
 class MemorySource:
@@ -31,7 +31,6 @@ class MemorySource:
         offsets: NDArray[np.int64],
         lengths: NDArray[np.int64],
         new_buffer: NewBuffer = bytearray,
-        spacing: Spacing | None = None,
     ) -> JoinedBytes:
         """Return all bytes, and where each range lies in them."""
         size = len(self._data)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import accumulate
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -66,21 +66,6 @@ class JoinedBytes(NamedTuple):
     reasons: Mapping[int, str] = NO_REASONS
 
 
-class Spacing(NamedTuple):
-    """How ranges are to lie in one buffer.
-
-    Attributes
-    ----------
-    gaps : ndarray of int64, shape (ranges,)
-        How many bytes to leave free before each range, and the most of them behind the last.
-    most : int
-        How many other bytes may lie between two ranges.
-    """
-
-    gaps: NDArray[np.int64]
-    most: int
-
-
 class LaterReads(Protocol):
     """Ranges of a source that is kept open for them, each read when it is asked for."""
 
@@ -130,7 +115,6 @@ class ByteSource(Protocol):
         offsets: NDArray[np.int64],
         lengths: NDArray[np.int64],
         new_buffer: NewBuffer = bytearray,
-        spacing: Spacing | None = None,
     ) -> JoinedBytes:
         """Read many ranges into one buffer.
 
@@ -140,9 +124,6 @@ class ByteSource(Protocol):
             In any order; they may overlap.
         new_buffer : callable
             Gives a buffer of at least so many bytes.
-        spacing : Spacing, optional
-            How they are to lie there; a source that gains nothing by reading neighbours at once
-            may do otherwise.
 
         Raises
         ------
@@ -182,6 +163,26 @@ class FillingSource(ByteSource, Protocol):
         """
 
 
+@runtime_checkable
+class ScanSource(Protocol):
+    """A source whose JPEG tiles can be joined as they are read."""
+
+    def read_scans(self, scans: NDArray[Any], header: bytes, buffer: memoryview) -> bool:
+        """Read the scans of JPEG tiles that share a header; see `native.Core.read_scans`.
+
+        Returns
+        -------
+        bool
+            False if the tiles have to be read as they are, because they differ, can't be read,
+            or the native core is missing.
+
+        Raises
+        ------
+        SlideError
+            If the file can't be opened, or is not the one that was described.
+        """
+
+
 class ViewSource:
     """What reads ranges one by one, and copies them where they are wanted in one buffer."""
 
@@ -194,7 +195,6 @@ class ViewSource:
         offsets: NDArray[np.int64],
         lengths: NDArray[np.int64],
         new_buffer: NewBuffer = bytearray,
-        spacing: Spacing | None = None,
     ) -> JoinedBytes:
         """Read many ranges into one buffer; see `ByteSource.read_joined`."""
         ranges = list(zip(offsets.tolist(), lengths.tolist(), strict=True))

@@ -104,13 +104,10 @@ class Device(Protocol):
         As users name it.
     jpegs_at_once : int
         How many JPEGs it decodes best side by side.
-    jpegs_filled : bool
-        Whether it decodes those with any number of 0xFF before a restart marker.
     """
 
     name: str
     jpegs_at_once: int
-    jpegs_filled: bool
 
     @property
     def model(self) -> str:

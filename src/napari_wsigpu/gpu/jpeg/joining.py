@@ -1,36 +1,45 @@
-"""Code streams of stacked JPEG tiles, put together in memory of their own or where tiles lie."""
+"""JPEG tiles joined to tall images, so that a few code streams keep all engines of a GPU busy.
+
+Restart markers between the tiles' scans (ITU-T T.81, E.1.4) reset the decoder's predictions, so
+that each tile decodes as it does alone.
+"""
 
 from __future__ import annotations
 
 from functools import lru_cache
-from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from napari_wsigpu import native
+from napari_wsigpu.codecs.decoder import EncodedBatch
 from napari_wsigpu.codecs.jpeg import END_OF_IMAGE
+from napari_wsigpu.native.tables import SCAN
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
-    # Where a code stream begins and ends.
-    Span = tuple[int, int]
+    from napari_wsigpu.model.layout import LevelLayout
+
+    Integers = NDArray[np.int64]
 
 FIRST_RESTART, RESTARTS = 0xD0, 8
-MOST_FILL = 4096
+COPYING_THREADS = 4
 
 
 class Stack(NamedTuple):
-    """Tiles that share a header, with what comes before and after them.
+    """Tiles that share a header, with what comes before and after their scans.
 
     Attributes
     ----------
     header : bytes
-        Of the stack.
+        Header of the stack.
     size : int
         How many tiles it has.
     end : bytes
-        What follows the last tile's marker.
+        What follows the last tile's marker; empty for a tile alone, which keeps its own marker.
     marks : tuple of int
         See `Stacking`.
     """
@@ -41,20 +50,112 @@ class Stack(NamedTuple):
     marks: tuple[int, ...]
 
 
-class Scans(NamedTuple):
-    """The scans of a batch's tiles in a buffer, those of one stack after those of the other.
+class Joined(NamedTuple):
+    """Where stacks, and the scans of their tiles, lie in a buffer.
 
     Attributes
     ----------
-    indices : ndarray of int64, shape (scans,)
-        Index of each tile in its batch.
-    starts, ends : ndarray of int64, shape (scans,)
-        Where each scan starts, and where the marker behind it ends.
+    stacks : tuple of Stack
+        The stacks.
+    header : bytes
+        What each tile begins with, where it was read from.
+    scans : ndarray of `native.tables.SCAN`, shape (tiles,)
+        Where each tile is read from, and where its scan goes.
+    spans : list of (int, int)
+        Where each stack begins and ends.
     """
 
-    indices: NDArray[np.int64]
-    starts: NDArray[np.int64]
-    ends: NDArray[np.int64]
+    stacks: tuple[Stack, ...]
+    header: bytes
+    scans: NDArray[Any]
+    spans: list[tuple[int, int]]
+
+    @property
+    def end(self) -> int:
+        """Where the last stack ends."""
+        return self.spans[-1][1]
+
+    def write_ends(self, buffer: memoryview) -> None:
+        """Write what is around the scans: the header and the end of each stack."""
+        for stack, (begin, end) in zip(self.stacks, self.spans, strict=True):
+            buffer[begin : begin + len(stack.header)] = stack.header
+            buffer[end - len(stack.end) : end] = stack.end
+
+    def copy(self, source: EncodedBatch, buffer: NDArray[np.uint8]) -> bool:
+        """Put stacks together of tiles in memory.
+
+        Returns
+        -------
+        bool
+            False if a tile does not begin with the header, or end with EOI.
+        """
+        if native.core is not None:
+            copied = native.core.read_scans(
+                self.scans,
+                self.header,
+                buffer.ctypes.data,
+                memory=source.address,
+                threads=COPYING_THREADS,
+            )
+        else:
+            copied = self._copy_in_python(source.view, buffer.data)
+        self.write_ends(buffer.data)
+        return copied
+
+    def _copy_in_python(self, source: memoryview, buffer: memoryview) -> bool:
+        skipped = len(self.header)
+        for offset, length, place, marker, _ in self.scans.tolist():
+            begin, end, past = offset + skipped, offset + length, place + length - skipped
+            if source[offset:begin] != self.header or source[end - 2 : end] != END_OF_IMAGE:
+                return False
+            buffer[place:past] = source[begin:end]
+            buffer[past - 1] = marker
+        return True
+
+
+class StackedBatch(EncodedBatch):
+    """Tiles that were joined to stacks as they were read; each is put together again for a CPU.
+
+    Parameters
+    ----------
+    level : LevelLayout
+        The level.
+    tiles : ndarray of int64, shape (tiles, 2)
+        Row and column of each.
+    buffer : memoryview
+        The stacks, in page-locked memory.
+    joined : Joined
+        Where they lie in it; kept as `stacked`.
+    background : float
+        Value of pixels that the file does not hold.
+    """
+
+    def __init__(
+        self,
+        level: LevelLayout,
+        tiles: Integers,
+        buffer: memoryview,
+        joined: Joined,
+        background: float,
+    ) -> None:
+        self.stacked = joined
+        starts = joined.scans["place"][None]
+        lengths = joined.scans["length"][None] - len(joined.header)
+        super().__init__(level, tiles, buffer, starts, lengths, lengths > 0, background)
+
+    def part(self, indices: Sequence[int]) -> EncodedBatch:
+        """Return some of the tiles as they were stored, in a buffer of their own."""
+        segments = [self[index].segments[0] for index in indices]
+        lengths = np.array([[len(segment) for segment in segments]], np.int64)
+        starts = np.cumsum(lengths, axis=1) - lengths
+        chosen, buffer = self.tiles[np.array(indices, np.int64)], b"".join(segments)
+        return EncodedBatch(
+            self.level, chosen, buffer, starts, lengths, lengths > 0, self._background
+        )
+
+    def _segment(self, start: int, end: int, present: bool) -> memoryview | None:
+        scan = self.view[start : end - len(END_OF_IMAGE)]
+        return memoryview(b"".join((self.stacked.header, scan, END_OF_IMAGE)))
 
 
 def cut(count: int, most: int) -> list[int]:
@@ -63,101 +164,65 @@ def cut(count: int, most: int) -> list[int]:
     return [number * count // stacks for number in range(stacks + 1)]
 
 
-def all_have(view: memoryview, wanted: bytes, places: NDArray[np.int64]) -> bool:
-    """Whether these bytes are in all places of a buffer."""
-    return _anywhere(view, len(wanted))[places].tobytes() == wanted * len(places)
+def join(
+    stacks: tuple[Stack, ...], header: bytes, offsets: Integers, lengths: Integers, begin: int = 0
+) -> Joined:
+    """Plan where stacks go in a buffer, one after another.
 
-
-def copy_stacks(
-    stacks: list[Stack], scans: Scans, source: memoryview, target: memoryview
-) -> tuple[list[Span], NDArray[np.int64]]:
-    """Put stacks together in memory of their own.
-
-    Returns
-    -------
-    list of (int, int)
-        Where each stack begins and ends.
-    ndarray of int64, shape (scans,)
-        Where each scan begins.
+    Parameters
+    ----------
+    stacks : tuple of Stack
+        The stacks.
+    header : bytes
+        What each tile begins with.
+    offsets, lengths : ndarray of int64, shape (tiles,)
+        Where each tile is read from.
+    begin : int
+        Where the first stack goes.
     """
-    place = 0
-    spans: list[Span] = []
-    begins: list[int] = []
-    rest = zip(scans.starts.tolist(), scans.ends.tolist(), strict=True)
-    for header, count, after, _ in stacks:
-        first = place
-        target[place : place + len(header)] = header
-        place += len(header)
-        for number, (start, end) in enumerate(islice(rest, count)):
-            begins.append(place)
-            place += end - start
-            target[begins[-1] : place] = source[start:end]
-            if after:  # else the tile's own marker ends the image
-                target[place - 1] = FIRST_RESTART + number % RESTARTS
-        target[place : place + len(after)] = after
-        place += len(after)
-        spans.append((first, place))
-    return spans, np.array(begins, np.int64)
+    frame = _frame(stacks)
+    scans = np.empty(len(offsets), SCAN)
+    scans["offset"], scans["length"], scans["marker"] = offsets, lengths, frame.markers
+    sizes = lengths - len(header)
+    ends = begin + frame.gaps + np.cumsum(sizes)
+    scans["place"] = ends - sizes
+    firsts = scans["place"][frame.firsts] - frame.before
+    past = ends[frame.lasts] + frame.behind
+    return Joined(stacks, header, scans, list(zip(firsts.tolist(), past.tolist(), strict=True)))
 
 
-def leave_room(stacks: list[Stack], scans: Scans, size: int) -> bool:
-    """Whether stacks can be put together where tiles lie, in a buffer of this size."""
-    starts, ends = scans.starts, scans.ends
-    room, needed = starts.copy(), np.zeros_like(starts)
-    room[1:] -= ends[:-1]
-    place, behind = 0, 0
-    for header, count, after, _ in stacks:
-        needed[place] = behind + len(header)
-        place, behind = place + count, len(after)
-    fits = (room >= needed) & (room <= MOST_FILL)
-    return bool(fits.all()) and int(ends[-1]) + behind <= size
+class _Frame(NamedTuple):
+    """What surrounds the scans of stacks.
 
-
-def stack_in_place(stacks: list[Stack], scans: Scans, view: memoryview) -> list[Span]:
-    """Put stacks together where tiles lie; return where each begins and ends.
-
-    A restart marker may have any number of 0xFF before it, so that it takes the place of all that
-    lies between two scans.
+    Attributes
+    ----------
+    firsts, lasts, before, behind : ndarray of int64, shape (stacks,)
+        First and last scan of each stack, and the bytes before and behind these.
+    gaps : ndarray of int64, shape (scans,)
+        Bytes before each scan that belong to no scan.
+    markers : ndarray of int32, shape (scans,)
+        Codes of the markers that end the scans.
     """
-    _write_restarts([stack.size for stack in stacks], scans, view)
-    starts, ends = scans.starts.tolist(), scans.ends.tolist()
-    spans: list[Span] = []
-    place = 0
-    for header, count, after, _ in stacks:
-        begin, end = starts[place] - len(header), ends[place + count - 1]
-        view[begin : begin + len(header)] = header
-        if after:
-            view[end - 1] = FIRST_RESTART + (count - 1) % RESTARTS
-            view[end : end + len(after)] = after
-        spans.append((begin, end + len(after)))
-        place += count
-    return spans
 
-
-def _write_restarts(counts: list[int], scans: Scans, view: memoryview) -> None:
-    """Write a restart marker between any two scans of a stack."""
-    numbers = _numbers(tuple(counts))
-    places, behind = scans.ends[:-1] - len(END_OF_IMAGE), scans.starts[1:]
-    lengths = np.where(numbers[1:] > 0, behind - places, 0)
-    for length in {*lengths.tolist()} - {0}:
-        these = (lengths == length).nonzero()[0]
-        _anywhere(view, length)[places[these]] = _restarts(length)[numbers[these] % RESTARTS]
-
-
-def _anywhere(view: memoryview, size: int) -> NDArray[np.void]:
-    """Return a buffer as an array of so many bytes each, one from every place on."""
-    return np.ndarray((len(view) - size + 1,), f"V{size}", view, strides=(1,))
+    firsts: Integers
+    lasts: Integers
+    before: Integers
+    behind: Integers
+    gaps: Integers
+    markers: NDArray[np.int32]
 
 
 @lru_cache(maxsize=256)
-def _numbers(counts: tuple[int, ...]) -> NDArray[np.int64]:
-    """Return the number of each tile in its stack."""
-    return np.concatenate([np.arange(count) for count in counts])
-
-
-@lru_cache(maxsize=256)
-def _restarts(length: int) -> NDArray[np.void]:
-    """Return restart markers with as many 0xFF before them as make them so long."""
-    markers = np.full((RESTARTS, length), 0xFF, np.uint8)
-    markers[:, -1] = FIRST_RESTART + np.arange(RESTARTS)
-    return markers.view(f"V{length}")[:, 0]
+def _frame(stacks: tuple[Stack, ...]) -> _Frame:
+    counts = np.array([stack.size for stack in stacks], np.int64)
+    before = np.array([len(stack.header) for stack in stacks], np.int64)
+    behind = np.array([len(stack.end) for stack in stacks], np.int64)
+    past = np.cumsum(counts)
+    firsts = past - counts
+    gaps = np.zeros(int(counts.sum()), np.int64)
+    gaps[firsts] = before
+    gaps[firsts[1:]] += behind[:-1]
+    numbers = np.arange(len(gaps)) - np.repeat(firsts, counts)
+    alone = np.repeat(behind == 0, counts)
+    markers = np.where(alone, END_OF_IMAGE[1], FIRST_RESTART + numbers % RESTARTS)
+    return _Frame(firsts, past - 1, before, behind, np.cumsum(gaps), markers.astype(np.int32))

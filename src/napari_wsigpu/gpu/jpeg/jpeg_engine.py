@@ -29,20 +29,17 @@ class JpegEngine(NamedTuple):
         Images that keep it busy; each keeps the processor busy for 40 us.
     threads : int
         Of its own that prepare images, 0 for one a core.
-    filled : bool
-        Whether there may be any number of 0xFF before a restart marker.
     """
 
     backend: int
     at_once: int
     threads: int
-    filled: bool
 
 
 # A GPU has up to 7 JPEG engines. To wake more threads for them takes longer than their work.
 JPEG_ENGINES = {
-    "hardware": JpegEngine(HARDWARE, 7, 4, filled=True),
-    "hybrid": JpegEngine(HYBRID, 14, 0, filled=False),
+    "hardware": JpegEngine(HARDWARE, 7, 4),
+    "hybrid": JpegEngine(HYBRID, 14, 0),
 }
 # What a batch of a thousand tiles is stacked to; 3 is nvImageCodec's name of 4:2:0.
 STACKS, STACK, SUBSAMPLED = 22, (MOST_ROWS, 256), 3

@@ -10,14 +10,18 @@ from napari_wsigpu.gpu.jpeg.stack import JpegStreams
 from napari_wsigpu.gpu.jpeg2000.tiles import Jpeg2000Tiles
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from napari_wsigpu.codecs.cpu import HostSlots
     from napari_wsigpu.codecs.decoder import Decoder, Deliver, EncodedBatch
     from napari_wsigpu.gpu.device.device import Slots, Stream
     from napari_wsigpu.gpu.device.verify import Verifier
     from napari_wsigpu.gpu.device.worker import DecodeWorker
     from napari_wsigpu.gpu.jpeg.codestream import Recipe
+    from napari_wsigpu.gpu.jpeg.joining import StackedBatch
     from napari_wsigpu.model.layout import LevelLayout
-    from napari_wsigpu.storage.source import Spacing
+    from napari_wsigpu.storage.source import ByteSource
 
     Maker = JpegStreams | Jpeg2000Streams | Jpeg2000Tiles
 
@@ -89,12 +93,14 @@ class NvImageCodecDecoder:
         """Free memory that the worker keeps for the next batch."""
         self.worker.trim()
 
-    def spacing(self, level: LevelLayout, count: int) -> Spacing | None:
-        """Return how `schedule` would have so many tiles lie in their buffer."""
-        made, device = self.maker(level), self.worker.device
-        if not isinstance(made, JpegStreams) or not device.jpegs_filled:
+    def read(
+        self, source: ByteSource, level: LevelLayout, tiles: NDArray[np.int64], background: float
+    ) -> StackedBatch | None:
+        """Read tiles of a level as `schedule` has them decoded; see `JpegStreams.read`."""
+        made = self.maker(level)
+        if not isinstance(made, JpegStreams):
             return None
-        return made.spacing(count, device.jpegs_at_once)
+        return made.read(source, level, tiles, background, self.worker)
 
     def maker(self, level: LevelLayout) -> Maker | str:
         """Return what makes a level's code streams, or why the CPU decodes it."""

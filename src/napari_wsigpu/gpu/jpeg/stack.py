@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from functools import lru_cache
-from itertools import accumulate, compress, pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import accumulate, chain, compress, pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from napari_wsigpu.codecs.jpeg import (
     BLOCK,
     END_OF_IMAGE,
     LONGEST_HEADER,
-    MOST_ROWS,
     NO_MARKS,
     Stacking,
     header_length,
@@ -22,17 +21,9 @@ from napari_wsigpu.codecs.jpeg import (
     read_header,
 )
 from napari_wsigpu.gpu.device.tables import JPEG_TILE
-from napari_wsigpu.gpu.jpeg.joining import (
-    Scans,
-    Stack,
-    all_have,
-    copy_stacks,
-    cut,
-    leave_room,
-    stack_in_place,
-)
+from napari_wsigpu.gpu.jpeg.joining import Joined, Stack, StackedBatch, cut, join
 from napari_wsigpu.gpu.jpeg.library_handles import ImageFormat
-from napari_wsigpu.storage.source import Spacing
+from napari_wsigpu.storage.source import ScanSource
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,12 +36,9 @@ if TYPE_CHECKING:
     from napari_wsigpu.gpu.device.workspace import Workspace
     from napari_wsigpu.gpu.jpeg.codestream import Recipe
     from napari_wsigpu.model.layout import LevelLayout
+    from napari_wsigpu.storage.source import ByteSource
 
 SHORTEST, MOST_PADDING = 4, 64
-# Where tiles are put together as they lie, the header of a stack goes before its first one.
-MARGIN = 1024
-# So many bytes are left over between two tiles that are read at once, less than `joining` can fill.
-MOST_BETWEEN = 2048
 YCBCR_TRANSFORM = 1
 RGB_IDS = b"RGB"
 PLANES = "P_YUV"
@@ -59,7 +47,7 @@ SUBSAMPLINGS = {(1, 1): 0, (2, 1): 2, (2, 2): 3}
 # So narrow, libjpeg repeats chroma instead of smoothing it.
 NARROW = 4
 NOWHERE = -1
-NO_SCANS = Scans(*[np.zeros(0, np.int64)] * 3)
+NOTHING = np.zeros(0, np.int64)
 
 
 class Shape(NamedTuple):
@@ -125,7 +113,42 @@ class JpegStreams:
         self._sampling: tuple[int, int] | None = None
         self._lock = threading.Lock()
         self._latest = b"?"
+        # Header of all tiles of the latest batch, if it was one.
+        self._usual = b""
         self._stacking = lru_cache(maxsize=64)(self._new_stacking)
+        self._stacks = lru_cache(maxsize=64)(self._new_stacks)
+
+    def read(
+        self,
+        source: ByteSource,
+        level: LevelLayout,
+        tiles: NDArray[np.int64],
+        background: float,
+        worker: DecodeWorker,
+    ) -> StackedBatch | None:
+        """Read tiles and join them at the same time, if all are like those read before.
+
+        Returns
+        -------
+        StackedBatch or None
+            None if the tiles have to be read as they are: from another source than a file, or
+            when they differ from those before.
+        """
+        header = self._usual
+        if not header or not isinstance(source, ScanSource):
+            return None
+        offsets, lengths = (each[0] for each in level.grid.ranges(*tiles.T))
+        if lengths.min() <= len(header) + len(END_OF_IMAGE):
+            return None
+        stacks = self._stacks(header, len(tiles), self._most(len(tiles), worker.device))
+        joined = join(stacks, header, offsets, lengths)
+        buffer = worker.take_buffer(joined.end)
+        if not source.read_scans(joined.scans, header, buffer):
+            worker.give_buffer(buffer)
+            self._usual = b""
+            return None
+        joined.write_ends(buffer)
+        return StackedBatch(level, tiles, buffer, joined, background)
 
     def prepare(self, batch: EncodedBatch, count: int, work: Workspace) -> StackedTiles:
         """Make code streams of the first `count` tiles of a batch, in a workspace.
@@ -135,50 +158,54 @@ class JpegStreams:
         MemoryError
             If the workspace can't be made large enough.
         """
-        most = -(-count // work.device.jpegs_at_once)
-        header = self._latest
-        alike = self._alike(header, batch, count)
-        by_header = self._by_header(header, batch, count) if alike is None else {header: alike}
-        stacks = [
-            stack
-            for header, scans in by_header.items()
-            for stack in self._stacks(header, len(scans.indices), most)
-        ]
+        if isinstance(batch, StackedBatch):
+            address, groups = batch.address, [(batch.stacked, np.arange(count))]
+        else:
+            groups = self._join(batch, count, work)
+            address = int(work.encoded.ctypes.data)
         sampling = self._sampling or (1, 1)
         shape = Shape(*self._size, sampling, self._how.sample_format, self._how.color_spec)
-        scans = alike or Scans(
-            *map(np.concatenate, zip(NO_SCANS, *by_header.values(), strict=True))
-        )
-        alone = alike is not None and count == len(batch)
-        own = header if alone and batch.shared and work.device.jpegs_filled else None
-        return StackedTiles(stacks, scans, shape, batch, work, own, to_rgb=self._how.convert)
+        return StackedTiles(groups, address, shape, work, to_rgb=self._how.convert)
 
-    def spacing(self, count: int, at_once: int) -> Spacing:
-        """Return how so many tiles are to lie in a buffer, if all are alike."""
-        most = min(-(-count // at_once), max(1, MOST_ROWS // self._size[0]))
-        found = np.zeros(count, np.int64)
-        found[cut(count, most)[:-1]] = MARGIN
-        return Spacing(found, MOST_BETWEEN)
+    def _join(
+        self, batch: EncodedBatch, count: int, work: Workspace
+    ) -> list[tuple[Joined, NDArray[np.int64]]]:
+        """Join tiles in a workspace; return the stacks of each header, and the tiles' indices."""
+        most = self._most(count, work.device)
+        starts, lengths = batch.starts[0, :count], batch.lengths[0, :count]
+        usual = self._usual
+        if usual and lengths.min(initial=len(usual)) > len(usual) + len(END_OF_IMAGE):
+            joined = join(self._stacks(usual, count, most), usual, starts, lengths)
+            work.make_room(joined.end, 0, 0)
+            if joined.copy(batch, work.encoded):
+                return [(joined, np.arange(count))]
+        groups: list[tuple[Joined, NDArray[np.int64]]] = []
+        end = 0
+        for header, (indices, ends) in self._by_header(batch, count).items():
+            stacks = self._stacks(header, len(indices), most)
+            joined = join(stacks, header, starts[indices], ends - starts[indices], end)
+            groups.append((joined, indices))
+            end = joined.end
+        work.make_room(end, 0, 0)
+        for joined, _ in groups:
+            joined.copy(batch, work.encoded)
+        self._usual = b""
+        if len(groups) == 1 and len(groups[0][1]) == count:
+            self._usual = groups[0][0].header
+        return groups
 
-    def _alike(self, header: bytes, batch: EncodedBatch, count: int) -> Scans | None:
-        """Return the tiles if all are whole and have this header."""
-        starts, sizes = batch.starts[0, :count], batch.lengths[0, :count]
-        ends = starts + sizes
-        if (
-            not count
-            or sizes.min() <= len(header) + len(END_OF_IMAGE)
-            or not all_have(batch.view, header, starts)
-            or not all_have(batch.view, END_OF_IMAGE, ends - len(END_OF_IMAGE))
-        ):
-            return None
-        return Scans(np.arange(count), starts + len(header), ends)
+    def _most(self, count: int, device: Device) -> int:
+        """Return how many of so many tiles a stack has, for all engines to be busy."""
+        return -(-count // device.jpegs_at_once)
 
-    def _by_header(self, header: bytes, batch: EncodedBatch, count: int) -> dict[bytes, Scans]:
-        """Sort the tiles that nvImageCodec can take by their headers."""
-        view = batch.view
+    def _by_header(
+        self, batch: EncodedBatch, count: int
+    ) -> dict[bytes, tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """Sort the tiles that nvImageCodec can take by their headers: indices, and their ends."""
+        view, header = batch.view, self._latest
         starts = batch.starts[0, :count].tolist()
         ends = (batch.starts[0, :count] + batch.lengths[0, :count]).tolist()
-        found: defaultdict[bytes, list[tuple[int, int, int]]] = defaultdict(list)
+        found: defaultdict[bytes, list[tuple[int, int]]] = defaultdict(list)
         for index, (start, past) in enumerate(zip(starts, ends, strict=True)):
             end = _end_before_padding(view, start, past)
             if view[start : start + len(header)] != header:
@@ -187,8 +214,9 @@ class JpegStreams:
                 if not head.startswith(header):
                     continue
             if end - start > len(header) + len(END_OF_IMAGE):
-                found[header].append((index, start + len(header), end))
-        return {key: Scans(*np.array(scans, np.int64).T) for key, scans in found.items()}
+                found[header].append((index, end))
+        columns = {key: np.array(tiles, np.int64).T for key, tiles in found.items()}
+        return {key: (indices, ends) for key, (indices, ends) in columns.items()}
 
     def _check(self, data: bytes) -> bytes:
         """Return a header that is not the usual one, empty if it is not as the level says."""
@@ -223,18 +251,18 @@ class JpegStreams:
         assert found is not None  # or it would not have passed
         return Stacking(whole, found)
 
-    def _stacks(self, header: bytes, count: int, most: int) -> list[Stack]:
+    def _new_stacks(self, header: bytes, count: int, most: int) -> tuple[Stack, ...]:
         """Return the stacks of so many tiles with this header."""
         if most > 1 and count > 1:
             stacking = self._stacking(header)
             most = min(most, stacking.most)
         if most == 1 or count == 1:
-            return [Stack(self._whole(header), 1, b"", NO_MARKS)] * count
+            return (Stack(self._whole(header), 1, b"", NO_MARKS),) * count
         end = stacking.strip + END_OF_IMAGE
-        return [
+        return tuple(
             Stack(stacking.begin(last - first), last - first, end, stacking.marks)
             for first, last in pairwise(cut(count, most))
-        ]
+        )
 
 
 class StackedTiles:
@@ -242,18 +270,14 @@ class StackedTiles:
 
     Parameters
     ----------
-    stacks : list of Stack
-        The stacks.
-    scans : Scans
-        Those of their tiles.
+    groups : list of (Joined, ndarray of int64)
+        Stacks in one buffer, and the indices of their tiles.
+    address : int
+        Address of the buffer.
     shape : Shape
         What their tiles have in common.
-    batch : EncodedBatch
-        Where their bytes are.
     work : Workspace
-        Where streams and planes go.
-    own : bytes or None
-        What all tiles of the batch begin with, if they may be put together where they lie.
+        Where planes go.
     to_rgb : bool
         Whether they are YCbCr.
     """
@@ -262,31 +286,27 @@ class StackedTiles:
 
     def __init__(
         self,
-        stacks: list[Stack],
-        scans: Scans,
+        groups: list[tuple[Joined, NDArray[np.int64]]],
+        address: int,
         shape: Shape,
-        batch: EncodedBatch,
         work: Workspace,
-        own: bytes | None,
         *,
         to_rgb: bool,
     ) -> None:
         self.work, self._shape, self._to_rgb = work, shape, to_rgb
-        self._plan = plan = plan_of(tuple((s.size, bool(s.end)) for s in stacks), shape)
-        if own is not None and leave_room(stacks, scans, len(batch.view)):
-            work.make_room(0, plan.size, len(plan.places))
-            batch.lost = own
-            spans, begins = stack_in_place(stacks, scans, batch.view), scans.starts
-            first = batch.address
-        else:
-            most = int(batch.lengths.sum()) + sum(len(s.header) + len(s.end) for s in stacks)
-            work.make_room(most, plan.size, len(plan.places))
-            spans, begins = copy_stacks(stacks, scans, batch.view, work.encoded.data)
-            first = int(work.encoded.ctypes.data)
-        self._stacks, self._scans, self._begins = stacks, scans, first + begins
-        self._taken = [work.streams.add(first + start, end - start) for start, end in spans]
-        cuts = [0, *accumulate(stack.size for stack in stacks)]
-        indices = scans.indices.tolist()
+        self._address, self._joined = address, [joined for joined, _ in groups]
+        self._indices = np.concatenate([NOTHING, *(indices for _, indices in groups)])
+        stacks = tuple(chain.from_iterable(joined.stacks for joined in self._joined))
+        self._plan, self._table = _described(stacks, shape)
+        work.make_room(0, self._plan.size, len(self._table))
+        self._taken = [
+            work.streams.add(address + begin, end - begin)
+            for joined in self._joined
+            for begin, end in joined.spans
+        ]
+        self._counts = [stack.size for stack in stacks]
+        indices = self._indices.tolist()
+        cuts = [0, *accumulate(self._counts)]
         self._groups = [indices[begin:end] for begin, end in pairwise(cuts)]
         self.groups = list(compress(self._groups, self._taken))
 
@@ -309,23 +329,21 @@ class StackedTiles:
 
         All that decoding does not need is put together here, while the device is at work.
         """
-        indices, starts, ends = self._scans
-        counts = [stack.size for stack in self._stacks]
-        strips = self._plan.places[:, 3]
-        shared = np.repeat([bool(stack.end) for stack in self._stacks], counts)
-        marks = np.repeat([stack.marks for stack in self._stacks], counts, axis=0)
-        table = np.empty(len(indices), JPEG_TILE)
-        table["target"] = slots.addresses[indices]
-        table["planes"] = self._plan.places[:, :3] + self.work.planes
-        table["strip"] = np.where(strips == NOWHERE, 0, strips + self.work.planes)
-        table["scan"] = self._begins
-        table["length"] = np.where(shared, ends - starts - len(END_OF_IMAGE), 0)
-        table["shades"], table["quantum"] = marks[:, :2], marks[:, 2]
-        table["codes"] = marks[:, 3:]
+        table, place = self._table.copy(), 0
+        for joined in self._joined:
+            part = table[place : place + len(joined.scans)]
+            part["scan"] = joined.scans["place"]
+            # Of tiles that are alone in their stream, the template says 0.
+            part["length"] *= joined.scans["length"] - len(joined.header) - len(END_OF_IMAGE)
+            place += len(part)
+        table["scan"] += np.uint64(self._address)
+        table["target"] = slots.addresses[self._indices]
+        table["planes"] += np.uint64(self.work.planes)
+        table["strip"][table["strip"] > 0] += np.uint64(self.work.planes)
         if not (all(worked) and all(self._taken)):
             good = np.array(self._taken)
             good[good] = worked
-            table = table[np.repeat(good, counts)]
+            table = table[np.repeat(good, self._counts)]
         device.merge_planes(
             table,
             slots.tile,
@@ -342,6 +360,21 @@ class StackedTiles:
             return []
         these = {decoded[place] for place in np.flatnonzero(doubts).tolist()}
         return [index for group in self._groups if not these.isdisjoint(group) for index in group]
+
+
+@lru_cache(maxsize=256)
+def _described(stacks: tuple[Stack, ...], shape: Shape) -> tuple[Plan, NDArray[Any]]:
+    """Plan the planes of stacks; return also the table of their tiles, relative to the planes."""
+    plan = plan_of(tuple((stack.size, bool(stack.end)) for stack in stacks), shape)
+    counts = [stack.size for stack in stacks]
+    marks = np.repeat([stack.marks for stack in stacks] or [NO_MARKS], counts or [0], axis=0)
+    table = np.zeros(len(plan.places), JPEG_TILE)
+    table["planes"] = plan.places[:, :3]
+    # No strip lies at 0, where the first tile is.
+    table["strip"] = np.maximum(plan.places[:, 3], 0)
+    table["length"] = np.repeat([bool(stack.end) for stack in stacks], counts)
+    table["shades"], table["quantum"], table["codes"] = marks[:, :2], marks[:, 2], marks[:, 3:]
+    return plan, table
 
 
 @lru_cache(maxsize=256)
