@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from napari_wsigpu import open_slide
 from napari_wsigpu.gpu.device import driver
 from napari_wsigpu.model.errors import DeviceError, RegionError, SlideClosedError, TileError
+from napari_wsigpu.reading import asked
 from napari_wsigpu.reading.batches import read_ahead
 from napari_wsigpu.reading.reader import RegionReader
 from tests.conftest import decoding_threads, pinned_places
@@ -278,6 +279,7 @@ class TestOnADevice:
     def test_how_many_are_read_at_the_same_time(
         self, opened, host_gpu, monkeypatch, device, expected
     ):
+        monkeypatch.setattr(asked, "TILES_TOGETHER", 1)
         slide = opened[0]
         together, lock, counts = threading.Barrier(expected), threading.Lock(), [0, 0]
         name = "read" if device == "cpu" else "read_to_device"
@@ -297,6 +299,28 @@ class TestOnADevice:
         assert len(list(regions)) == 3 * expected
         assert counts == [0, expected]
 
+    @pytest.mark.parametrize("batch_size", [None, 2])
+    def test_small_ones_are_read_together(self, opened, host_gpu, monkeypatch, batch_size):
+        slide, pixels = opened
+        sizes = []
+        read = RegionReader.read_to_device
+
+        def counted(reader, number, regions, *args, **options):
+            sizes.append(len(regions))
+            return read(reader, number, regions, *args, **options)
+
+        monkeypatch.setattr(RegionReader, "read_to_device", counted)
+        where = [(3 * number, number) for number in range(25)]
+        found = slide.read_regions(where, (20, 30), 0, batch_size, device="cuda", prefetch_factor=3)
+        found = [np.array(each) for each in found]
+        if batch_size is not None:
+            assert [len(each) for each in found] == [2] * 12 + [1]
+            found = np.concatenate(found)
+        for (x, y), region in zip(where, found, strict=True):
+            np.testing.assert_array_equal(region, pixels[y : y + 30, x : x + 20])
+        # As many as are read ahead, one group while another is handed out.
+        assert max(sizes) == 5 * (batch_size or 1)
+
     def test_a_failed_tile_comes_at_its_turn(self, opened):
         slide, _ = opened
         where = [(0, 0), (48, 40), (150, 40), (0, 0)]
@@ -309,6 +333,7 @@ class TestOnADevice:
         assert pinned_places() == 0
 
     def test_a_failing_device_comes_at_its_turn(self, opened, host_gpu, monkeypatch):
+        monkeypatch.setattr(asked, "TILES_TOGETHER", 1)
         slide, _ = opened
         paste = host_gpu.paste
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from napari_wsigpu.model.errors import RegionError
 from napari_wsigpu.model.geometry import Rect
+from napari_wsigpu.reading.batches import AHEAD_BYTES
 from napari_wsigpu.reading.plan import Regions
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 # Batches or regions at the same time to the host, and to a device.
 AHEAD_ON_HOST, AHEAD_ON_DEVICE = 2, 3
 MOST_AVERAGING = 8
+# So many tiles keep a GPU busy while the next ones are read.
+TILES_TOGETHER = 1024
 FARTHEST = 1 << 60
 
 
@@ -92,6 +95,30 @@ def batches_ahead(device: str, target: Target) -> int:
         cores = 1 if target.exact else (os.cpu_count() or 1) // 2
         return max(AHEAD_ON_HOST, min(cores, MOST_AVERAGING))
     return AHEAD_ON_DEVICE
+
+
+def batches_together(
+    device: str, target: Target, tiles_a_region: float, count: int, batch_bytes: int
+) -> int:
+    """Return how many batches of so many regions are read to a device by one call.
+
+    Parameters
+    ----------
+    device : str
+        Where they go.
+    target : Target
+        What they are read from.
+    tiles_a_region : float
+        How many tiles of the level one region needs.
+    count : int
+        How many regions a batch has.
+    batch_bytes : int
+        Memory of a batch.
+    """
+    if device == "cpu" or not target.exact:
+        return 1
+    room = AHEAD_BYTES // (2 * max(1, batch_bytes))
+    return max(1, min(int(TILES_TOGETHER / max(1, tiles_a_region * count)), room))
 
 
 def check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:

@@ -8,12 +8,13 @@ import sys
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from itertools import accumulate, chain, islice, pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from napari_wsigpu.model.errors import RegionError
+from napari_wsigpu.model.errors import RegionError, SlideError
 from napari_wsigpu.reading.plan import NEVER, Cancellation
 
 if TYPE_CHECKING:
@@ -27,6 +28,24 @@ MOST_THREADS = 64
 AHEAD_BYTES = 1 << 30
 
 
+class Together(NamedTuple):
+    """How batches are read by one call, as a GPU needs more tiles than a small batch has.
+
+    Attributes
+    ----------
+    most : int
+        How many of them, at most.
+    cut : callable
+        ``cut(regions, begin, end)``: a batch, from what is read of all regions.
+    """
+
+    most: int
+    cut: Callable[[Any, int, int], Any]
+
+
+APART = Together(1, lambda regions, begin, end: regions)
+
+
 def read_ahead(
     read: Callable[[list[Item], Cancellation], Any],
     locations: Iterable[Item],
@@ -35,6 +54,7 @@ def read_ahead(
     num_workers: int,
     prefetch_factor: int,
     batch_bytes: int = 0,
+    together: Together = APART,
     shuffle: bool = False,
     seed: int = 0,
     drop_last: bool = False,
@@ -50,6 +70,8 @@ def read_ahead(
     batch_bytes : int
         Memory of a batch: fewer are read ahead than asked if they would take more than
         `AHEAD_BYTES`, but always one.
+    together : Together
+        How many of the batches that are read ahead one call reads.
 
     Yields
     ------
@@ -81,7 +103,9 @@ def read_ahead(
     size = min(batch_size or 1, sys.maxsize)
     batches = _batches(locations, size, drop_last=drop_last)
     ahead = min(num_workers * prefetch_factor, max(1, AHEAD_BYTES // max(1, batch_bytes) - 1))
-    return _ahead(read, batches, num_workers, 1 + ahead)
+    # One group is read while the one before it is handed out.
+    most = max(1, min(together.most, (1 + ahead) // 2))
+    return _ahead(read, batches, num_workers, (1 + ahead) // most, together._replace(most=most))
 
 
 def _ahead(
@@ -89,19 +113,36 @@ def _ahead(
     batches: Iterator[list[Item]],
     workers: int,
     window: int,
+    together: Together,
 ) -> Generator[Any, None, None]:
     if not workers:
         yield from (read(batch, NEVER) for batch in batches)
         return
+    groups = iter(lambda: list(islice(batches, together.most)), [])
     ended = Cancellation()
-    with ThreadPoolExecutor(min(workers, MOST_THREADS), "wsigpu-ahead") as pool:
-        waiting: deque[Future[Any]] = deque()
+
+    def read_group(group: list[list[Item]]) -> deque[Any]:
+        if len(group) == 1:
+            return deque([read(group[0], ended)])
         try:
-            waiting += [pool.submit(read, batch, ended) for batch in islice(batches, window)]
+            regions = read(list(chain.from_iterable(group)), ended)
+        except SlideError:
+            # Each batch is read, and may fail, when its turn comes.
+            return deque(partial(read, batch, ended) for batch in group)
+        edges = pairwise(accumulate(map(len, group), initial=0))
+        return deque(together.cut(regions, begin, end) for begin, end in edges)
+
+    with ThreadPoolExecutor(min(workers, MOST_THREADS), "wsigpu-ahead") as pool:
+        waiting: deque[Future[deque[Any]]] = deque()
+        try:
+            waiting += [pool.submit(read_group, group) for group in islice(groups, window)]
             while waiting:
-                regions = waiting.popleft().result()
-                waiting += [pool.submit(read, batch, ended) for batch in islice(batches, 1)]
-                yield regions
+                found = waiting.popleft().result()
+                waiting += [pool.submit(read_group, group) for group in islice(groups, 1)]
+                while found:
+                    regions = found.popleft()
+                    yield regions() if isinstance(regions, partial) else regions
+                    del regions
         finally:
             ended.cancel()
             for future in waiting:

@@ -28,13 +28,14 @@ from napari_wsigpu.model.errors import (
 )
 from napari_wsigpu.reading.asked import (
     batches_ahead,
+    batches_together,
     check_out,
     count_of,
     region_of,
     regions_of,
     size_of,
 )
-from napari_wsigpu.reading.batches import in_turn, read_ahead
+from napari_wsigpu.reading.batches import Together, in_turn, read_ahead
 from napari_wsigpu.reading.cache import DEFAULT_BUDGET
 from napari_wsigpu.reading.dask_level import dask_array
 from napari_wsigpu.reading.gathering import GatheredReads
@@ -1119,8 +1120,8 @@ class Slide:
             Where the pixels shall be, as in `read_region`.
         num_workers : int, optional
             How many regions or batches are read at the same time, at most 64; by default 2 to the
-            host, whose cores decode each of them together, and 3 to a device. With 0 each is read
-            when it is asked for.
+            host, whose cores decode each of them together, and 3 to a device, where several small
+            ones are read at once. With 0 each is read when it is asked for.
         prefetch_factor : int
             How many regions or batches each worker reads ahead of the one that is handed out;
             fewer if these would take more than 1 GiB of memory.
@@ -1160,15 +1161,23 @@ class Slide:
             regions = regions_of(batch, size, plane.level_downsamples[target.level])
             own = replace(options, cancellation=cancellation)
             pixels = plane._read_batch(reader, regions, device, own, batch)
-            return pixels if batch_size is not None else pixels[0]
+            return pixels if batch_size is not None or len(batch) > 1 else pixels[0]
 
+        def cut(pixels: Any, begin: int, end: int) -> Any:
+            return pixels[begin] if batch_size is None else pixels[begin:end]
+
+        grid, (width, height) = plane._images[target.level].grid, size_of(size)
+        tiles = (height / grid.tile_height + 1) * (width / grid.tile_width + 1)
+        count = count_of(batch_size)
+        batch_bytes = count * plane._region_bytes(size, target.level)
         return read_ahead(
             read,
             locations,
             batch_size=batch_size,
             num_workers=num_workers,
             prefetch_factor=prefetch_factor,
-            batch_bytes=count_of(batch_size) * plane._region_bytes(size, target.level),
+            batch_bytes=batch_bytes,
+            together=Together(batches_together(device, target, tiles, count, batch_bytes), cut),
             shuffle=shuffle,
             seed=seed,
             drop_last=drop_last,
@@ -1245,8 +1254,12 @@ class Slide:
         grid = plane._grid(size, target, overlap)
         table = plane._profile.table(color)
         keep: Keep = "partly" if grid.image.parts else "later"
-        region_bytes = plane._region_bytes((width, height), target.level)
         bands = grid.bands(batches_ahead(device, target))
+        count, stored = count_of(batch_size), grid.image.grid
+        batch_bytes = len(bands) * count * plane._region_bytes((width, height), target.level)
+        # Regions that overlap, or neighbours in a tile, share tiles.
+        tiles = height * width / (stored.tile_height * stored.tile_width)
+        together = batches_together(device, target, tiles, count, batch_bytes)
 
         def read(
             band: range, batch: list[int], cancellation: Cancellation
@@ -1265,6 +1278,11 @@ class Slide:
             )
             return plane._read_batch(reader, regions, device, options, locations), locations
 
+        def cut(
+            found: tuple[Any, list[tuple[int, int]]], begin: int, end: int
+        ) -> tuple[Any, list[tuple[int, int]]]:
+            return found[0][begin:end], found[1][begin:end]
+
         # Each band is read by one thread, so that a batch finds what the one before it kept.
         return in_turn(
             read_ahead(
@@ -1272,8 +1290,9 @@ class Slide:
                 band,
                 batch_size=batch_size,
                 num_workers=1,
-                prefetch_factor=prefetch_factor,
-                batch_bytes=len(bands) * count_of(batch_size) * region_bytes,
+                prefetch_factor=together * prefetch_factor,
+                batch_bytes=batch_bytes,
+                together=Together(together, cut),
             )
             for band in bands
         )
