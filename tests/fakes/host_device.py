@@ -20,7 +20,8 @@ from napari_wsigpu.gpu.device.device import Slots
 from napari_wsigpu.gpu.device.devices import Devices
 from napari_wsigpu.gpu.device.verify import Verifier
 from napari_wsigpu.gpu.device.worker import DecodeWorker
-from napari_wsigpu.gpu.jpeg.library import CPU_ONLY, NO_DEVICE, Library
+from napari_wsigpu.gpu.jpeg.jpeg_engine import JpegEngine
+from napari_wsigpu.gpu.jpeg.library import CPU_ONLY, HARDWARE, NO_DEVICE, Library
 from napari_wsigpu.gpu.jpeg.library_handles import ImageFormat
 from napari_wsigpu.gpu.jpeg.nvimagecodec import NvImageCodecDecoder
 from napari_wsigpu.model.errors import DeviceError
@@ -106,7 +107,7 @@ class HostDevice:
     def __init__(self, free: int = 1 << 40, engine: str = "GPU"):
         self.name = "cuda:0"
         self.model = "host memory"
-        self.jpegs_at_once = 14
+        self.jpeg_engine = JpegEngine(HARDWARE, 14, 1, 0)
         self.lock = threading.Lock()
         self.free = free
         self.live = 0

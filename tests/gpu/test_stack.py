@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from napari_wsigpu.codecs.jpeg import END_OF_IMAGE, Stacking, header_length, read_header
 from napari_wsigpu.gpu.device.device import Slots, TileFormat
 from napari_wsigpu.gpu.device.tables import JPEG_TILE
+from napari_wsigpu.gpu.jpeg.jpeg_engine import JPEG_ENGINES
 from napari_wsigpu.gpu.jpeg.stack import NOWHERE, Shape, plan_of
 from tests.fakes.host_device import HostDevice, level_of
 from tests.gpu.test_codestream import (
@@ -146,12 +147,23 @@ class TestGroups:
 
     def test_a_device_says_how_many_it_takes(self):
         level = level_of()
-        for at_once, most in [(1, 60), (4, 15), (7, 9), (20, 3), (60, 1), (100, 1)]:
+        for at_once, most in [(2, 30), (4, 15), (7, 9), (20, 3), (60, 1), (100, 1)]:
             work = workspace()
-            work.device.jpegs_at_once = at_once
+            engine = work.device.jpeg_engine._replace(at_once=at_once)
+            work.device.jpeg_engine = engine
             groups = maker_of(level).prepare(batch_of(level, TILES), 60, work).groups
             assert max(map(len, groups)) == most
             assert len(groups) == -(-60 // most)
+
+    @pytest.mark.parametrize(
+        ("count", "stacks"), [(1, 1), (2, 2), (9, 2), (23, 2), (25, 3), (40, 5), (60, 7)]
+    )
+    def test_few_tiles_are_few_images(self, count, stacks):
+        """Each image keeps the processor busy, longer than an engine is with a few tiles."""
+        level, work = level_of(), workspace()
+        work.device.jpeg_engine = JPEG_ENGINES["hardware"]
+        prepared = maker_of(level).prepare(batch_of(level, TILES[:count]), count, work)
+        assert len(prepared.groups) == stacks
 
     @pytest.mark.parametrize("count", [15, 29, 30, 60])
     def test_no_byte_is_written_beyond_the_last(self, count):

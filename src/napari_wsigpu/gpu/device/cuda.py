@@ -63,7 +63,7 @@ class CudaDevice(Kernels):
 
     def __init__(self, index: int) -> None:
         self.name = f"cuda:{index}"
-        self.jpegs_at_once = JPEG_ENGINES["hardware"].at_once
+        self.jpeg_engine = JPEG_ENGINES["hardware"]
         super().__init__(import_cuda("cupy", self.name), index)
         self._library = Library()
         try:
@@ -121,7 +121,7 @@ class CudaDevice(Kernels):
                     self._index, engine.backend, ALL_ON_GPU, engine.threads
                 )
                 if decodes(self, decoder, 1, (64, 64)):
-                    self.jpegs_at_once = engine.at_once
+                    self.jpeg_engine = engine
                     with suppress(MemoryError):  # then the first large batches take longer
                         for _ in range(ROUNDS):
                             decodes(self, decoder, STACKS, STACK)

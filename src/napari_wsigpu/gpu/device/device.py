@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.codecs.color import ColorTable
     from napari_wsigpu.gpu.device.interop import SharedBuffer
+    from napari_wsigpu.gpu.jpeg.jpeg_engine import JpegEngine
     from napari_wsigpu.gpu.jpeg.library import LibraryDecoder
     from napari_wsigpu.gpu.jpeg.library_handles import LibraryImages, LibraryStreams
     from napari_wsigpu.model.layout import LevelLayout
@@ -102,12 +103,12 @@ class Device(Protocol):
     ----------
     name : str
         As users name it.
-    jpegs_at_once : int
-        How many JPEGs it decodes best side by side.
+    jpeg_engine : JpegEngine
+        How it decodes JPEG.
     """
 
     name: str
-    jpegs_at_once: int
+    jpeg_engine: JpegEngine
 
     @property
     def model(self) -> str:

@@ -27,19 +27,22 @@ class JpegEngine(NamedTuple):
         What it calls the way.
     at_once : int
         Images that keep it busy; each keeps the processor busy for 40 us.
+    tiles : int
+        Fewer tiles than these are not worth an image of their own, unless there is only one.
     threads : int
         Of its own that prepare images, 0 for one a core.
     """
 
     backend: int
     at_once: int
+    tiles: int
     threads: int
 
 
 # A GPU has up to 7 JPEG engines. To wake more threads for them takes longer than their work.
 JPEG_ENGINES = {
-    "hardware": JpegEngine(HARDWARE, 7, 4),
-    "hybrid": JpegEngine(HYBRID, 14, 0),
+    "hardware": JpegEngine(HARDWARE, 7, 8, 4),
+    "hybrid": JpegEngine(HYBRID, 14, 1, 0),
 }
 # What a batch of a thousand tiles is stacked to; 3 is nvImageCodec's name of 4:2:0.
 STACKS, STACK, SUBSAMPLED = 22, (MOST_ROWS, 256), 3

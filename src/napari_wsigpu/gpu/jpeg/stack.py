@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.storage.source import ByteSource
 
 SHORTEST, MOST_PADDING = 4, 64
+LEAST_STACKS = 2
 YCBCR_TRANSFORM = 1
 RGB_IDS = b"RGB"
 PLANES = "P_YUV"
@@ -195,8 +196,10 @@ class JpegStreams:
         return groups
 
     def _most(self, count: int, device: Device) -> int:
-        """Return how many of so many tiles a stack has, for all engines to be busy."""
-        return -(-count // device.jpegs_at_once)
+        """Return how many of so many tiles a stack has, for the engines to be busy."""
+        engine = device.jpeg_engine
+        stacks = min(engine.at_once, max(LEAST_STACKS, count // engine.tiles))
+        return -(-count // stacks)
 
     def _by_header(
         self, batch: EncodedBatch, count: int
