@@ -198,8 +198,7 @@ class TestAuto:
         with open_slide(path) as slide:
             np.testing.assert_array_equal(read_cold(slide), pixels)
             assert decoded(slide) == (by_cpu, TILES - by_cpu)
-            slide.levels[0][...]  # nothing to decode
-        assert [note for note in throughput.notes if note[1]] == [(noted, TILES)]
+        assert throughput.notes == [(noted, TILES)]
 
     def test_pixels_for_the_device_by_the_way_that_is_fastest(self, files, ready, host_runtime):
         path, pixels = files["jpeg"]
@@ -334,7 +333,6 @@ class TestVerification:
             live = host_gpu.live
             np.testing.assert_array_equal(read_cold(slide), pixels)
             assert host_gpu.live == live  # these are the CPU's altogether
-            assert runtime.default().tiles.used
             found = slide.read_region((0, 0), slide.dimensions, device="cuda")
             np.testing.assert_array_equal(found, pixels)
             assert decoded(slide) == (3 * TILES, 0)
@@ -356,7 +354,7 @@ class TestDevices:
             np.testing.assert_array_equal(slide.levels[0][...], pixels)
             np.testing.assert_array_equal(slide.read_region((0, 0), slide.dimensions), pixels)
             assert host_gpu.live == host_gpu.synchronised == 0
-            assert slide.stats()["decoded"] == {"cpu": TILES}
+            assert slide.stats()["decoded"] == {"cpu": 2 * TILES}
 
     def test_pixels_on_the_device_of_a_slide_by_the_cpu(self, files, host_gpu):
         path, pixels = files["jpeg"]

@@ -7,7 +7,7 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from napari_wsigpu.codecs.tile import decode_tile, load_for, refusal, whole_tiles
 from napari_wsigpu.model.errors import SlideError
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.codecs.decoder import Deliver, EncodedBatch
     from napari_wsigpu.model.layout import LevelLayout
+
+Result = TypeVar("Result")
 
 FEW_CORES = 4
 # More threads than these decode no more small JPEGs a second: they wait for the interpreter.
@@ -99,13 +101,19 @@ class CpuDecoder:
             workers = min(self._workers, MOST_FOR_QUICK) if pending.quick else self._workers
             threads = min(workers + 1, limits.decoding_bytes // batch.level.tile_bytes)
             helpers = min(threads // self._active - 1, len(batch) - 1)
-            if self._pool is None and helpers > 0:
-                self._pool = ThreadPoolExecutor(self._workers, "wsigpu-decode")
             with suppress(RuntimeError):  # the interpreter ends: who waits decodes alone
                 for _ in range(helpers):
-                    assert self._pool is not None
-                    pending.helpers.append(self._pool.submit(pending.work))
+                    pending.helpers.append(self._threads().submit(pending.work))
         return pending
+
+    def submit(self, task: Callable[[], Result]) -> Future[Result]:
+        """Call a task on one of the threads; in this one if there are no others."""
+        done: Future[Result] = Future()
+        with self._lock, suppress(RuntimeError):  # the interpreter ends
+            if self._workers:
+                return self._threads().submit(task)
+        done.set_result(task())
+        return done
 
     def release(self) -> None:
         """Join the threads and give back kept memory; the next batch takes new ones."""
@@ -114,6 +122,12 @@ class CpuDecoder:
             pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown(wait=True)
+
+    def _threads(self) -> ThreadPoolExecutor:
+        """Return the pool; the caller holds the lock."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._workers, "wsigpu-decode")
+        return self._pool
 
     def _finished(self) -> None:
         with self._lock:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -206,7 +207,7 @@ class HostBackend:
     def limits(self, number: int) -> Limits:
         """Return the limits for the tiles of an image."""
         image = self.parts.images[number]
-        if self._form(number, image) is not None:
+        if self._form(number, image) is not None and isinstance(self._source, FileSource):
             return NATIVE_LIMITS
         ahead = image.tile_bytes <= LARGEST_AHEAD
         return PYTHON_LIMITS if ahead else PYTHON_LIMITS._replace(in_flight=1)
@@ -230,12 +231,12 @@ class HostBackend:
                 canvas.take(index, pixels)
         return np.array([index for index, tile in enumerate(tiles) if tile is None], np.int64)
 
-    def begin(self, batch: Batch[HostCanvas], *, more: bool) -> _HostDecoding:
-        """Read a batch and start decoding it; the core has done so on return."""
+    def begin(self, batch: Batch[HostCanvas], *, more: bool) -> _HostDecoding | _NativeDecoding:
+        """Read a batch and start decoding it."""
         form = self._form(batch.plan.image, batch.image)
         if form is not None:
             return self._decode_natively(form, batch)
-        return _HostDecoding(self, len(batch.tiles), batch, self._schedule(batch))
+        return _HostDecoding(self, batch, self._schedule(batch))
 
     def average(
         self, plan: ReadPlan, tiles: Integers, canvas: HostCanvas, options: ReadOptions
@@ -301,18 +302,20 @@ class HostBackend:
             self._forms[number] = None if uncopied else form
         return self._forms[number]
 
-    def _decode_natively(self, form: NativeFormat, batch: Batch[HostCanvas]) -> _HostDecoding:
-        """Read, decode and paste tiles by the core; Python decodes those that it refuses."""
+    def _decode_natively(self, form: NativeFormat, batch: Batch[HostCanvas]) -> _NativeDecoding:
+        """Read, decode and paste tiles by the core: of a file now, of other sources on a thread.
+
+        So the next batch is read from a server while this one is decoded.
+        """
         assert native.core is not None
         image, plan, options, tiles = batch.image, batch.plan, batch.options, batch.tiles
         # Colors are converted, and channels chosen, once a tile is decoded.
         parts, pixel_bytes = (NO_PARTS, 0) if options.table is not None else batch.canvas.parts()
         address = form.addresses.get(pixel_bytes, 0)
-        direct = address != 0
         kept = batch.kept
-        memory = self._memory_of(image, kept if direct else np.ones_like(kept))
+        memory = self._memory_of(image, kept if address else np.ones_like(kept))
         table = form.records(*batch.places.T)
-        if direct:
+        if address:
             table["first"] = plan.starts[tiles]
             table["count"] = plan.starts[tiles + 1] - plan.starts[tiles]
         for index, room in memory.items():
@@ -326,26 +329,32 @@ class HostBackend:
             threads=1 if len(tiles) <= FEW_TILES else self._threads,
         )
         encoded: EncodedBatch | None = None
+        running: Future[dict[int, str]] = Future()
         if isinstance(self._source, FileSource):
             with self._source.descriptor() as file:
-                failed = run(file=file)
+                running.set_result(run(file=file))
             self._log.count(bytes_read=int(table["length"].sum()))
         else:
             encoded = self._encoded(image, batch.places)
             table["offset"], table["length"] = encoded.starts[0], encoded.lengths[0]
-            failed = run(memory=encoded.address)
-        options.cancellation.check()
-        for index, room in memory.items():
-            if index not in failed:
-                pixels = form.tile(room, image, table[index])
-                self._take(batch, index, pixels, keep=kept[index], paste=not direct)
-        self.count_decoded(image, len(tiles) - len(failed))
-        if not failed:
-            return _HostDecoding(self, len(tiles))
-        indices = list(failed)
-        left = batch.part(np.array(indices, np.int64))
-        pending = self._schedule(left, None if encoded is None else encoded.part(indices))
-        return _HostDecoding(self, len(tiles), left, pending)
+            running = self.parts.decoder.submit(partial(run, memory=encoded.address))
+
+        def finish() -> dict[int, str]:
+            failed = running.result()
+            options.cancellation.check()
+            for index, room in memory.items():
+                if index not in failed:
+                    pixels = form.tile(room, image, table[index])
+                    self._take(batch, index, pixels, keep=kept[index], paste=not address)
+            self.count_decoded(image, len(tiles) - len(failed))
+            if not failed:
+                return {}
+            indices = list(failed)
+            left = batch.part(np.array(indices, np.int64))
+            some = None if encoded is None else encoded.part(indices)
+            return _HostDecoding(self, left, self._schedule(left, some)).finish()
+
+        return _NativeDecoding(len(tiles), running, finish)
 
     def count_decoded(self, image: LevelLayout, tiles: int) -> None:
         """Count tiles that the CPU decoded."""
@@ -421,43 +430,36 @@ class HostBackend:
         return self._bytes.empty((size,), np.dtype(np.uint8)).data
 
 
-class _HostDecoding:
-    """A batch that was decoded by the core, except for tiles that Python is decoding.
-
-    Parameters
-    ----------
-    backend : HostBackend
-        The backend.
-    count : int
-        Number of tiles of the whole batch.
-    left : Batch, optional
-        The tiles that Python is decoding.
-    pending : PendingBatch, optional
-        Decodes them.
-    """
+class _NativeDecoding:
+    """A batch that the core decodes, or has decoded."""
 
     def __init__(
-        self,
-        backend: HostBackend,
-        count: int,
-        left: Batch[HostCanvas] | None = None,
-        pending: PendingBatch | None = None,
+        self, count: int, running: Future[dict[int, str]], finish: Callable[[], dict[int, str]]
     ) -> None:
-        self.count = count
-        self._backend, self._left, self._pending = backend, left, pending
+        self.count, self.finish = count, finish
+        self._running = running
+
+    def cancel(self) -> None:
+        """Return as soon as nothing is decoded any more."""
+        if not self._running.cancel():
+            self._running.exception()
+
+
+class _HostDecoding:
+    """A batch that threads decode in Python."""
+
+    def __init__(
+        self, backend: HostBackend, batch: Batch[HostCanvas], pending: PendingBatch
+    ) -> None:
+        self.count = len(batch.tiles)
+        self.cancel = pending.cancel
+        self._backend, self._batch, self._pending = backend, batch, pending
 
     def finish(self) -> dict[int, str]:
         """Wait until all tiles are pasted; return why some failed, by their index in the plan."""
-        if self._left is None or self._pending is None:
-            return {}
-        left, failed = self._left, self._pending.wait()
-        self._backend.count_decoded(left.image, len(left.tiles) - len(failed))
-        failures = {int(left.tiles[index]): reason for index, reason in failed.items()}
+        batch, failed = self._batch, self._pending.wait()
+        self._backend.count_decoded(batch.image, self.count - len(failed))
+        failures = {int(batch.tiles[index]): reason for index, reason in failed.items()}
         for tile in failures:
-            left.canvas.fill(tile)
+            batch.canvas.fill(tile)
         return failures
-
-    def cancel(self) -> None:
-        """Return as soon as nothing is read or decoded any more."""
-        if self._pending is not None:
-            self._pending.cancel()

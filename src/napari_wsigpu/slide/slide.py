@@ -398,7 +398,9 @@ class Slide:
             shown = self.display_color if tolerant and index >= 0 else "stored"
             table = self._profile.table(color or shown)
             wanted = channel if table is None else None
-            options = ReadOptions(channel=wanted, tolerant=tolerant, table=table)
+            # Displays come back to what they have shown, scripts perhaps never.
+            keep: Keep = "all" if tolerant or layout.computed else "recurring"
+            options = ReadOptions(channel=wanted, tolerant=tolerant, keep=keep, table=table)
             pixels: NDArray[Any] = self._guarded(
                 lambda: self._reader_of(index).read(index, Regions.slice(rows, columns), options)[0]
             )
