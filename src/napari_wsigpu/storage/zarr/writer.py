@@ -6,7 +6,7 @@ import os
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from concurrent.futures import Future
     from pathlib import Path
-    from types import TracebackType
 
     from numpy.typing import NDArray
 
@@ -73,17 +72,11 @@ class ChunkWriter:
     def __enter__(self) -> ChunkWriter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> Literal[False]:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.close()
         else:
             self._pool.shutdown(cancel_futures=True)
-        return False
 
     def _places(self, shape: Sequence[int], top: int, left: int) -> Iterator[tuple[int, int, Path]]:
         """Yield where each chunk lies in a region, and its file."""
