@@ -10,17 +10,17 @@ from napari_wsigpu.codecs.images import (
     decode_jpegls,
     decode_jpegxl,
     decode_jpegxr,
+    decode_lerc,
     decode_png,
     decode_webp,
 )
 from napari_wsigpu.codecs.jpeg2000 import decode_jpeg2000
 from napari_wsigpu.codecs.jpeg_tiles import decode_jpeg
-from napari_wsigpu.codecs.lerc import decode_lerc
-from napari_wsigpu.codecs.lzw import lzw_decode
 from napari_wsigpu.codecs.packed import (
     unpack_czi_zstd,
     unpack_deflate,
     unpack_lzma,
+    unpack_lzw,
     unpack_none,
     unpack_packbits,
     unpack_zstd,
@@ -85,7 +85,7 @@ COMPRESSIONS: tuple[ImageCompression | ByteCompression, ...] = (
     ImageCompression(
         "JPEG 2000 (RGB)", (COMPRESSION.APERIO_JP2000_RGB,), decode_jpeg2000, "jpeg2k_decode"
     ),
-    ByteCompression("LZW", (COMPRESSION.LZW,), lzw_decode, "tiff_decode"),
+    ByteCompression("LZW", (COMPRESSION.LZW,), unpack_lzw, "tiff_decode"),
     ByteCompression("deflate", DEFLATE, unpack_deflate, "deflate_decode"),
     ByteCompression("zstd", ZSTD, unpack_zstd, "zstd_decode"),
     ByteCompression("zstd1", (CZI_ZSTD,), unpack_czi_zstd, "zstd_decode"),

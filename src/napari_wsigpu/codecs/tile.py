@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import imagecodecs
 import numpy as np
 
+from napari_wsigpu.codecs.images import LERC_WRAPPINGS, decode_lerc
 from napari_wsigpu.codecs.jpeg import END_OF_IMAGE
 from napari_wsigpu.codecs.jpeg_tiles import decode_intervals, decode_jpeg, jpeg_decoder
-from napari_wsigpu.codecs.lerc import WRAPPINGS, decode_lerc
 from napari_wsigpu.codecs.libraries import PILLOW, load
 from napari_wsigpu.codecs.table import BY_CODE, ByteCompression, compression_name
 from napari_wsigpu.model.tags import FILLORDER, PHOTOMETRIC, PREDICTOR
@@ -38,7 +38,7 @@ PIXELS_AT_ONCE = 1 << 17
 
 def refusal(encoding: Encoding) -> str | None:
     """Say why tiles of an encoding can't be decoded; None if they can."""
-    if encoding.lerc_wrapping and encoding.lerc_wrapping not in WRAPPINGS:
+    if encoding.lerc_wrapping and encoding.lerc_wrapping not in LERC_WRAPPINGS:
         return f"the compression around its LERC, {encoding.lerc_wrapping}, is not supported"
     found = BY_CODE.get(encoding.compression)
     if found is None:
@@ -76,7 +76,7 @@ def _functions(
         BY_CODE[compression].function,
         PREDICTORS.get(predictor),
         "bitorder_decode" if fill_order == FILLORDER.LSB2MSB else None,
-        WRAPPINGS.get(lerc_wrapping),
+        LERC_WRAPPINGS.get(lerc_wrapping),
         PILLOW if jpeg_scale > 1 else None,
     )
     return frozenset(filter(None, found))
