@@ -24,7 +24,7 @@ from urllib.request import (
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from urllib.request import BaseHandler, OpenerDirector
+    from urllib.request import OpenerDirector
 
 MOST_REDIRECTS = 5
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -51,7 +51,7 @@ def final_url(url: str, login: Mapping[str, str], seconds: float) -> str:
     if not (urlsplit(url).scheme.lower() in ("http", "https") and urlsplit(url).query):
         return url
     with _Deadline(seconds) as deadline:
-        return _followed(url, login, build_opener(_Stay, *deadline.handlers), deadline)
+        return _followed(url, login, build_opener(_Stay, deadline), deadline)
 
 
 def _followed(
@@ -84,12 +84,8 @@ def _followed(
 
 def same_server(one: str, other: str) -> bool:
     """Whether two URLs lead to the same server by the same way."""
-    first, second = urlsplit(one), urlsplit(other)
-    return (first.scheme, first.hostname, first.port) == (
-        second.scheme,
-        second.hostname,
-        second.port,
-    )
+    first, second = ((url.scheme, url.hostname, url.port) for url in map(urlsplit, (one, other)))
+    return first == second
 
 
 class _Stay(HTTPRedirectHandler):
@@ -99,24 +95,32 @@ class _Stay(HTTPRedirectHandler):
         return None
 
 
-class _Deadline:
+class _Deadline(HTTPSHandler, HTTPHandler):
     """Shuts connections after a time, since a timeout of a socket begins anew with each byte."""
 
     def __init__(self, seconds: float) -> None:
+        super().__init__()
         self.seconds = seconds
         self._passed = False
         self._connections: list[HTTPConnection] = []
         self._timer = Timer(seconds, self._shut)
 
-    @property
-    def handlers(self) -> tuple[BaseHandler, BaseHandler]:
-        """What opens connections that it shuts."""
-        return _Plain(self._connections), _Secure(self._connections)
+    def http_open(self, request: Request) -> Any:
+        """Send a request by a connection that is shut after the time."""
+        return self.do_open(partial(self._connected, HTTPConnection), request)
+
+    def https_open(self, request: Request) -> Any:
+        """Send a request by a connection that is shut after the time."""
+        return self.do_open(partial(self._connected, HTTPSConnection), request)
 
     def check(self) -> None:
         """Raise TimeoutError if it has passed."""
         if self._passed:
             raise TimeoutError
+
+    def _connected(self, kind: type[HTTPConnection], *given: Any, **options: Any) -> HTTPConnection:
+        self._connections.append(kind(*given, **options))
+        return self._connections[-1]
 
     def _shut(self) -> None:
         self._passed = True
@@ -134,31 +138,6 @@ class _Deadline:
         self._timer.join()
         for connection in self._connections:
             connection.close()
-
-
-class _Plain(HTTPHandler):
-    def __init__(self, connections: list[HTTPConnection]) -> None:
-        super().__init__()
-        self._made = connections
-
-    def http_open(self, request: Request) -> Any:
-        return self.do_open(partial(_noted, HTTPConnection, self._made), request)
-
-
-class _Secure(HTTPSHandler):
-    def __init__(self, connections: list[HTTPConnection]) -> None:
-        super().__init__()
-        self._made = connections
-
-    def https_open(self, request: Request) -> Any:
-        return self.do_open(partial(_noted, HTTPSConnection, self._made), request)
-
-
-def _noted(
-    kind: type[HTTPConnection], made: list[HTTPConnection], *given: Any, **options: Any
-) -> HTTPConnection:
-    made.append(kind(*given, **options))
-    return made[-1]
 
 
 def plain_url(url: str) -> str:

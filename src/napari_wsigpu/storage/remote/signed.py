@@ -139,10 +139,6 @@ class SignedAnswer:
             modified = datetime.fromtimestamp(0, UTC)
         self.meta = {"size": int(size), "e_tag": headers.get("ETag"), "last_modified": modified}
 
-    async def bytes_async(self) -> bytes:
-        """Return all bytes, or raise OSError if the connection breaks off."""
-        return b"".join([part async for part in self.stream()])
-
     async def stream(self, min_chunk_size: int = 0) -> AsyncIterator[bytes]:
         """Yield the bytes as they come, at least so many at a time until the last ones.
 
