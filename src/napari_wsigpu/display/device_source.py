@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 SLOWED = 3.0
 
 
+@dataclass(eq=False, repr=False)
 class DeviceSource:
     """Whole tiles of a slide in the memory of a device, and what it costs to have them.
 
@@ -34,17 +36,10 @@ class DeviceSource:
         Returns the table that converts pixels to a `Color`, None where they are as stored.
     """
 
-    def __init__(
-        self,
-        host: DisplaySource,
-        tiles: TilesOnDevice,
-        read: Callable[[int, Sequence[Tile]], set[Tile]],
-        table: Callable[[Color], ColorTable | None],
-    ) -> None:
-        self._host = host
-        self.tiles = tiles
-        self._read = read
-        self.table = table
+    _host: DisplaySource
+    tiles: TilesOnDevice
+    _read: Callable[[int, Sequence[Tile]], set[Tile]]
+    table: Callable[[Color], ColorTable | None]
 
     @property
     def clearings(self) -> int:
