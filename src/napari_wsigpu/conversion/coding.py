@@ -204,17 +204,12 @@ def copied_coding(slide: Slide, level: LevelLayout, options: Options) -> Coding 
 
 def encoder(coding: Coding, dtype: np.dtype[Any]) -> Encode:
     """Return what encodes a segment, shape (height, width, samples) in native byte order."""
-    names = ENCODED_BY.get(coding.compression), PREDICTED_BY.get(coding.predictor)
-    load(frozenset(filter(None, names)))
+    name = ENCODED_BY.get(coding.compression)
+    load(frozenset(filter(None, (name, PREDICTED_BY.get(coding.predictor)))))
     if coding.compression == COMPRESSION.JPEG:
         return partial(_jpeg, coding)
     stored = dtype.newbyteorder("<")
-    codecs: dict[int, Callable[[bytes], Any]] = {
-        COMPRESSION.NONE: bytes,
-        COMPRESSION.ADOBE_DEFLATE: imagecodecs.deflate_encode,
-        COMPRESSION.ZSTD: imagecodecs.zstd_encode,
-    }
-    compress = codecs[coding.compression]
+    compress: Callable[[bytes], Any] = bytes if name is None else getattr(imagecodecs, name)
 
     def encode(pixels: NDArray[Any]) -> bytes:
         if coding.predictor == PREDICTOR.HORIZONTAL:

@@ -212,12 +212,6 @@ class Plan:
         return [(level.planes, level.rows, level.columns) for level in self.levels]
 
     @property
-    def raw_bytes(self) -> int:
-        """Size of all pixels."""
-        pixels = sum(level.width * level.height for level in self.levels)
-        return pixels * self.channels * self.dtype.itemsize
-
-    @property
     def is_part(self) -> bool:
         """Whether a part of the slide is written, not all of it."""
         first = self.levels[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from napari_wsigpu.conversion.coding import Coding, check_ome, copied_coding, new_coding
 from napari_wsigpu.conversion.elsewhere import Elsewhere
@@ -53,13 +53,15 @@ def make_plan(slide: Slide, options: Options) -> Plan:
             for plane, shown in found.items()
         }
         first = next(iter(plans.values()))
-        if averaged or all(_sizes(plan) == _sizes(first) for plan in plans.values()):
-            if not copied or all(_codings(plan) == _codings(first) for plan in plans.values()):
-                break
+        other_sizes = any(_sizes(plan) != _sizes(first) for plan in plans.values())
+        other_codings = any(_codings(plan) != _codings(first) for plan in plans.values())
+        if other_sizes and not averaged:
+            averaged = True
+        elif other_codings and copied:
             copied = False
         else:
-            averaged = True
-    if any(_stored(plan) != _stored(first) for plan in plans.values()):
+            break
+    if other_sizes or other_codings:
         raise ConversionError(
             f"The planes of '{slide.path}' differ in size, tiles or samples; choose one of them by "
             "z and t."
@@ -100,10 +102,6 @@ def _sizes(plan: Plan) -> list[tuple[int, int, bool, int, int]]:
 
 def _codings(plan: Plan) -> list[Coding | None]:
     return [level.coding for level in plan.levels]
-
-
-def _stored(plan: Plan) -> tuple[Any, ...]:
-    return _sizes(plan), _codings(plan)
 
 
 def _of_plane(

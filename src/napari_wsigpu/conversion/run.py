@@ -18,14 +18,13 @@ from napari_wsigpu.codecs.color import srgb_profile
 from napari_wsigpu.codecs.libraries import load
 from napari_wsigpu.conversion.checksum import CHECKED_BY, checksum
 from napari_wsigpu.conversion.options import Options, checked_number, kind_of
-from napari_wsigpu.conversion.paths import check_space, check_target, refused, remove
+from napari_wsigpu.conversion.paths import check_space, check_target, refused, remove, working_on
 from napari_wsigpu.conversion.pixels import copied_segments, read_blocks
 from napari_wsigpu.conversion.plan import PlaneNumber
 from napari_wsigpu.conversion.planning import make_plan
 from napari_wsigpu.conversion.png import write_png
 from napari_wsigpu.conversion.record import make_record, notes_on, pictures
 from napari_wsigpu.conversion.tiff import TiffTarget
-from napari_wsigpu.conversion.work import working_on
 from napari_wsigpu.conversion.zarr import ZarrTarget
 from napari_wsigpu.model.errors import ConversionCancelledError, ConversionError
 from napari_wsigpu.slide.slide import Slide, open_slide
@@ -40,10 +39,9 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.codecs.color import Color
     from napari_wsigpu.conversion.options import Compression, Region
+    from napari_wsigpu.conversion.paths import Work
     from napari_wsigpu.conversion.pixels import Segment
     from napari_wsigpu.conversion.plan import Plan
-    from napari_wsigpu.conversion.target import Target
-    from napari_wsigpu.conversion.work import Work
 
 COMMIT_SECONDS = 1.0
 MOST_WORKERS = 1024
@@ -267,7 +265,7 @@ class _Conversion:
         images, problems = pictures(slide, plan, private=options.private)
         self.notes = notes_on(slide, plan.planes, plan.missing, private=options.private) + problems
         icc = slide.icc_profile if plan.color == "stored" else srgb_profile()
-        self._target: Target
+        self._target: TiffTarget | ZarrTarget
         if options.kind == "ome-zarr":
             self._target = ZarrTarget(data, plan, journal, record, images, icc, options)
         else:
