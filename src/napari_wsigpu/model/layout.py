@@ -559,7 +559,7 @@ class Planes:
     @property
     def names(self) -> tuple[str, ...]:
         """The axes along which there is more than one plane: of "t" and "z"."""
-        return tuple(axis for axis, size in (("t", self.size_t), ("z", self.size_z)) if size > 1)
+        return tuple(self.sizes)
 
     @property
     def count(self) -> int:
@@ -569,8 +569,8 @@ class Planes:
     @property
     def sizes(self) -> dict[str, int]:
         """How many planes there are along each of `names`."""
-        found = {"t": self.size_t, "z": self.size_z}
-        return {name: found[name] for name in self.names}
+        sizes = {"t": self.size_t, "z": self.size_z}
+        return {axis: size for axis, size in sizes.items() if size > 1}
 
     @classmethod
     def along(

@@ -387,24 +387,19 @@ class FileSource:
             return file.read(length)
 
 
-class _LaterReads:
+class _LaterReads(NamedTuple):
     """Ranges of an open file, each read when it is asked for."""
 
-    def __init__(
-        self,
-        source: FileSource,
-        file: FileIO,
-        leave: Callable[[], None],
-        offsets: list[int],
-        lengths: list[int],
-    ) -> None:
-        self._source, self._file, self._leave = source, file, leave
-        self._offsets, self._lengths = offsets, lengths
+    source: FileSource
+    file: FileIO
+    leave: Callable[[], None]
+    offsets: list[int]
+    lengths: list[int]
 
     def read(self, index: int) -> bytes:
         """Return the bytes of a range."""
-        return self._source.read_bytes(self._file, self._offsets[index], self._lengths[index])
+        return self.source.read_bytes(self.file, self.offsets[index], self.lengths[index])
 
     def close(self) -> None:
         """Let the file be closed."""
-        self._leave()
+        self.leave()
