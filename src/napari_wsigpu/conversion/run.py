@@ -224,33 +224,24 @@ def convert(
                 plane = slide.plane(options.z, options.t)
                 write_png(plane, path, options, progress, cancelled, overwrite=overwrite)
                 digest = checksum(path)
-            seconds = time.perf_counter() - begin
             shown = PlaneNumber(plane.planes.t, plane.planes.z)
-            notes = notes_on(slide, [shown], private=private)
-            return Conversion(str(path), digest, 0, 0, 0, seconds, tuple(notes))
-        slide.level_array(options.level, color=color)  # refuses sRGB without a profile
-        plan = make_plan(slide, options)
-        with working_on(
-            path,
-            _identity(slide, options),
-            plan.shapes,
-            overwrite=overwrite,
-            keep=keep,
-            cancelled=cancelled,
-        ) as work:
-            job = _Conversion(slide, plan, options, work)
-            with closing(job):
-                job.run(threads, progress, cancelled)
-            digest = work.finish()
-    return Conversion(
-        str(path),
-        digest,
-        job.copied,
-        job.encoded,
-        job.found,
-        time.perf_counter() - begin,
-        (*work.notes, *job.notes),
-    )
+            counts, notes = (0, 0, 0), notes_on(slide, [shown], private=private)
+        else:
+            slide.level_array(options.level, color=color)  # refuses sRGB without a profile
+            plan = make_plan(slide, options)
+            with working_on(
+                path,
+                _identity(slide, options),
+                plan.shapes,
+                overwrite=overwrite,
+                keep=keep,
+                cancelled=cancelled,
+            ) as work:
+                with closing(_Conversion(slide, plan, options, work)) as job:
+                    job.run(threads, progress, cancelled)
+                digest = work.finish()
+            counts, notes = (job.copied, job.encoded, job.found), work.notes + job.notes
+    return Conversion(str(path), digest, *counts, time.perf_counter() - begin, tuple(notes))
 
 
 class _Conversion:

@@ -37,9 +37,10 @@ class Library(Protocol):
 
     def close(self) -> None:
         """Close the slide."""
+        self.handle.close()
 
 
-class OpenSlideLibrary:
+class OpenSlideLibrary(Library):
     """A slide that OpenSlide has opened; what it leaves transparent has the background's colour."""
 
     def __init__(self, path: str) -> None:
@@ -64,12 +65,8 @@ class OpenSlideLibrary:
         mixed = rgba[..., :3] * alpha + self._background * (255 - alpha) + 127
         return (mixed // 255).astype(np.uint8)
 
-    def close(self) -> None:
-        """Close the slide."""
-        self.handle.close()
 
-
-class ISyntaxLibrary:
+class ISyntaxLibrary(Library):
     """A slide that libisyntax has opened, which decodes one region at a time."""
 
     def __init__(self, path: str) -> None:
@@ -83,10 +80,6 @@ class ISyntaxLibrary:
         with self._lock:
             rgba = self.handle.read_region(rect.left, rect.top, rect.width, rect.height, image)
         return np.asarray(rgba)[..., :3]
-
-    def close(self) -> None:
-        """Close the slide."""
-        self.handle.close()
 
 
 class Known(NamedTuple):

@@ -188,7 +188,11 @@ class Connection:
 
     def _find(self) -> str:
         """Return where the object is: elsewhere, if its server sends on to there."""
-        _check_url(self._url, self._name)
+        if not is_supported(self._url):
+            raise UnsupportedSlideError(
+                f"'{self._name}' lies where slides can't be read from; "
+                "use https, s3, gs or az, or the path of a file."
+            )
         try:
             return final_url(self._url, _login(self._url), limits.first_byte_seconds)
         except TimeoutError:
@@ -311,14 +315,6 @@ def _check_process(name: str) -> None:
         raise SlideReadError(
             f"'{name}' can't be read in a process that was forked from one which has read remote "
             "slides; start processes by 'spawn' or 'forkserver'."
-        )
-
-
-def _check_url(url: str, name: str) -> None:
-    if not is_supported(url):
-        raise UnsupportedSlideError(
-            f"'{name}' lies where slides can't be read from; "
-            "use https, s3, gs or az, or the path of a file."
         )
 
 
