@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from napari_wsigpu.conversion.coding import Coding, check_ome, copied_coding, new_coding
 from napari_wsigpu.conversion.elsewhere import Elsewhere
 from napari_wsigpu.conversion.options import LARGEST_TILE, TILE_UNIT
-from napari_wsigpu.conversion.plan import Plan, PlaneNumber, PlannedLevel, Window, window_of
+from napari_wsigpu.conversion.plan import Plan, PlaneNumber, PlannedLevel, window_of
 from napari_wsigpu.formats.tiff.tiff import is_rgb
 from napari_wsigpu.model.errors import ConversionError, LevelError, PlaneError
+from napari_wsigpu.model.geometry import Rect
 from napari_wsigpu.model.layout import COMPUTED_TILE
 from napari_wsigpu.slide.slide import LARGEST_OVERVIEW
 
@@ -162,7 +163,7 @@ def _of_plane(
 
 class _Chosen(NamedTuple):
     source: PyramidLevel
-    window: Window
+    window: Rect
     halved: bool
 
 
@@ -171,7 +172,7 @@ def _halved(slide: Slide, options: Options) -> list[_Chosen]:
     found = _levels(slide, options)[:1]
     while max(found[-1].window[2:]) > LARGEST_OVERVIEW:
         window = found[-1].window
-        half = Window(0, 0, -(-window.width // 2), -(-window.height // 2))
+        half = Rect(0, 0, -(-window.height // 2), -(-window.width // 2))
         found.append(_Chosen(found[0].source, half, True))
     return found
 
@@ -190,7 +191,7 @@ def _levels(slide: Slide, options: Options) -> list[_Chosen]:
     for level in pyramid[start + 1 :]:
         last = chosen[-1].window
         computed = level.number >= slide.level_count
-        window: Window | None = Window(0, 0, level.layout.width, level.layout.height)
+        window: Rect | None = Rect(0, 0, level.layout.height, level.layout.width)
         if options.region is not None:
             if max(last.width, last.height) <= LARGEST_OVERVIEW:
                 break
@@ -198,14 +199,14 @@ def _levels(slide: Slide, options: Options) -> list[_Chosen]:
             if window is not None and window.width >= last.width:
                 continue
         if computed or window is None:
-            window = Window(0, 0, -(-last.width // 2), -(-last.height // 2))
+            window = Rect(0, 0, -(-last.height // 2), -(-last.width // 2))
             chosen.append(_Chosen(level, window, True))
         else:
             chosen.append(_Chosen(level, window, False))
     return chosen
 
 
-def _smaller(first: _Chosen, level: PyramidLevel) -> Window | None:
+def _smaller(first: _Chosen, level: PyramidLevel) -> Rect | None:
     """Return the same window on a coarser level; None if its edges lie within pixels there."""
     found = []
     for start, length, fine, coarse in (
@@ -220,7 +221,7 @@ def _smaller(first: _Chosen, level: PyramidLevel) -> Window | None:
         end = coarse if at_end else (start + length) // step
         found.append((start // step, end - start // step, step))
     (left, width, across), (top, height, down) = found
-    return Window(left, top, width, height) if across == down and min(width, height) > 0 else None
+    return Rect(top, left, height, width) if across == down and min(width, height) > 0 else None
 
 
 def _tile_size(
@@ -242,7 +243,7 @@ def _tile_size(
 
 
 def _copied(
-    slide: Slide, options: Options, elsewhere: Elsewhere, source: PyramidLevel, window: Window
+    slide: Slide, options: Options, elsewhere: Elsewhere, source: PyramidLevel, window: Rect
 ) -> Coding | None:
     """Return how a level's tiles are encoded if they can be copied."""
     grid = source.layout.grid
