@@ -198,11 +198,6 @@ class Plan:
         yield from (range(start, end) for start, end in zip(starts, ends, strict=True))
 
     @property
-    def shapes(self) -> list[tuple[int, int, int]]:
-        """(planes, rows, columns) of each level's tiles."""
-        return [(level.planes, level.rows, level.columns) for level in self.levels]
-
-    @property
     def is_part(self) -> bool:
         """Whether a part of the slide is written, not all of it."""
         first = self.levels[0]

@@ -232,7 +232,7 @@ def convert(
             with working_on(
                 path,
                 _identity(slide, options),
-                plan.shapes,
+                [(level.planes, level.rows, level.columns) for level in plan.levels],
                 overwrite=overwrite,
                 keep=keep,
                 cancelled=cancelled,

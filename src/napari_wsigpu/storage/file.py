@@ -17,7 +17,7 @@ from napari_wsigpu import native
 from napari_wsigpu.model.errors import SlideChangedError, changed_error, file_error
 from napari_wsigpu.native.tables import CHANGED, RANGE, VERSION
 from napari_wsigpu.storage.readers import Readers
-from napari_wsigpu.storage.source import JoinedBytes
+from napari_wsigpu.storage.source import JoinedBytes, LaterReads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.model.layout import SlideFile
-    from napari_wsigpu.storage.source import Fill, LaterReads, NewBuffer, Spacing
+    from napari_wsigpu.storage.source import Fill, NewBuffer, Spacing
 
 MERGE_GAP = 64 << 10
 # So few are read at once, wherever they lie.
@@ -212,9 +212,9 @@ class FileSource:
         except BaseException:
             self._readers.leave(reader)
             raise
-        leave = partial(self._readers.leave, reader)
+        read, leave = partial(self.read_bytes, file), partial(self._readers.leave, reader)
         lengths = np.maximum(np.minimum(lengths, self._size - offsets), 0)
-        return _LaterReads(self, file, leave, offsets.tolist(), lengths.tolist())
+        return LaterReads(read, leave, offsets.tolist(), lengths.tolist())
 
     def fills(self, ranges: Sequence[tuple[int, int]]) -> list[Fill]:
         """Return what reads each (offset, length) later; see `FillingSource.fills`."""
@@ -385,21 +385,3 @@ class FileSource:
         with self._seek_lock:
             file.seek(offset)
             return file.read(length)
-
-
-class _LaterReads(NamedTuple):
-    """Ranges of an open file, each read when it is asked for."""
-
-    source: FileSource
-    file: FileIO
-    leave: Callable[[], None]
-    offsets: list[int]
-    lengths: list[int]
-
-    def read(self, index: int) -> bytes:
-        """Return the bytes of a range."""
-        return self.source.read_bytes(self.file, self.offsets[index], self.lengths[index])
-
-    def close(self) -> None:
-        """Let the file be closed."""
-        self.leave()

@@ -79,8 +79,23 @@ class Spacing(NamedTuple):
     most: int
 
 
-class LaterReads(Protocol):
-    """Ranges of a source that is kept open for them, each read when it is asked for."""
+class LaterReads(NamedTuple):
+    """Ranges of a source that is kept open for them, each read when it is asked for.
+
+    Attributes
+    ----------
+    read_range : callable
+        Returns the bytes of an offset and a length.
+    close : callable
+        Lets the source be closed.
+    offsets, lengths : list of int
+        Of the ranges.
+    """
+
+    read_range: Callable[[int, int], bytes]
+    close: Callable[[], None]
+    offsets: list[int]
+    lengths: list[int]
 
     def read(self, index: int) -> bytes:
         """Return the bytes of a range, from any thread; fewer where the source ends before.
@@ -90,9 +105,7 @@ class LaterReads(Protocol):
         SlideError
             If the source can't be read.
         """
-
-    def close(self) -> None:
-        """Let the source be closed."""
+        return self.read_range(self.offsets[index], self.lengths[index])
 
 
 @runtime_checkable
