@@ -30,6 +30,7 @@ from napari_wsigpu.model.tags import (
     COMPRESSION,
     CZI_ZSTD,
     DEFLATE,
+    JPEG_2000,
     JPEG_LS,
     JPEG_XL,
     JPEG_XR,
@@ -75,15 +76,9 @@ class ByteCompression(NamedTuple):
 COMPRESSIONS: tuple[ImageCompression | ByteCompression, ...] = (
     ByteCompression("none", (COMPRESSION.NONE,), unpack_none, None),
     ImageCompression("JPEG", (COMPRESSION.JPEG,), decode_jpeg, "jpeg8_decode"),
-    ImageCompression("JPEG 2000", (COMPRESSION.JPEG2000,), decode_jpeg2000, "jpeg2k_decode"),
-    ImageCompression(
-        "JPEG 2000 (YCbCr)", (COMPRESSION.APERIO_JP2000_YCBC,), decode_jpeg2000, "jpeg2k_decode"
-    ),
-    ImageCompression(
-        "JPEG 2000 (lossless)", (COMPRESSION.JPEG_2000_LOSSY,), decode_jpeg2000, "jpeg2k_decode"
-    ),
-    ImageCompression(
-        "JPEG 2000 (RGB)", (COMPRESSION.APERIO_JP2000_RGB,), decode_jpeg2000, "jpeg2k_decode"
+    *(
+        ImageCompression(f"JPEG 2000{kind}", (code,), decode_jpeg2000, "jpeg2k_decode")
+        for code, kind in zip(JPEG_2000, ("", " (YCbCr)", " (lossless)", " (RGB)"), strict=True)
     ),
     ByteCompression("LZW", (COMPRESSION.LZW,), unpack_lzw, "tiff_decode"),
     ByteCompression("deflate", DEFLATE, unpack_deflate, "deflate_decode"),

@@ -165,11 +165,8 @@ def _decode_intervals(header: bytes, tile: EncodedTile, memory: NDArray[np.uint8
     intervals = [interval for interval in tile.segments if interval is not None]
     if None in tile.segments[: len(intervals)]:
         raise ValueError("a part of it is missing")
-    shape = (
-        len(intervals) * grid.tile_height // grid.planes,
-        grid.tile_width,
-        encoding.samples,
-    )
+    height = len(intervals) * grid.tile_height // grid.planes
+    shape = height, grid.tile_width, encoding.samples
     pixels = memory.view(tile.level.dtype)[: math.prod(shape)].reshape(shape)
     decode_intervals(header, intervals, encoding, pixels)
     return pixels
@@ -227,16 +224,11 @@ def _possible_views(
     """
     grid, samples, dtype = level.grid, level.encoding.samples, level.dtype
     if grid.sizes is not None:
-        high, wide = grid.sizes[:, row, column].tolist()
-        yield (
-            memory[: high * wide * samples * dtype.itemsize]
-            .view(dtype)
-            .reshape(high, wide, samples)
-        )
-        return
-    height = min(grid.tile_height, level.height - row * grid.tile_height)
-    width = min(grid.tile_width, level.width - column * grid.tile_width)
-    sizes = (grid.tile_height, grid.tile_width), (height, grid.tile_width), (height, width)
+        sizes = [tuple(grid.sizes[:, row, column].tolist())]
+    else:
+        height = min(grid.tile_height, level.height - row * grid.tile_height)
+        width = min(grid.tile_width, level.width - column * grid.tile_width)
+        sizes = [(grid.tile_height, grid.tile_width), (height, grid.tile_width), (height, width)]
     for high, wide in dict.fromkeys(sizes):
         size = high * wide * samples * dtype.itemsize
         yield memory[:size].view(dtype).reshape(high, wide, samples)

@@ -274,24 +274,14 @@ class DevicePicture:
         for row, y, height in rows:
             for column, x, width in columns:
                 tiles.append((row, column))
-                parts.append(
-                    (
-                        0,
-                        (part.top - view.rect.top + y) * view.rect.width
-                        + part.left
-                        - view.rect.left
-                        + x,
-                        view.rect.width,
-                        height,
-                        width,
-                        min(high, other.height - row * high),
-                        min(wide, other.width - column * wide),
-                        down.start + y * by_rows - row * high,
-                        across.start + x * by_columns - column * wide,
-                        by_rows,
-                        by_columns,
-                    )
-                )
+                first_row, first_column = row * high, column * wide
+                target = (part.top - view.rect.top + y) * view.rect.width
+                target += part.left - view.rect.left + x
+                held = min(high, other.height - first_row), min(wide, other.width - first_column)
+                top = down.start + y * by_rows - first_row
+                left = across.start + x * by_columns - first_column
+                size = view.rect.width, height, width
+                parts.append((0, target, *size, *held, top, left, by_rows, by_columns))
         return np.array(tiles, np.int64), np.array(parts, SCALED)
 
     def _stand_in(self, view: View) -> Composed:

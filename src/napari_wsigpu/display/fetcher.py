@@ -298,12 +298,10 @@ class TileFetcher:
 
     def _land(self, batch: _Batch, tiles: Mapping[TileKey, Any], seconds: float) -> None:
         first = batch.keys[0]
+        if not batch.waited_for:
+            seconds /= batch.source.slowed
         with self._changed:
-            self._learn(
-                first,
-                len(batch.keys),
-                seconds if batch.waited_for else seconds / batch.source.slowed,
-            )
+            self._learn(first, len(batch.keys), seconds)
             if batch.ahead:
                 if len(self._ahead) > MOST_REMEMBERED:
                     self._ahead.clear()

@@ -392,10 +392,9 @@ class LevelLayout:
     @property
     def places(self) -> list[dict[str, int]]:
         """Where the parts of a mosaic lie: x, y, width and height in its pixels."""
-        bounds = [part.bounds for part in self.parts]
         return [
-            {"x": each.left, "y": each.top, "width": each.width, "height": each.height}
-            for each in bounds
+            {"x": at.left, "y": at.top, "width": at.width, "height": at.height}
+            for at in (part.bounds for part in self.parts)
         ]
 
     @property

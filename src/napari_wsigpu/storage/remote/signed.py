@@ -109,13 +109,13 @@ class SignedStore:
 
         url = urlsplit(address)
         login = self._login if _server(url) == _server(urlsplit(self._url)) else {}
+        direct = proxy_bypass(url.hostname or "")
+        proxy = None if direct else getproxies().get(url.scheme.lower())
         return await self._session.get(
             URL(_plain(address), encoded=True),
             headers={"Accept-Encoding": "identity", **login, "Range": part},
             allow_redirects=False,
-            proxy=None
-            if proxy_bypass(url.hostname or "")
-            else getproxies().get(url.scheme.lower()),
+            proxy=proxy,
         )
 
     async def close(self) -> None:
