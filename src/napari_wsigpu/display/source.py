@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -42,6 +42,8 @@ class DisplaySource:
 
     Attributes
     ----------
+    slowed : float
+        How many times as long it takes to read tiles while a frame is drawn.
     clearings : int
         How often the slide's tiles were dropped; displays decode what they show again then.
     """
@@ -53,6 +55,7 @@ class DisplaySource:
     _read: ReadTiles
     _log: TileLog
     clearings: int = 0
+    slowed: ClassVar[float] = 1.0
 
     def number(self, color: Color) -> int:
         """Return the slide's number in the keys of tiles in these colours."""
@@ -95,11 +98,6 @@ class DisplaySource:
     def least_batch(self) -> int:
         """How many tiles are worth a read of its own: many where each read is a request."""
         return 1 if self._layout.remote is None else REMOTE_BATCH
-
-    @property
-    def slowed(self) -> float:
-        """How many times as long it takes to read tiles while a frame is drawn."""
-        return 1.0
 
     def parts_of(self, level: int) -> int:
         """Return how many stored tiles are decoded for one tile of a level."""
