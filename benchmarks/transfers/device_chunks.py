@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from benchmarks.transfers.chunk_writer import ChunkWriter, blocks
 from napari_wsigpu.gpu.transfer.nvcomp import HEADERS, codec
 from napari_wsigpu.model.errors import MissingPackageError, UnsupportedSlideError
-from napari_wsigpu.storage.zarr.writer import ChunkWriter, blocks, put_chunk, whole_file
+from napari_wsigpu.storage.zarr.writer import put_chunk, whole_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

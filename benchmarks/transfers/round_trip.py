@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.transfers import reading
+from benchmarks.transfers.chunk_writer import ChunkWriter
 from benchmarks.transfers.device_chunks import DeviceChunkWriter, KvikioChunkWriter
 from benchmarks.transfers.kvikio_process import KvikioModes
 from benchmarks.transfers.read import region_case
@@ -14,7 +15,6 @@ from benchmarks.transfers.readers import OURS, Reader, peers
 from benchmarks.transfers.reference import Region
 from benchmarks.transfers.timing import Absent, way
 from benchmarks.transfers.zarr_arrays import create, require_zarr, stored
-from napari_wsigpu.storage.zarr.writer import ChunkWriter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

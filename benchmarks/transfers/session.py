@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.machine import check_memory, environment, summary
 from benchmarks.synthetic import DOWNSAMPLE, make_slide
+from benchmarks.transfers.interrupt import late_interrupt
 from benchmarks.transfers.plot import write_plot
 from benchmarks.transfers.readers import OURS
 from benchmarks.transfers.target import Target
 from benchmarks.transfers.timing import Row, measure
 from napari_wsigpu.cli.bench import print_table
 from napari_wsigpu.model.errors import UnsupportedSlideError
-from napari_wsigpu.model.interrupt import late_interrupt
 from napari_wsigpu.storage.remote.url import is_url, public_url
 
 if TYPE_CHECKING:

@@ -18,7 +18,6 @@ from napari_wsigpu.gpu.device.verify import TOLERANCES
 from napari_wsigpu.model.errors import DeviceError, LevelError, RegionError
 from napari_wsigpu.model.tags import COMPRESSION, JPEG_2000
 from napari_wsigpu.slide.slide import open_slide
-from napari_wsigpu.storage.file import MERGE_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.slide.slide import Slide
 
 ZARR = "zarr-python"
+READ_BYTES = 16 << 20
 FORGETTABLE = hasattr(os, "posix_fadvise")
 
 
@@ -150,7 +150,7 @@ class Target:
         """Read the files once where they shall be in the page cache, as far as they fit there."""
         for path in () if self.cold else self._paths:
             with open(path, "rb", buffering=0) as file:  # noqa: PTH123
-                while file.read(MERGE_LIMIT):
+                while file.read(READ_BYTES):
                     pass
 
     @property

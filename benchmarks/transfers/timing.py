@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.model.interrupt import late_interrupt
+from benchmarks.transfers.interrupt import late_interrupt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

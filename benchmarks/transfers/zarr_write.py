@@ -14,6 +14,7 @@ import tifffile
 
 from benchmarks.machine import check_memory
 from benchmarks.synthetic import make_picture
+from benchmarks.transfers.chunk_writer import ChunkWriter
 from benchmarks.transfers.device_chunks import (
     LARGEST_BLOCK,
     DeviceChunkWriter,
@@ -27,7 +28,6 @@ from benchmarks.transfers.timing import Absent, Case, way
 from benchmarks.transfers.zarr_arrays import create, require_zarr, stored
 from napari_wsigpu.model.errors import DeviceError, MissingPackageError
 from napari_wsigpu.slide import runtime
-from napari_wsigpu.storage.zarr.writer import ChunkWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -4,7 +4,7 @@ import imagecodecs
 import numpy as np
 import pytest
 
-from napari_wsigpu.codecs.intervals import join_intervals
+from napari_wsigpu.codecs.jpeg_tiles import join_intervals
 from tests.writers import ndpi, slides
 
 

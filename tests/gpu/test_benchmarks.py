@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from benchmarks.__main__ import main
+from benchmarks.transfers.chunk_writer import ChunkWriter
 from benchmarks.transfers.device_chunks import DeviceChunkWriter, KvikioChunkWriter, Lz4Encoder
-from napari_wsigpu.storage.zarr.writer import ChunkWriter
 from tests.writers import slides
 
 pytestmark = pytest.mark.gpu

@@ -16,14 +16,12 @@ from napari_wsigpu.model.errors import (
     SlidePermissionError,
 )
 from napari_wsigpu.model.layout import SlideFile
-from napari_wsigpu.storage.file import MERGE_GAP, MERGE_LIMIT, FileSource, merge_ranges
-from napari_wsigpu.storage.source import ByteRange
+from napari_wsigpu.storage.file import MERGE_GAP, FileSource
 
 CONTENT = np.random.default_rng(0).bytes(300_000)
 
 SOME_RANGES = st.lists(
-    st.builds(
-        ByteRange,
+    st.tuples(
         st.integers(0, 310_000),
         st.one_of(st.integers(0, 50), st.integers(0, 320_000)),
     ),
@@ -43,6 +41,7 @@ def source(path, request, monkeypatch):
     """A source that reads by position, and its twin where the system can't."""
     if request.param == "seek":
         monkeypatch.delattr(os, "pread", raising=False)
+        monkeypatch.delattr(os, "preadv", raising=False)
     elif not hasattr(os, "pread"):
         pytest.skip("this system has no pread")
     source = source_of(path)
@@ -52,39 +51,6 @@ def source(path, request, monkeypatch):
 
 def expected(ranges):
     return [CONTENT[offset : offset + length] for offset, length in ranges]
-
-
-class TestMergeRanges:
-    @given(
-        st.lists(
-            st.builds(ByteRange, st.integers(0, 1 << 26), st.integers(0, MERGE_LIMIT + 9)),
-            max_size=30,
-        )
-    )
-    def test_each_range_is_covered_by_one_that_is_not_too_long(self, ranges):
-        merged = merge_ranges(ranges)
-        members = [index for _, group in merged for index in group]
-        assert sorted(members) == list(range(len(ranges)))
-        for (offset, length), group in merged:
-            ends = [sum(ranges[index]) for index in group]
-            assert offset == min(ranges[index].offset for index in group)
-            assert offset + length == max(ends)
-            assert length <= MERGE_LIMIT or len(group) == 1
-
-    @pytest.mark.parametrize(
-        ("ranges", "count"),
-        [
-            ([], 0),
-            ([(0, 10), (10, 10), (20, 10)], 1),
-            ([(0, 10), (10 + MERGE_GAP, 10)], 1),
-            ([(0, 10), (11 + MERGE_GAP, 10)], 2),
-            ([(0, MERGE_LIMIT), (MERGE_LIMIT, 1)], 2),
-            ([(0, MERGE_LIMIT - 1), (MERGE_LIMIT - 1, 1)], 1),
-            ([(50, 10), (0, 100), (20, 5)], 1),
-        ],
-    )
-    def test_what_lies_near_is_read_at_once(self, ranges, count):
-        assert len(merge_ranges([ByteRange(*item) for item in ranges])) == count
 
 
 class TestRead:
@@ -106,19 +72,21 @@ class TestRead:
         "item", [(299_990, 100), (300_000, 1), (10**15, 10), (0, 10**15), (5, 0), (0, 0)]
     )
     def test_the_end_of_the_file_makes_it_short(self, source, item):
-        assert bytes(source.read([ByteRange(*item)])[0]) == CONTENT[item[0] : sum(item)]
+        assert bytes(source.read([item])[0]) == CONTENT[item[0] : sum(item)]
 
     def test_a_range_before_the_file_is_empty(self, source):
-        assert [bytes(view) for view in source.read([ByteRange(-5, 10)])] == [b""]
+        assert [bytes(view) for view in source.read([(-5, 10)])] == [b""]
 
     def test_nothing_asked_nothing_delivered(self, source):
         assert source.read([]) == []
 
     def test_the_system_may_deliver_less_at_once(self, source, monkeypatch):
-        if hasattr(os, "pread"):
-            pread = os.pread
-            monkeypatch.setattr(os, "pread", lambda fd, count, at: pread(fd, min(count, 999), at))
-        ranges = [ByteRange(10, 5000), ByteRange(290_000, 20_000)]
+        if hasattr(os, "preadv"):
+            preadv = os.preadv
+            monkeypatch.setattr(
+                os, "preadv", lambda fd, views, at: preadv(fd, [views[0][:999]], at)
+            )
+        ranges = [(10, 5000), (290_000, 20_000)]
         assert [bytes(view) for view in source.read(ranges)] == expected(ranges)
 
     def test_many_threads(self, source):
@@ -128,7 +96,7 @@ class TestRead:
             rng = np.random.default_rng(seed)
             for _ in range(60):
                 ranges = [
-                    ByteRange(int(offset), int(length))
+                    (int(offset), int(length))
                     for offset, length in rng.integers(0, (300_000, 9000), (5, 2))
                 ]
                 if [bytes(view) for view in source.read(ranges)] != expected(ranges):
@@ -145,8 +113,8 @@ class TestHandle:
         source = source_of(path)
         assert handles_of(path) == 0
         for _ in range(2):
-            source.read([ByteRange(0, 5)])
-            source.read([ByteRange(100_000, 5)])
+            source.read([(0, 5)])
+            source.read([(100_000, 5)])
             assert handles_of(path) == 1
             source.release()
             assert handles_of(path) == 0
@@ -154,28 +122,28 @@ class TestHandle:
 
     def test_close_is_for_good_and_may_be_repeated(self, path, handles_of):
         source = source_of(path)
-        source.read([ByteRange(0, 5)])
+        source.read([(0, 5)])
         source.close()
         source.close()
         assert handles_of(path) == 0
         with pytest.raises(SlideClosedError, match=r"slide\.bin"):
-            source.read([ByteRange(0, 5)])
+            source.read([(0, 5)])
 
-    @pytest.mark.skipif(not hasattr(os, "pread"), reason="this system has no pread")
+    @pytest.mark.skipif(not hasattr(os, "preadv"), reason="this system has no preadv")
     @pytest.mark.parametrize("end", ["release", "close"])
     def test_reads_in_flight_end_before_the_handle_goes(self, path, monkeypatch, end):
         source = source_of(path)
         reading, go_on = threading.Event(), threading.Event()
-        pread = os.pread
+        preadv = os.preadv
 
         def slow(*arguments):
             reading.set()
             assert go_on.wait(10)
-            return pread(*arguments)
+            return preadv(*arguments)
 
-        monkeypatch.setattr(os, "pread", slow)
+        monkeypatch.setattr(os, "preadv", slow)
         found = []
-        reader = threading.Thread(target=lambda: found.extend(source.read([ByteRange(7, 9)])))
+        reader = threading.Thread(target=lambda: found.extend(source.read([(7, 9)])))
         reader.start()
         assert reading.wait(10)
         ender = threading.Thread(target=getattr(source, end))
@@ -193,41 +161,41 @@ class TestHandle:
 class TestChangedFiles:
     def test_another_file_of_the_same_size_is_noticed(self, path, handles_of):
         source = source_of(path)
-        source.read([ByteRange(0, 5)])
+        source.read([(0, 5)])
         source.release()
         other = path.with_name("other.bin")
         other.write_bytes(CONTENT[::-1])
         os.utime(other, ns=(0, 0))
         other.replace(path)
         with pytest.raises(SlideChangedError, match=r"slide\.bin.*changed"):
-            source.read([ByteRange(0, 5)])
+            source.read([(0, 5)])
         assert handles_of(path) == 0
         source.close()
 
     def test_a_file_rewritten_while_open_is_noticed(self, path):
         source = source_of(path)
-        source.read([ByteRange(0, 5)])
+        source.read([(0, 5)])
         with path.open("r+b") as file:
             file.write(b"other")
         os.utime(path, ns=(0, 0))
         with pytest.raises(SlideChangedError, match=r"slide\.bin.*changed"):
-            source.read([ByteRange(0, 5)])
+            source.read([(0, 5)])
         source.close()
 
     @pytest.mark.parametrize("content", [CONTENT + b"x", CONTENT[:-1], b""])
     def test_another_size_is_noticed(self, path, content, handles_of):
         source = source_of(path)
-        source.read([ByteRange(0, 5)])
+        source.read([(0, 5)])
         source.release()
         path.write_bytes(content)
         with pytest.raises(SlideChangedError, match=r"slide\.bin.*changed"):
-            source.read([ByteRange(0, 5)])
+            source.read([(0, 5)])
         assert handles_of(path) == 0
         source.close()
 
     def test_a_change_is_noticed_by_who_reads_later(self, path):
         source = source_of(path)
-        [fill] = source.fills([ByteRange(0, 5)])
+        [fill] = source.fills([(0, 5)])
         room = bytearray(5)
         assert fill(memoryview(room)) == 5
         os.utime(path, ns=(0, 0))
@@ -239,17 +207,17 @@ class TestChangedFiles:
 
     def test_a_deleted_file_is_read_on_or_missed(self, path):
         source = source_of(path)
-        source.read([ByteRange(0, 5)])
+        source.read([(0, 5)])
         try:
             path.unlink()
         except PermissionError:
             source.close()
             pytest.skip("this system keeps open files from being deleted")
         with contextlib.suppress(SlideError):
-            assert bytes(source.read([ByteRange(0, 5)])[0]) == CONTENT[:5]
+            assert bytes(source.read([(0, 5)])[0]) == CONTENT[:5]
         source.release()
         with pytest.raises(SlideNotFoundError, match=r"slide\.bin"):
-            source.read([ByteRange(0, 5)])
+            source.read([(0, 5)])
         source.close()
 
     @pytest.mark.skipif(
@@ -259,16 +227,16 @@ class TestChangedFiles:
         path.chmod(0)
         source = source_of(path)
         with pytest.raises(SlidePermissionError, match=r"slide\.bin"):
-            source.read([ByteRange(0, 5)])
+            source.read([(0, 5)])
         source.close()
 
     def test_a_truncated_open_file_is_noticed(self, path):
         source = source_of(path)
-        source.read([ByteRange(0, 5)])
+        source.read([(0, 5)])
         with path.open("r+b") as file:
             file.truncate(1000)
         with pytest.raises(SlideChangedError, match=r"slide\.bin.*changed"):
-            source.read([ByteRange(900, 500)])
+            source.read([(900, 500)])
         source.close()
 
 

@@ -5,6 +5,8 @@ import sys
 import numpy as np
 import pytest
 
+from benchmarks.transfers import chunk_writer
+from benchmarks.transfers.chunk_writer import ChunkWriter, blocks
 from benchmarks.transfers.device_chunks import (
     LARGEST_BLOCK,
     DeviceChunkWriter,
@@ -12,8 +14,6 @@ from benchmarks.transfers.device_chunks import (
     Lz4Encoder,
 )
 from napari_wsigpu.model.errors import MissingPackageError, UnsupportedSlideError
-from napari_wsigpu.storage.zarr import writer as zarr_write
-from napari_wsigpu.storage.zarr.writer import ChunkWriter, blocks
 from tests.conftest import decoding_threads
 from tests.fakes.host_cupy import DeviceArray, install
 from tests.writers import slides
@@ -62,7 +62,7 @@ def test_edge_chunks_are_filled_up(tmp_path):
 
 
 def test_few_bytes_are_on_their_way(tmp_path, monkeypatch):
-    monkeypatch.setattr(zarr_write, "MOST_BYTES", 10_000)
+    monkeypatch.setattr(chunk_writer, "MOST_BYTES", 10_000)
     folder, pixels = tmp_path / "a.zarr", slides.picture(*SHAPE)
     with ChunkWriter(folder, create(folder, "uint8")) as output:
         output.write(pixels, 0, 0)

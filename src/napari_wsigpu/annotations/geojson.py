@@ -26,22 +26,14 @@ if TYPE_CHECKING:
 
 DIGITS = 2
 ENDINGS = (".geojson", ".geojson.gz", ".json")
-KINDS: dict[str, Kind] = {
-    "Point": "points",
-    "MultiPoint": "points",
-    "LineString": "line",
-    "MultiLineString": "line",
-    "Polygon": "polygon",
-    "MultiPolygon": "polygon",
-}
-# How deep the coordinates of a geometry are nested.
-DEPTHS = {
-    "Point": 1,
-    "MultiPoint": 2,
-    "LineString": 2,
-    "MultiLineString": 3,
-    "Polygon": 3,
-    "MultiPolygon": 4,
+# What a geometry is, and how deep its coordinates are nested.
+GEOMETRIES: dict[str, tuple[Kind, int]] = {
+    "Point": ("points", 1),
+    "MultiPoint": ("points", 2),
+    "LineString": ("line", 2),
+    "MultiLineString": ("line", 3),
+    "Polygon": ("polygon", 3),
+    "MultiPolygon": ("polygon", 4),
 }
 # Names of the types before QuPath 0.4, which had them as ids before 0.3.
 OLD_TYPES = {
@@ -177,13 +169,13 @@ def _with_arrays(said: dict[str, Any]) -> dict[str, Any]:
     kind = _geometry_type(said)
     if kind and isinstance(said.get("coordinates"), list):
         with suppress(TypeError, ValueError):
-            said["coordinates"] = tuple(_rings(said["coordinates"], DEPTHS[kind]))
+            said["coordinates"] = tuple(_rings(said["coordinates"], GEOMETRIES[kind][1]))
     return said
 
 
 def _geometry_type(said: Mapping[str, Any]) -> str:
     kind = said.get("type")
-    return kind if isinstance(kind, str) and kind in KINDS else ""
+    return kind if isinstance(kind, str) and kind in GEOMETRIES else ""
 
 
 def _objects(feature: Any, depth: int) -> Iterator[Annotation]:
@@ -221,29 +213,28 @@ def _shapes(geometry: Any, depth: int) -> Iterator[tuple[Kind, tuple[NDArray[np.
         for part in list(geometry["geometries"]):
             yield from _shapes(part, depth - 1)
         return
-    kind = _geometry_type(geometry)
-    if not kind:
+    name = _geometry_type(geometry)
+    if not name:
         raise ValueError(f"its geometry is {geometry['type']!r}, which GeoJSON does not know")
+    kind, nested = GEOMETRIES[name]
     rings = geometry["coordinates"]
     if not isinstance(rings, tuple):  # so something is wrong with them
-        rings = tuple(_rings(rings, DEPTHS[kind]))
-    if KINDS[kind] == "polygon":
+        rings = tuple(_rings(rings, nested))
+    if kind == "polygon":
         rings = tuple(ring for ring in map(_open, rings) if len(ring) > 2)
     rings = tuple(ring for ring in rings if len(ring))
     if rings:
         is_ellipse = geometry.get("isEllipse") is True
-        yield ("ellipse" if is_ellipse else KINDS[kind]), rings
+        yield ("ellipse" if is_ellipse else kind), rings
 
 
 def _rings(coordinates: Any, depth: int) -> Iterator[NDArray[np.float64]]:
+    if not isinstance(coordinates, list):
+        raise TypeError("the coordinates are no list")
     if depth > 2:
-        if not isinstance(coordinates, list):
-            raise TypeError("the coordinates are no list")
         for part in coordinates:
             yield from _rings(part, depth - 1)
         return
-    if not isinstance(coordinates, list):
-        raise TypeError("the coordinates are no list")
     found = np.array(coordinates if depth == 2 else [coordinates], np.float64)
     if not found.size:
         return

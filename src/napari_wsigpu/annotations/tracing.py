@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 # Ways along an edge with the object on the right hand: right, down, left, up. Of each, where in
 # (y, x) the pixel lies whose edge it is, seen from the corner at which the edge begins; and the
 # step to its end.
-RIGHT, DOWN, LEFT, UP = range(4)
 STEPS = np.array([(0, 1), (1, 0), (0, -1), (-1, 0)])
 STARTS = np.array([(0, 0), (0, 1), (1, 1), (1, 0)])
+# For each way, where the pixel on the left hand is.
+OUTWARD = [(-1, 0), (0, 1), (1, 0), (0, -1)]
 
 
 def outlines(labels: NDArray[Any]) -> dict[int, list[NDArray[np.float64]]]:
@@ -64,16 +65,11 @@ def _edges(padded: NDArray[Any]) -> NDArray[np.int64]:
     found = []
     inner = padded[1:-1, 1:-1]
     width = padded.shape[1]
-    for way, (down, right) in enumerate(_outward()):
+    for way, (down, right) in enumerate(OUTWARD):
         other = padded[1 + down : padded.shape[0] - 1 + down, 1 + right : width - 1 + right]
         row, column = np.nonzero((inner != 0) & (inner != other))
         found.append(((row + 1) * width + column + 1) * 4 + way)
     return np.sort(np.concatenate(found))
-
-
-def _outward() -> list[tuple[int, int]]:
-    """Return, for each way, where the pixel on the left hand is."""
-    return [(-1, 0), (0, 1), (1, 0), (0, -1)]
 
 
 def _following(padded: NDArray[Any], edges: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -81,7 +77,7 @@ def _following(padded: NDArray[Any], edges: NDArray[np.int64]) -> NDArray[np.int
     flat, width = padded.reshape(-1), padded.shape[1]
     pixel, way = edges // 4, edges % 4
     ahead = (STEPS[:, 0] * width + STEPS[:, 1])[way]
-    left = np.array([down * width + right for down, right in _outward()])[way]
+    left = np.array([down * width + right for down, right in OUTWARD])[way]
     number = flat[pixel]
     goes_on = flat[pixel + ahead] == number
     turns_left = goes_on & (flat[pixel + ahead + left] == number)

@@ -10,6 +10,7 @@ import os
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -182,6 +183,7 @@ def profile_size(place: Place | bytes) -> int:
     return len(place) if isinstance(place, bytes) else place[1]
 
 
+@dataclass(eq=False, repr=False)
 class EmbeddedProfile:
     """The profile of a slide or of a picture that travels with it, read when first needed.
 
@@ -199,22 +201,14 @@ class EmbeddedProfile:
         Returns the bytes of such a place.
     """
 
-    def __init__(
-        self,
-        name: str,
-        image: LevelLayout,
-        place: Place | bytes | None,
-        read: Callable[[Place | bytes], bytes],
-        *,
-        rgb: bool,
-    ) -> None:
-        self._name = name
-        self._is_rgb = rgb and image.dtype == np.uint8 and image.channels in (3, 4)
-        self._place = place
-        self._read = read
-        self._lock = threading.Lock()
-        self._profile: ColorProfile | None = None
-        self._table: ColorTable | None = None
+    _name: str
+    _image: LevelLayout
+    _place: Place | bytes | None
+    _read: Callable[[Place | bytes], bytes]
+    rgb: bool
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _profile: ColorProfile | None = field(default=None, init=False)
+    _table: ColorTable | None = field(default=None, init=False)
 
     def data(self) -> bytes | None:
         """Return the profile as it is stored; None if there is none.
@@ -242,7 +236,8 @@ class EmbeddedProfile:
             return self._profile
 
     def _checked(self) -> ColorProfile:
-        if not self._is_rgb:
+        image = self._image
+        if not self.rgb or image.dtype != np.uint8 or image.channels not in (3, 4):
             raise _refusal(self._name, "its pixels are not 8-bit RGB")
         if self._place is None:
             raise _refusal(self._name, "it has no ICC profile")

@@ -171,12 +171,8 @@ class CpuBatch:
         # Thousands of times a second here threads wait for each other in the interpreter.
         batch, deliver = self._batch, self._deliver
         decode, fetch = self._whole or (None, None)
-        memories, pixels, shape, dtype = (
-            self._slots.memory,
-            self._slots.pixels,
-            self._shape,
-            self._dtype,
-        )
+        memories, pixels = self._slots.memory, self._slots.pixels
+        shape, dtype = self._shape, self._dtype
         own: tuple[NDArray[np.uint8], NDArray[Any]] | None = None
         for number in self._numbers:
             if self._ended or batch is None:
@@ -229,7 +225,7 @@ class CpuBatch:
             self._finished()
         # Who delivers may hold this batch: nothing is to live on for a circle's sake.
         self.helpers, self._batch, self._whole = [], None, None
-        self._slots, self._deliver = HostSlots([]), _ignore
+        self._slots, self._deliver = HostSlots([]), lambda indices: None
 
 
 def _refuses(decode: Callable[[Any, NDArray[Any]], Any], data: Any, out: NDArray[Any]) -> bool:
@@ -238,7 +234,3 @@ def _refuses(decode: Callable[[Any, NDArray[Any]], Any], data: Any, out: NDArray
     except (RuntimeError, ValueError):
         return True
     return False
-
-
-def _ignore(indices: Sequence[int]) -> None:
-    """Take the place of who wanted tiles."""

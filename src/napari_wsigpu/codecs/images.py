@@ -1,4 +1,4 @@
-"""Pictures of which imagecodecs decodes all: WebP, JPEG-LS, JPEG XL, JPEG XR, PNG, BMP.
+"""Pictures of which imagecodecs decodes all: WebP, JPEG-LS, JPEG XL, JPEG XR, PNG, BMP, LERC.
 
 See `codecs.table.Decode`.
 """
@@ -12,6 +12,9 @@ import imagecodecs
 
 from napari_wsigpu.codecs.jpeg import ends_whole
 
+# By the second of the tag's LERC parameters, names of decoders, each of which is a library.
+LERC_WRAPPINGS = {1: "deflate_decode", 2: "zstd_decode"}
+LERC_BEGINNINGS = b"Lerc2 ", b"CntZImage "
 MOST_JPEGXR_TAGS, JPEGXR_IMAGE = 64, 0xBCC0
 # How many bytes a value has, by the number of its type.
 JPEGXR_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8}
@@ -99,6 +102,17 @@ def decode_bmp(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) -> 
     """Decode BMP."""
     _check_size(data[18:26], "little", out)
     out[...] = _with_channels(imagecodecs.bmp_decode(bytes(data)), out)
+
+
+def decode_lerc(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) -> None:
+    """Decode LERC, which may be compressed once more."""
+    if encoding.lerc_wrapping:
+        unwrap = getattr(imagecodecs, LERC_WRAPPINGS[encoding.lerc_wrapping])
+        data = unwrap(data, out=2 * out.nbytes + 4096)
+    if not bytes(data[:10]).startswith(LERC_BEGINNINGS):
+        # imagecodecs would take it for compressed once more, and inflate it to whatever it holds.
+        raise ValueError("it is no LERC")
+    decode_of_type(imagecodecs.lerc_decode, data, out)
 
 
 def _check_size(sides: Any, order: Literal["little", "big"], out: NDArray[Any]) -> None:

@@ -6,14 +6,14 @@ ends the whole process on some damaged streams.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import imagecodecs
 import numpy as np
 
-from napari_wsigpu.codecs.intervals import join_intervals
-from napari_wsigpu.codecs.jpeg import START_OF_SCAN, ends_whole
+from napari_wsigpu.codecs.jpeg import END_OF_IMAGE, FRAMES, START_OF_SCAN, ends_whole, segments
 from napari_wsigpu.model.limits import limits
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.model.layout import Encoding
 
+RESTARTS = frozenset(bytes((0xFF, 0xD0 + number)) for number in range(8))
+TALLEST = 0xFFFF
 SCAN = bytes((0xFF, START_OF_SCAN))
 PROGRESSIVE = b"\xff\xc2", b"\xff\xca"
 COLORS: dict[str, dict[str, Any]] = {
@@ -102,6 +104,52 @@ def decode_intervals(
         _decode_smaller(data, encoding.jpeg_scale, out)
     else:
         imagecodecs.jpeg8_decode(data, out=out, **COLORS[encoding.jpeg_color])
+
+
+def join_intervals(header: bytes, intervals: Sequence[memoryview]) -> bytes:
+    """Make one JPEG of restart intervals that lie one below the other.
+
+    Parameters
+    ----------
+    header : bytes
+        Header of a JPEG that one interval alone would be.
+    intervals : sequence of memoryview
+        Each one's scan with the marker behind it.
+
+    Raises
+    ------
+    ValueError
+        If no marker ends an interval, or the header has no frame, or one too high.
+    """
+    parts: list[memoryview | bytes] = [_stretched(header, len(intervals))]
+    for number, interval in enumerate(intervals):
+        parts += [_scan(interval), bytes((0xFF, 0xD0 + number % 8))]
+    parts[-1] = END_OF_IMAGE
+    return b"".join(parts)
+
+
+def _scan(interval: memoryview) -> memoryview | bytes:
+    """Return an interval without the marker at its end."""
+    if bytes(interval[-2:]) in RESTARTS:
+        return interval[:-2]
+    data = bytes(interval).rstrip(b"\0")
+    if not data.endswith(END_OF_IMAGE):
+        # libjpeg would fill what is missing with gray and say nothing.
+        raise ValueError("its JPEG data end early")
+    return data[:-2]
+
+
+@lru_cache(maxsize=64)
+def _stretched(header: bytes, times: int) -> bytes:
+    """Return the header of a JPEG that is so many times as high."""
+    for marker, start, _ in segments(header):
+        if marker in FRAMES:
+            offset = start + 5
+            height = times * int.from_bytes(header[offset : offset + 2], "big")
+            if height > TALLEST:
+                raise ValueError(f"its JPEG header makes it {height} pixels high")
+            return header[:offset] + height.to_bytes(2, "big") + header[offset + 2 :]
+    raise ValueError("its JPEG header has no frame")
 
 
 def _decode_smaller(data: bytes, scale: int, pixels: NDArray[Any]) -> None:

@@ -64,18 +64,9 @@ class NativeFormat:
             self.addresses[RGBA] = first + FORMAT.itemsize
         # The records hold addresses of these arrays, which must live as long.
         self._places = [np.ascontiguousarray(each[0]) for each in (grid.offsets, grid.byte_counts)]
-        self._level = np.array(
-            [
-                (
-                    *(each.ctypes.data for each in self._places),
-                    grid.rows,
-                    grid.columns,
-                    image.height,
-                    image.width,
-                )
-            ],
-            LEVEL,
-        )
+        places = [each.ctypes.data for each in self._places]
+        level = (*places, grid.rows, grid.columns, image.height, image.width)
+        self._level = np.array([level], LEVEL)
         self.level = int(self._level.ctypes.data)
 
     def records(self, rows: NDArray[np.int64], columns: NDArray[np.int64]) -> NDArray[Any]:

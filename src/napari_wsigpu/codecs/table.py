@@ -10,17 +10,17 @@ from napari_wsigpu.codecs.images import (
     decode_jpegls,
     decode_jpegxl,
     decode_jpegxr,
+    decode_lerc,
     decode_png,
     decode_webp,
 )
 from napari_wsigpu.codecs.jpeg2000 import decode_jpeg2000
 from napari_wsigpu.codecs.jpeg_tiles import decode_jpeg
-from napari_wsigpu.codecs.lerc import decode_lerc
-from napari_wsigpu.codecs.lzw import lzw_decode
 from napari_wsigpu.codecs.packed import (
     unpack_czi_zstd,
     unpack_deflate,
     unpack_lzma,
+    unpack_lzw,
     unpack_none,
     unpack_packbits,
     unpack_zstd,
@@ -30,6 +30,7 @@ from napari_wsigpu.model.tags import (
     COMPRESSION,
     CZI_ZSTD,
     DEFLATE,
+    JPEG_2000,
     JPEG_LS,
     JPEG_XL,
     JPEG_XR,
@@ -75,17 +76,11 @@ class ByteCompression(NamedTuple):
 COMPRESSIONS: tuple[ImageCompression | ByteCompression, ...] = (
     ByteCompression("none", (COMPRESSION.NONE,), unpack_none, None),
     ImageCompression("JPEG", (COMPRESSION.JPEG,), decode_jpeg, "jpeg8_decode"),
-    ImageCompression("JPEG 2000", (COMPRESSION.JPEG2000,), decode_jpeg2000, "jpeg2k_decode"),
-    ImageCompression(
-        "JPEG 2000 (YCbCr)", (COMPRESSION.APERIO_JP2000_YCBC,), decode_jpeg2000, "jpeg2k_decode"
+    *(
+        ImageCompression(f"JPEG 2000{kind}", (code,), decode_jpeg2000, "jpeg2k_decode")
+        for code, kind in zip(JPEG_2000, ("", " (YCbCr)", " (lossless)", " (RGB)"), strict=True)
     ),
-    ImageCompression(
-        "JPEG 2000 (lossless)", (COMPRESSION.JPEG_2000_LOSSY,), decode_jpeg2000, "jpeg2k_decode"
-    ),
-    ImageCompression(
-        "JPEG 2000 (RGB)", (COMPRESSION.APERIO_JP2000_RGB,), decode_jpeg2000, "jpeg2k_decode"
-    ),
-    ByteCompression("LZW", (COMPRESSION.LZW,), lzw_decode, "tiff_decode"),
+    ByteCompression("LZW", (COMPRESSION.LZW,), unpack_lzw, "tiff_decode"),
     ByteCompression("deflate", DEFLATE, unpack_deflate, "deflate_decode"),
     ByteCompression("zstd", ZSTD, unpack_zstd, "zstd_decode"),
     ByteCompression("zstd1", (CZI_ZSTD,), unpack_czi_zstd, "zstd_decode"),

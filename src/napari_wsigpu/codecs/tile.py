@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import imagecodecs
 import numpy as np
 
+from napari_wsigpu.codecs.images import LERC_WRAPPINGS, decode_lerc
 from napari_wsigpu.codecs.jpeg import END_OF_IMAGE
 from napari_wsigpu.codecs.jpeg_tiles import decode_intervals, decode_jpeg, jpeg_decoder
-from napari_wsigpu.codecs.lerc import WRAPPINGS, decode_lerc
 from napari_wsigpu.codecs.libraries import PILLOW, load
 from napari_wsigpu.codecs.table import BY_CODE, ByteCompression, compression_name
 from napari_wsigpu.model.tags import FILLORDER, PHOTOMETRIC, PREDICTOR
@@ -38,7 +38,7 @@ PIXELS_AT_ONCE = 1 << 17
 
 def refusal(encoding: Encoding) -> str | None:
     """Say why tiles of an encoding can't be decoded; None if they can."""
-    if encoding.lerc_wrapping and encoding.lerc_wrapping not in WRAPPINGS:
+    if encoding.lerc_wrapping and encoding.lerc_wrapping not in LERC_WRAPPINGS:
         return f"the compression around its LERC, {encoding.lerc_wrapping}, is not supported"
     found = BY_CODE.get(encoding.compression)
     if found is None:
@@ -76,7 +76,7 @@ def _functions(
         BY_CODE[compression].function,
         PREDICTORS.get(predictor),
         "bitorder_decode" if fill_order == FILLORDER.LSB2MSB else None,
-        WRAPPINGS.get(lerc_wrapping),
+        LERC_WRAPPINGS.get(lerc_wrapping),
         PILLOW if jpeg_scale > 1 else None,
     )
     return frozenset(filter(None, found))
@@ -165,11 +165,8 @@ def _decode_intervals(header: bytes, tile: EncodedTile, memory: NDArray[np.uint8
     intervals = [interval for interval in tile.segments if interval is not None]
     if None in tile.segments[: len(intervals)]:
         raise ValueError("a part of it is missing")
-    shape = (
-        len(intervals) * grid.tile_height // grid.planes,
-        grid.tile_width,
-        encoding.samples,
-    )
+    height = len(intervals) * grid.tile_height // grid.planes
+    shape = height, grid.tile_width, encoding.samples
     pixels = memory.view(tile.level.dtype)[: math.prod(shape)].reshape(shape)
     decode_intervals(header, intervals, encoding, pixels)
     return pixels
@@ -227,16 +224,11 @@ def _possible_views(
     """
     grid, samples, dtype = level.grid, level.encoding.samples, level.dtype
     if grid.sizes is not None:
-        high, wide = grid.sizes[:, row, column].tolist()
-        yield (
-            memory[: high * wide * samples * dtype.itemsize]
-            .view(dtype)
-            .reshape(high, wide, samples)
-        )
-        return
-    height = min(grid.tile_height, level.height - row * grid.tile_height)
-    width = min(grid.tile_width, level.width - column * grid.tile_width)
-    sizes = (grid.tile_height, grid.tile_width), (height, grid.tile_width), (height, width)
+        sizes = [tuple(grid.sizes[:, row, column].tolist())]
+    else:
+        height = min(grid.tile_height, level.height - row * grid.tile_height)
+        width = min(grid.tile_width, level.width - column * grid.tile_width)
+        sizes = [(grid.tile_height, grid.tile_width), (height, grid.tile_width), (height, width)]
     for high, wide in dict.fromkeys(sizes):
         size = high * wide * samples * dtype.itemsize
         yield memory[:size].view(dtype).reshape(high, wide, samples)

@@ -3,15 +3,51 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from typing import Self
 
     Pair = tuple[int, int]
 
 Value = TypeVar("Value")
+
+
+class OpenedSlide(ABC):
+    """What the slides of OpenSlide's and tiffslide's interfaces have in common."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of the file."""
+
+    @property
+    @abstractmethod
+    def level_dimensions(self) -> tuple[Pair, ...]:
+        """(width, height) of each level."""
+
+    @property
+    @abstractmethod
+    def level_downsamples(self) -> tuple[float, ...]:
+        """How many pixels of level 0 one of each level spans."""
+
+    @property
+    def dimensions(self) -> Pair:
+        """(width, height) of level 0."""
+        return self.level_dimensions[0]
+
+    def get_best_level_for_downsample(self, downsample: float) -> int:
+        """Return the coarsest level that is at least so fine."""
+        factors = self.level_downsamples
+        return max((level for level, each in enumerate(factors) if each <= downsample), default=0)
 
 
 class Items(Mapping[str, Value]):

@@ -40,16 +40,14 @@ if TYPE_CHECKING:
 
     Encode = Callable[[NDArray[Any]], bytes]
 
-BYTE_CODECS = frozenset(
-    {
-        COMPRESSION.NONE,
-        COMPRESSION.LZW,
-        COMPRESSION.ADOBE_DEFLATE,
-        COMPRESSION.PACKBITS,
-        COMPRESSION.LZMA,
-        COMPRESSION.ZSTD,
-    }
-)
+BYTE_CODECS = {
+    COMPRESSION.NONE,
+    COMPRESSION.LZW,
+    COMPRESSION.ADOBE_DEFLATE,
+    COMPRESSION.PACKBITS,
+    COMPRESSION.LZMA,
+    COMPRESSION.ZSTD,
+}
 # What is copied, by the number that it gets: some have old numbers too.
 COPIED: dict[int, COMPRESSION] = {
     **{code: code for code in (*BYTE_CODECS, COMPRESSION.JPEG, *JPEG_2000, COMPRESSION.JPEGXL)},
@@ -204,17 +202,12 @@ def copied_coding(slide: Slide, level: LevelLayout, options: Options) -> Coding 
 
 def encoder(coding: Coding, dtype: np.dtype[Any]) -> Encode:
     """Return what encodes a segment, shape (height, width, samples) in native byte order."""
-    names = ENCODED_BY.get(coding.compression), PREDICTED_BY.get(coding.predictor)
-    load(frozenset(filter(None, names)))
+    name = ENCODED_BY.get(coding.compression)
+    load(frozenset(filter(None, (name, PREDICTED_BY.get(coding.predictor)))))
     if coding.compression == COMPRESSION.JPEG:
         return partial(_jpeg, coding)
     stored = dtype.newbyteorder("<")
-    codecs: dict[int, Callable[[bytes], Any]] = {
-        COMPRESSION.NONE: bytes,
-        COMPRESSION.ADOBE_DEFLATE: imagecodecs.deflate_encode,
-        COMPRESSION.ZSTD: imagecodecs.zstd_encode,
-    }
-    compress = codecs[coding.compression]
+    compress: Callable[[bytes], Any] = bytes if name is None else getattr(imagecodecs, name)
 
     def encode(pixels: NDArray[Any]) -> bytes:
         if coding.predictor == PREDICTOR.HORIZONTAL:
@@ -228,17 +221,10 @@ def encoder(coding: Coding, dtype: np.dtype[Any]) -> Encode:
 
 
 def _jpeg(coding: Coding, pixels: NDArray[Any]) -> bytes:
+    colors: dict[str, Any] = {"colorspace": "RGB", "outcolorspace": "YCBCR", "subsampling": "420"}
     if pixels.shape[2] == 1:
-        return bytes(imagecodecs.jpeg8_encode(pixels[..., 0], level=coding.quality))
-    return bytes(
-        imagecodecs.jpeg8_encode(
-            pixels,
-            level=coding.quality,
-            colorspace="RGB",
-            outcolorspace="YCBCR",
-            subsampling="420",
-        )
-    )
+        pixels, colors = pixels[..., 0], {}
+    return bytes(imagecodecs.jpeg8_encode(pixels, level=coding.quality, **colors))
 
 
 def _photometric(stated: int, channels: int) -> int:

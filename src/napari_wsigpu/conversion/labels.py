@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from napari_wsigpu.conversion.ngff import import_zarr
 from napari_wsigpu.conversion.paths import refused, remove
 from napari_wsigpu.conversion.run import convert
-from napari_wsigpu.model.errors import ConversionError, MissingPackageError, TargetExistsError
+from napari_wsigpu.model.errors import ConversionError, TargetExistsError
 
 if TYPE_CHECKING:
     import os
@@ -65,12 +66,7 @@ def save_labels(
     SlideError
         If it can't be written, or the slide can't be read.
     """
-    try:
-        import zarr
-    except ImportError:
-        raise MissingPackageError(
-            "OME-Zarr needs zarr, which is not installed; pip install napari-wsigpu[zarr]."
-        ) from None
+    zarr = import_zarr()
     path = Path(target).absolute()
     if path.suffix.lower() != ".zarr":
         raise ConversionError(f"'{path}' is no name of an OME-Zarr; end it in .zarr.")

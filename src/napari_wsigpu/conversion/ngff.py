@@ -5,11 +5,30 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from napari_wsigpu.model.errors import MissingPackageError
+
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping
 
 TYPES = {"t": "time", "c": "channel"}
 UNITS = {"t": "second"}
+
+
+def import_zarr() -> Any:
+    """Return zarr, which is an extra.
+
+    Raises
+    ------
+    MissingPackageError
+        If it is not installed.
+    """
+    try:
+        import zarr
+    except ImportError:
+        raise MissingPackageError(
+            "OME-Zarr needs zarr, which is not installed; pip install napari-wsigpu[zarr]."
+        ) from None
+    return zarr
 
 
 def image_attributes(

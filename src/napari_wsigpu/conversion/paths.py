@@ -1,4 +1,4 @@
-"""The path of a conversion's result: what is in its way, free space, and how it gets its name."""
+"""The path of a conversion's result: what is in its way, and the folder of an unfinished one."""
 
 from __future__ import annotations
 
@@ -6,23 +6,28 @@ import errno
 import os
 import shutil
 import stat
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from napari_wsigpu.conversion.checksum import checksum
+from napari_wsigpu.conversion.journal import Journal
 from napari_wsigpu.conversion.options import kind_of
 from napari_wsigpu.conversion.plan import segments_of
 from napari_wsigpu.model.errors import (
+    ConversionCancelledError,
     ConversionError,
     SlideError,
     TargetExistsError,
     TargetWriteError,
+    TileError,
 )
 from napari_wsigpu.model.units import byte_size
 from napari_wsigpu.storage.zarr.array import DOCUMENTS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
+    from threading import Event
 
     from napari_wsigpu.conversion.options import Options
     from napari_wsigpu.conversion.plan import Plan
@@ -134,7 +139,10 @@ def is_ours(work: Path, *, png: bool = False) -> bool:
     if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
         return False
     if png:
-        return stat.S_ISREG(status.st_mode) and PNG_SIGNATURE.startswith(_beginning(work))
+        if not stat.S_ISREG(status.st_mode):
+            return False
+        with work.open("rb") as file:
+            return PNG_SIGNATURE.startswith(file.read(len(PNG_SIGNATURE)))
     if not stat.S_ISDIR(status.st_mode):
         return False
     files = list(work.iterdir())
@@ -164,11 +172,6 @@ def in_the_way(work: Path) -> TargetExistsError:
         f"'{work}' is in the way, as it holds no unfinished conversion of yours; "
         "move it away, or choose another name for the target."
     )
-
-
-def _beginning(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(len(PNG_SIGNATURE))
 
 
 def put_in_place(data: Path, path: Path) -> None:
@@ -254,3 +257,109 @@ def _write_error(path: Path, error: OSError) -> SlideError:
         f"'{path}' can't be written ({error.strerror or error}); "
         "choose another folder, or try again."
     )
+
+
+class Work:
+    """What is there of a result that is not whole.
+
+    Parameters
+    ----------
+    folder : Path
+        Where it lies.
+    target : Path
+        What it becomes.
+    journal : Journal
+        Of the tiles that are written.
+    overwrite : bool
+        Whether the target may be replaced.
+
+    Attributes
+    ----------
+    data : Path
+        The file or folder that gets the target's name.
+    begun : bool
+        Whether another call could go on with it.
+    notes : list of str
+        What is to be said of what was found, one sentence each.
+    """
+
+    def __init__(self, folder: Path, target: Path, journal: Journal, *, overwrite: bool) -> None:
+        self._folder = folder
+        self._target = target
+        self._overwrite = overwrite
+        self.journal = journal
+        self.data = folder / DATA
+        self.begun = journal.found
+        self.notes = (
+            [f"What '{folder}' held was begun anew, as {journal.changed}."]
+            if journal.changed
+            else []
+        )
+
+    def finish(self) -> str:
+        """Give the whole result its name, and return its checksum."""
+        digest = checksum(self.data)
+        check_path(self._target, overwrite=self._overwrite)
+        put_in_place(self.data, self._target)
+        remove(self._folder / OLD)  # the journal last, which says whose folder it is
+        self.journal.close()
+        shutil.rmtree(self._folder)
+        return digest
+
+
+@contextmanager
+def working_on(
+    target: Path,
+    identity: Mapping[str, Any],
+    shapes: Sequence[tuple[int, int, int]],
+    *,
+    overwrite: bool,
+    keep: bool,
+    cancelled: Event | None,
+) -> Iterator[Work]:
+    """Work in the folder beside a target, and decide what stays of it if that fails.
+
+    Parameters
+    ----------
+    target : Path
+        What the result becomes.
+    identity, shapes
+        As a `Journal` takes them.
+    overwrite : bool
+        Whether the target may be replaced.
+    keep : bool
+        Whether a failed conversion leaves the folder, so that the same call goes on.
+    cancelled : threading.Event, optional
+        Whether it was set is why the work fails.
+
+    Raises
+    ------
+    TargetExistsError, ConversionError
+        If the folder's name is taken, or the target's by now, or another conversion is working
+        there.
+    TargetWriteError
+        If the operating system refuses something.
+    ConversionCancelledError
+        Instead of any error, if `cancelled` was set.
+    """
+    folder = work_of(target)
+    with refused(target):
+        make_own(folder)
+        journal = Journal(folder / JOURNAL, identity, shapes)
+    work = Work(folder, target, journal, overwrite=overwrite)
+    try:
+        with refused(target), closing(journal):
+            yield work
+    except Exception as error:
+        # Who cancels may close the slide, or end the process, before the next tile notices.
+        ended = cancelled is not None and cancelled.is_set()
+        if ended or not (work.begun and keep) or isinstance(error, TileError):
+            # A damaged source stays so; what was written of it is of no use.
+            shutil.rmtree(folder, ignore_errors=True)
+        else:
+            error.add_note(
+                f"What is written lies in '{folder}'; the same conversion goes on there."
+            )
+        if ended:
+            raise ConversionCancelledError from error
+        raise

@@ -17,7 +17,7 @@ from napari_wsigpu.reading.average import area_average
 from napari_wsigpu.reading.batches import read_ahead
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Callable, Generator, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from napari_wsigpu.model.layout import PyramidLevel
     from napari_wsigpu.slide.slide import Slide
 
+    # Made in any thread, and then given to `write` of what writes the result.
+    Job = Callable[[], Sequence["Segment"]]
     Mask = Callable[[NDArray[Any], int, int], NDArray[Any]]
 
 COPIED_AT_ONCE = 256

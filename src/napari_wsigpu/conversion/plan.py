@@ -27,15 +27,6 @@ if TYPE_CHECKING:
 BLOCK_SIDE = 2048
 
 
-class Window(NamedTuple):
-    """A rectangle of a level in its own pixels."""
-
-    left: int
-    top: int
-    width: int
-    height: int
-
-
 class PlaneNumber(NamedTuple):
     """Where a plane is along t and z."""
 
@@ -54,8 +45,8 @@ class PlannedLevel:
     ----------
     source : PyramidLevel
         The slide's level that it shows.
-    window : Window
-        The part of that.
+    window : Rect
+        The part of that, in its pixels.
     halved : bool
         Whether it is the 2 x 2 average of the planned level before instead.
     downsample : float
@@ -73,7 +64,7 @@ class PlannedLevel:
     """
 
     source: PyramidLevel
-    window: Window
+    window: Rect
     halved: bool
     downsample: float
     tile_height: int
@@ -207,25 +198,11 @@ class Plan:
         yield from (range(start, end) for start, end in zip(starts, ends, strict=True))
 
     @property
-    def shapes(self) -> list[tuple[int, int, int]]:
-        """(planes, rows, columns) of each level's tiles."""
-        return [(level.planes, level.rows, level.columns) for level in self.levels]
-
-    @property
-    def raw_bytes(self) -> int:
-        """Size of all pixels."""
-        pixels = sum(level.width * level.height for level in self.levels)
-        return pixels * self.channels * self.dtype.itemsize
-
-    @property
     def is_part(self) -> bool:
         """Whether a part of the slide is written, not all of it."""
         first = self.levels[0]
-        layout = first.source.layout
-        return self.outline is not None or (first.width, first.height) != (
-            layout.width,
-            layout.height,
-        )
+        whole = first.source.layout.height, first.source.layout.width
+        return self.outline is not None or (first.height, first.width) != whole
 
     def blank_tiles(self, index: int) -> NDArray[np.bool_]:
         """Return which tiles of a level the source does not hold, by row and column."""
@@ -237,7 +214,7 @@ class Plan:
             top, left = row * level.tile_height, column * level.tile_width
             height = min(level.tile_height, level.height - top)
             width = min(level.tile_width, level.width - left)
-            blank[row, column] = self._is_blank(index, Window(left, top, width, height))
+            blank[row, column] = self._is_blank(index, Rect(top, left, height, width))
         return blank
 
     def _holds_all(self, index: int) -> bool:
@@ -249,10 +226,10 @@ class Plan:
         layout = level.source.layout
         return not layout.parts and bool(layout.grid.byte_counts.all())
 
-    def _is_blank(self, index: int, part: Window) -> bool:
+    def _is_blank(self, index: int, part: Rect) -> bool:
         level = self.levels[index]
         if level.halved:
-            return self._is_blank(index - 1, Window(*(2 * value for value in part)))
+            return self._is_blank(index - 1, Rect(*(2 * value for value in part)))
         layout = level.source.layout
         left, top = level.window.left + part.left, level.window.top + part.top
         width, height = min(part.width, layout.width - left), min(part.height, layout.height - top)
@@ -262,7 +239,7 @@ class Plan:
         return missing and layout.missing == "background" and not layout.computed
 
 
-def window_of(slide: Slide, level: PyramidLevel, region: Region | None) -> Window:
+def window_of(slide: Slide, level: PyramidLevel, region: Region | None) -> Rect:
     """Return what a region, in pixels of level 0, is on a level.
 
     Raises
@@ -272,7 +249,7 @@ def window_of(slide: Slide, level: PyramidLevel, region: Region | None) -> Windo
     """
     layout = level.layout
     if region is None:
-        return Window(0, 0, layout.width, layout.height)
+        return Rect(0, 0, layout.height, layout.width)
     x, y, width, height = region
     if min(x, y) < 0 or x + width > slide.dimensions[0] or y + height > slide.dimensions[1]:
         raise ConversionError(
@@ -280,16 +257,11 @@ def window_of(slide: Slide, level: PyramidLevel, region: Region | None) -> Windo
             f"{slide.dimensions[0]} x {slide.dimensions[1]} pixels; give one within it."
         )
     scale = layout.downsample(slide.layout.levels[0])
-    left, top = (
-        min(_rounded(x / scale), layout.width - 1),
-        min(_rounded(y / scale), layout.height - 1),
-    )
-    return Window(
-        left,
-        top,
-        min(max(1, _rounded(width / scale)), layout.width - left),
-        min(max(1, _rounded(height / scale)), layout.height - top),
-    )
+    left = min(_rounded(x / scale), layout.width - 1)
+    top = min(_rounded(y / scale), layout.height - 1)
+    width = min(max(1, _rounded(width / scale)), layout.width - left)
+    height = min(max(1, _rounded(height / scale)), layout.height - top)
+    return Rect(top, left, height, width)
 
 
 def _rounded(value: float) -> int:

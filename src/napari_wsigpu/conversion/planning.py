@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from napari_wsigpu.conversion.coding import Coding, check_ome, copied_coding, new_coding
 from napari_wsigpu.conversion.elsewhere import Elsewhere
 from napari_wsigpu.conversion.options import LARGEST_TILE, TILE_UNIT
-from napari_wsigpu.conversion.plan import Plan, PlaneNumber, PlannedLevel, Window, window_of
+from napari_wsigpu.conversion.plan import Plan, PlaneNumber, PlannedLevel, window_of
 from napari_wsigpu.formats.tiff.tiff import is_rgb
 from napari_wsigpu.model.errors import ConversionError, LevelError, PlaneError
+from napari_wsigpu.model.geometry import Rect
 from napari_wsigpu.model.layout import COMPUTED_TILE
 from napari_wsigpu.slide.slide import LARGEST_OVERVIEW
 
@@ -53,13 +54,15 @@ def make_plan(slide: Slide, options: Options) -> Plan:
             for plane, shown in found.items()
         }
         first = next(iter(plans.values()))
-        if averaged or all(_sizes(plan) == _sizes(first) for plan in plans.values()):
-            if not copied or all(_codings(plan) == _codings(first) for plan in plans.values()):
-                break
+        other_sizes = any(_sizes(plan) != _sizes(first) for plan in plans.values())
+        other_codings = any(_codings(plan) != _codings(first) for plan in plans.values())
+        if other_sizes and not averaged:
+            averaged = True
+        elif other_codings and copied:
             copied = False
         else:
-            averaged = True
-    if any(_stored(plan) != _stored(first) for plan in plans.values()):
+            break
+    if other_sizes or other_codings:
         raise ConversionError(
             f"The planes of '{slide.path}' differ in size, tiles or samples; choose one of them by "
             "z and t."
@@ -100,10 +103,6 @@ def _sizes(plan: Plan) -> list[tuple[int, int, bool, int, int]]:
 
 def _codings(plan: Plan) -> list[Coding | None]:
     return [level.coding for level in plan.levels]
-
-
-def _stored(plan: Plan) -> tuple[Any, ...]:
-    return _sizes(plan), _codings(plan)
 
 
 def _of_plane(
@@ -164,7 +163,7 @@ def _of_plane(
 
 class _Chosen(NamedTuple):
     source: PyramidLevel
-    window: Window
+    window: Rect
     halved: bool
 
 
@@ -173,7 +172,7 @@ def _halved(slide: Slide, options: Options) -> list[_Chosen]:
     found = _levels(slide, options)[:1]
     while max(found[-1].window[2:]) > LARGEST_OVERVIEW:
         window = found[-1].window
-        half = Window(0, 0, -(-window.width // 2), -(-window.height // 2))
+        half = Rect(0, 0, -(-window.height // 2), -(-window.width // 2))
         found.append(_Chosen(found[0].source, half, True))
     return found
 
@@ -192,7 +191,7 @@ def _levels(slide: Slide, options: Options) -> list[_Chosen]:
     for level in pyramid[start + 1 :]:
         last = chosen[-1].window
         computed = level.number >= slide.level_count
-        window: Window | None = Window(0, 0, level.layout.width, level.layout.height)
+        window: Rect | None = Rect(0, 0, level.layout.height, level.layout.width)
         if options.region is not None:
             if max(last.width, last.height) <= LARGEST_OVERVIEW:
                 break
@@ -200,14 +199,14 @@ def _levels(slide: Slide, options: Options) -> list[_Chosen]:
             if window is not None and window.width >= last.width:
                 continue
         if computed or window is None:
-            window = Window(0, 0, -(-last.width // 2), -(-last.height // 2))
+            window = Rect(0, 0, -(-last.height // 2), -(-last.width // 2))
             chosen.append(_Chosen(level, window, True))
         else:
             chosen.append(_Chosen(level, window, False))
     return chosen
 
 
-def _smaller(first: _Chosen, level: PyramidLevel) -> Window | None:
+def _smaller(first: _Chosen, level: PyramidLevel) -> Rect | None:
     """Return the same window on a coarser level; None if its edges lie within pixels there."""
     found = []
     for start, length, fine, coarse in (
@@ -222,7 +221,7 @@ def _smaller(first: _Chosen, level: PyramidLevel) -> Window | None:
         end = coarse if at_end else (start + length) // step
         found.append((start // step, end - start // step, step))
     (left, width, across), (top, height, down) = found
-    return Window(left, top, width, height) if across == down and min(width, height) > 0 else None
+    return Rect(top, left, height, width) if across == down and min(width, height) > 0 else None
 
 
 def _tile_size(
@@ -244,7 +243,7 @@ def _tile_size(
 
 
 def _copied(
-    slide: Slide, options: Options, elsewhere: Elsewhere, source: PyramidLevel, window: Window
+    slide: Slide, options: Options, elsewhere: Elsewhere, source: PyramidLevel, window: Rect
 ) -> Coding | None:
     """Return how a level's tiles are encoded if they can be copied."""
     grid = source.layout.grid

@@ -18,14 +18,13 @@ from napari_wsigpu.codecs.color import srgb_profile
 from napari_wsigpu.codecs.libraries import load
 from napari_wsigpu.conversion.checksum import CHECKED_BY, checksum
 from napari_wsigpu.conversion.options import Options, checked_number, kind_of
-from napari_wsigpu.conversion.paths import check_space, check_target, refused, remove
+from napari_wsigpu.conversion.paths import check_space, check_target, refused, remove, working_on
 from napari_wsigpu.conversion.pixels import copied_segments, read_blocks
 from napari_wsigpu.conversion.plan import PlaneNumber
 from napari_wsigpu.conversion.planning import make_plan
 from napari_wsigpu.conversion.png import write_png
 from napari_wsigpu.conversion.record import make_record, notes_on, pictures
 from napari_wsigpu.conversion.tiff import TiffTarget
-from napari_wsigpu.conversion.work import working_on
 from napari_wsigpu.conversion.zarr import ZarrTarget
 from napari_wsigpu.model.errors import ConversionCancelledError, ConversionError
 from napari_wsigpu.slide.slide import Slide, open_slide
@@ -40,10 +39,9 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.codecs.color import Color
     from napari_wsigpu.conversion.options import Compression, Region
+    from napari_wsigpu.conversion.paths import Work
     from napari_wsigpu.conversion.pixels import Segment
     from napari_wsigpu.conversion.plan import Plan
-    from napari_wsigpu.conversion.target import Target
-    from napari_wsigpu.conversion.work import Work
 
 COMMIT_SECONDS = 1.0
 MOST_WORKERS = 1024
@@ -226,33 +224,24 @@ def convert(
                 plane = slide.plane(options.z, options.t)
                 write_png(plane, path, options, progress, cancelled, overwrite=overwrite)
                 digest = checksum(path)
-            seconds = time.perf_counter() - begin
             shown = PlaneNumber(plane.planes.t, plane.planes.z)
-            notes = notes_on(slide, [shown], private=private)
-            return Conversion(str(path), digest, 0, 0, 0, seconds, tuple(notes))
-        slide.level_array(options.level, color=color)  # refuses sRGB without a profile
-        plan = make_plan(slide, options)
-        with working_on(
-            path,
-            _identity(slide, options),
-            plan.shapes,
-            overwrite=overwrite,
-            keep=keep,
-            cancelled=cancelled,
-        ) as work:
-            job = _Conversion(slide, plan, options, work)
-            with closing(job):
-                job.run(threads, progress, cancelled)
-            digest = work.finish()
-    return Conversion(
-        str(path),
-        digest,
-        job.copied,
-        job.encoded,
-        job.found,
-        time.perf_counter() - begin,
-        (*work.notes, *job.notes),
-    )
+            counts, notes = (0, 0, 0), notes_on(slide, [shown], private=private)
+        else:
+            slide.level_array(options.level, color=color)  # refuses sRGB without a profile
+            plan = make_plan(slide, options)
+            with working_on(
+                path,
+                _identity(slide, options),
+                [(level.planes, level.rows, level.columns) for level in plan.levels],
+                overwrite=overwrite,
+                keep=keep,
+                cancelled=cancelled,
+            ) as work:
+                with closing(_Conversion(slide, plan, options, work)) as job:
+                    job.run(threads, progress, cancelled)
+                digest = work.finish()
+            counts, notes = (job.copied, job.encoded, job.found), work.notes + job.notes
+    return Conversion(str(path), digest, *counts, time.perf_counter() - begin, tuple(notes))
 
 
 class _Conversion:
@@ -267,7 +256,7 @@ class _Conversion:
         images, problems = pictures(slide, plan, private=options.private)
         self.notes = notes_on(slide, plan.planes, plan.missing, private=options.private) + problems
         icc = slide.icc_profile if plan.color == "stored" else srgb_profile()
-        self._target: Target
+        self._target: TiffTarget | ZarrTarget
         if options.kind == "ome-zarr":
             self._target = ZarrTarget(data, plan, journal, record, images, icc, options)
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import dataclass, field
 from functools import partial
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
@@ -28,16 +29,16 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.conversion.coding import Coding
     from napari_wsigpu.conversion.journal import Journal
-    from napari_wsigpu.conversion.pixels import Block
+    from napari_wsigpu.conversion.pixels import Block, Job
     from napari_wsigpu.conversion.plan import Plan, PlannedLevel
     from napari_wsigpu.conversion.record import Picture
-    from napari_wsigpu.conversion.target import Job
 
 RAW_ALIGNMENT = 4096
 STRIP_BYTES = 1 << 18
 CENTIMETRE = 10_000.0
 
 
+@dataclass(eq=False, repr=False)
 class TiffTarget:
     """A tiled BigTIFF pyramid, or an OME-TIFF.
 
@@ -62,33 +63,29 @@ class TiffTarget:
         Name of an OME-TIFF; None to write a plain one.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        plan: Plan,
-        journal: Journal,
-        record: Mapping[str, Any],
-        pictures: Sequence[Picture],
-        icc: bytes | None,
-        uuid: UUID | None,
-    ) -> None:
-        self._path = path
-        self._plan = plan
-        self._journal = journal
-        self._record = record
-        self._pictures = pictures
-        self._icc = icc
-        self._uuid = uuid
-        self._ome = uuid is not None
+    _path: Path
+    _plan: Plan
+    _journal: Journal
+    _record: Mapping[str, Any]
+    _pictures: Sequence[Picture]
+    _icc: bytes | None
+    _uuid: UUID | None
+    _handle: int = field(default=-1, init=False)
+    _end: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        plan = self._plan
+        self._ome = self._uuid is not None
         self._encoders = [
             None if level.copied else encoder(_coding(level), plan.dtype) for level in plan.pyramid
         ]
-        self._handle = -1
-        self._end = 0
         self._pages_a_level = len(plan.planes) * plan.levels[0].planes
 
     def begin(self, checked: Callable[[int], None]) -> None:
-        """Write all but tiles, and go on after the last one before the first damaged one."""
+        """Write all but tiles, and go on after the last one before the first damaged one.
+
+        `checked` is told how many more tiles that the journal knows were looked at.
+        """
         levels = self._plan.pyramid
         head = BytesIO()
         with tifffile.TiffWriter(head, bigtiff=True, byteorder="<", ome=self._ome) as file:

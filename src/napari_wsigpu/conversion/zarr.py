@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import warnings
+from dataclasses import dataclass
 from functools import cache, partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -11,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from napari_wsigpu.conversion.checksum import crc32
-from napari_wsigpu.conversion.ngff import image_attributes
+from napari_wsigpu.conversion.ngff import image_attributes, import_zarr
 from napari_wsigpu.conversion.paths import HEAD, remove
 from napari_wsigpu.conversion.pixels import Segment
 from napari_wsigpu.formats.wsigpu import first_pixel
 from napari_wsigpu.model.appearance import WHITE, channel_colors, shown_limits
-from napari_wsigpu.model.errors import MissingPackageError
 from napari_wsigpu.model.layout import Channel
 from napari_wsigpu.storage.zarr.writer import put_chunk
 
@@ -28,10 +28,9 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.conversion.journal import Journal
     from napari_wsigpu.conversion.options import Options
-    from napari_wsigpu.conversion.pixels import Block
+    from napari_wsigpu.conversion.pixels import Block, Job
     from napari_wsigpu.conversion.plan import Plan
     from napari_wsigpu.conversion.record import Picture
-    from napari_wsigpu.conversion.target import Job
 
 AXES = "cyx"
 RGB_CHANNELS = (("red", "FF0000"), ("green", "00FF00"), ("blue", "0000FF"), ("alpha", "FFFFFF"))
@@ -39,6 +38,7 @@ PICTURE_CHUNK = 1024
 SAMPLED = 4
 
 
+@dataclass(eq=False, repr=False)
 class ZarrTarget:
     """An OME-Zarr image.
 
@@ -72,35 +72,22 @@ class ZarrTarget:
         If zarr is not installed.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        plan: Plan,
-        journal: Journal,
-        record: Mapping[str, Any],
-        pictures: Sequence[Picture],
-        icc: bytes | None,
-        options: Options,
-    ) -> None:
-        try:
-            import zarr
-        except ImportError:
-            raise MissingPackageError(
-                "OME-Zarr needs zarr, which is not installed; pip install napari-wsigpu[zarr]."
-            ) from None
-        self._zarr = zarr
-        self._path = path
-        self._plan = plan
-        self._journal = journal
-        self._record = record
-        self._pictures = pictures
-        self._icc = icc
-        self._compression = options.compression or "zstd"
+    _path: Path
+    _plan: Plan
+    _journal: Journal
+    _record: Mapping[str, Any]
+    _pictures: Sequence[Picture]
+    _icc: bytes | None
+    _options: Options
+
+    def __post_init__(self) -> None:
+        self._zarr = import_zarr()
+        self._compression = self._options.compression or "zstd"
         self._encode = _encoder(self._compression)
         self._arrays: list[Any] = []  # one a level of the pyramid
-        along = plan.along
+        along = self._plan.along
         self._axes = "".join(axis for axis in "tczyx" if axis in along or axis in AXES)
-        shown = plan.shown._asdict()
+        shown = self._plan.shown._asdict()
         self._shown = {
             f"default{axis.upper()}": numbers.index(shown[axis]) for axis, numbers in along.items()
         }

@@ -161,14 +161,8 @@ class PatchStream(IterableDataset):  # type: ignore[misc]
         world_size: int | None = None,
     ) -> None:
         self.patches = patches
-        self._order = Order(
-            batch_size,
-            shuffle,
-            seed,
-            slides_at_once,
-            drop_last,
-            *_place(rank, world_size),
-        )
+        shard = _place(rank, world_size)
+        self._order = Order(batch_size, shuffle, seed, slides_at_once, drop_last, *shard)
         self._device = device
         self._transform = transform
         self._color: Color = color

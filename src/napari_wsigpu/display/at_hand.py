@@ -11,7 +11,7 @@ from napari_wsigpu.reading.mosaic import touches
 from napari_wsigpu.reading.plan import tile_rect
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from numpy.typing import NDArray
 
@@ -47,6 +47,8 @@ class TilesAtHand:
         The levels' numbers in keys; everywhere else a level is an index in `levels`.
     levels : list of LevelLayout
         The levels, finest first.
+    blank, channel
+        As given.
     """
 
     def __init__(
@@ -62,8 +64,8 @@ class TilesAtHand:
         self.numbers = list(levels)
         self.levels = list(levels.values())
         self.overview = overview
-        self._blank = blank
-        self._channel = channel
+        self.blank = blank
+        self.channel = channel
         self._cache = cache
         self._touched: dict[tuple[int, int, int], bool] = {}
 
@@ -71,9 +73,22 @@ class TilesAtHand:
         """Name a tile."""
         return TileKey(self.slide, self.numbers[level], row, column)
 
+    def useful(
+        self, landed: Iterable[TileKey], level: int, missing: Collection[Tile]
+    ) -> list[TileKey]:
+        """Return those of decoded tiles that better a view of a level: missing ones, or others."""
+        numbers, own = self.numbers[max(0, level - 1) :], self.numbers[level]
+        return [
+            key
+            for key in landed
+            if key.slide == self.slide
+            and key.level in numbers
+            and (key.level != own or (key.row, key.column) in missing)
+        ]
+
     def shown(self, tile: NDArray[Any]) -> NDArray[Any]:
         """Return what the display shows of a decoded tile."""
-        return tile if self._channel is None else tile[..., self._channel]
+        return tile if self.channel is None else tile[..., self.channel]
 
     def get(self, level: int, row: int, column: int) -> NDArray[Any] | None:
         """Return the pixels of a tile if they are known now, as the display shows them."""
@@ -83,7 +98,7 @@ class TilesAtHand:
         if self._is_blank(level, row, column):
             image = self.levels[level]
             shape = (image.grid.tile_height, image.grid.tile_width, image.channels)
-            return self.shown(np.broadcast_to(np.asarray(self._blank, image.dtype), shape))
+            return self.shown(np.broadcast_to(np.asarray(self.blank, image.dtype), shape))
         return None
 
     def _is_blank(self, level: int, row: int, column: int) -> bool:

@@ -57,6 +57,19 @@ def touched(image: LevelLayout, pixels: Rect) -> Rect:
     )
 
 
+def under(own: LevelLayout, other: LevelLayout, part: Rect) -> Rect:
+    """Return the pixels of another level that lie under a part of one."""
+    down, across = other.height / own.height, other.width / own.width
+    top, bottom = (int((y + 0.5) * down) for y in (part.top, part.bottom - 1))
+    left, right = (int((x + 0.5) * across) for x in (part.left, part.right - 1))
+    return Rect.between(
+        min(top, other.height - 1),
+        min(bottom, other.height - 1) + 1,
+        min(left, other.width - 1),
+        min(right, other.width - 1) + 1,
+    )
+
+
 def _runs(columns: list[int]) -> list[tuple[int, int]]:
     """Cut ascending numbers into runs without a gap, (first, beyond the last)."""
     gaps = [index for index, (a, b) in enumerate(pairwise(columns), 1) if b > a + 1]

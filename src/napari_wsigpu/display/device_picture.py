@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from napari_wsigpu.display.at_hand import TilesAtHand
-from napari_wsigpu.display.blocks import blocks, covered, touched
+from napari_wsigpu.display.blocks import blocks, covered, touched, under
 from napari_wsigpu.display.device_pixels import DevicePixels
 from napari_wsigpu.display.picture import WORTH_DRAWING, Composed, stand_ins
 from napari_wsigpu.display.resample import Axis
@@ -64,16 +64,6 @@ class DeviceTilesAtHand(TilesAtHand):
         super().__init__(slide, levels, overview, blank, channel, {})  # type: ignore[arg-type]
         self.on_device = on_device
         self.failed: set[tuple[int, int, int]] = set()
-
-    @property
-    def blank(self) -> Any:
-        """Value of pixels that the file does not hold."""
-        return self._blank
-
-    @property
-    def channel(self) -> int | None:
-        """The channel that is shown; None for all."""
-        return self._channel
 
     def get(self, level: int, row: int, column: int) -> NDArray[Any] | None:
         """Return something if a tile is known now."""
@@ -172,19 +162,11 @@ class DevicePicture:
             view, tiles = self.view, self.tiles
             if view is None or not self._missing:
                 return False
-            useful = tiles.numbers[max(0, view.level - 1) :]
-            own = tiles.numbers[view.level]
-            taken = [
-                key
-                for key in landed
-                if key.slide == tiles.slide
-                and key.level in useful
-                and (key.level != own or (key.row, key.column) in self._missing)
-            ]
+            taken = tiles.useful(landed, view.level, self._missing)
             for key in taken:
                 if not landed[key]:
                     tiles.failed.add((tiles.numbers.index(key.level), key.row, key.column))
-                if key.level == own:
+                if key.level == tiles.numbers[view.level]:
                     self._missing.discard((key.row, key.column))
             self._served.update(taken)
             self._landed.notify_all()
@@ -251,10 +233,11 @@ class DevicePicture:
         for level in (view.level - 1, *range(view.level + 1, top)):
             if level < 0 or not left:
                 continue
-            under = touched(self.levels[level], self._under(view, view.rect, level))
-            absent, blank = self.tiles.absent(level, under)
+            other = self.levels[level]
+            cells = touched(other, under(self.levels[view.level], other, view.rect))
+            absent, blank = self.tiles.absent(level, cells)
             absent |= blank
-            if len(absent) == under.height * under.width:
+            if len(absent) == cells.height * cells.width:
                 continue
             good = [tile for tile in left if self._has(view, tile, level, absent)]
             found.append((level, good))
@@ -268,21 +251,9 @@ class DevicePicture:
         """Whether a level has all pixels under a tile."""
         part = view.rect.intersection(covered(self.levels[view.level], Rect(*tile, 1, 1)))
         assert part is not None
-        under = touched(self.levels[level], self._under(view, part, level))
-        return all(place not in absent for place in under.cells())
-
-    def _under(self, view: View, part: Rect, level: int) -> Rect:
-        """Return the region of another level that lies under a part of the view."""
-        own, other = self.levels[view.level], self.levels[level]
-        down, across = other.height / own.height, other.width / own.width
-        top, bottom = (int((y + 0.5) * down) for y in (part.top, part.bottom - 1))
-        left, right = (int((x + 0.5) * across) for x in (part.left, part.right - 1))
-        return Rect.between(
-            min(top, other.height - 1),
-            min(bottom, other.height - 1) + 1,
-            min(left, other.width - 1),
-            min(right, other.width - 1) + 1,
-        )
+        other = self.levels[level]
+        cells = touched(other, under(self.levels[view.level], other, part)).cells()
+        return all(place not in absent for place in cells)
 
     def _scaled(
         self, view: View, level: int, block: Rect
@@ -303,24 +274,14 @@ class DevicePicture:
         for row, y, height in rows:
             for column, x, width in columns:
                 tiles.append((row, column))
-                parts.append(
-                    (
-                        0,
-                        (part.top - view.rect.top + y) * view.rect.width
-                        + part.left
-                        - view.rect.left
-                        + x,
-                        view.rect.width,
-                        height,
-                        width,
-                        min(high, other.height - row * high),
-                        min(wide, other.width - column * wide),
-                        down.start + y * by_rows - row * high,
-                        across.start + x * by_columns - column * wide,
-                        by_rows,
-                        by_columns,
-                    )
-                )
+                first_row, first_column = row * high, column * wide
+                target = (part.top - view.rect.top + y) * view.rect.width
+                target += part.left - view.rect.left + x
+                held = min(high, other.height - first_row), min(wide, other.width - first_column)
+                top = down.start + y * by_rows - first_row
+                left = across.start + x * by_columns - first_column
+                size = view.rect.width, height, width
+                parts.append((0, target, *size, *held, top, left, by_rows, by_columns))
         return np.array(tiles, np.int64), np.array(parts, SCALED)
 
     def _stand_in(self, view: View) -> Composed:

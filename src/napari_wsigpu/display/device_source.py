@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -14,11 +15,8 @@ if TYPE_CHECKING:
 
     Tile = tuple[int, int]
 
-# A GPU is told what to do in a few hundred short steps, and the interpreter may have another thread
-# go on for 5 ms after each.
-SLOWED = 3.0
 
-
+@dataclass(eq=False, repr=False)
 class DeviceSource:
     """Whole tiles of a slide in the memory of a device, and what it costs to have them.
 
@@ -34,17 +32,14 @@ class DeviceSource:
         Returns the table that converts pixels to a `Color`, None where they are as stored.
     """
 
-    def __init__(
-        self,
-        host: DisplaySource,
-        tiles: TilesOnDevice,
-        read: Callable[[int, Sequence[Tile]], set[Tile]],
-        table: Callable[[Color], ColorTable | None],
-    ) -> None:
-        self._host = host
-        self.tiles = tiles
-        self._read = read
-        self.table = table
+    _host: DisplaySource
+    tiles: TilesOnDevice
+    _read: Callable[[int, Sequence[Tile]], set[Tile]]
+    table: Callable[[Color], ColorTable | None]
+    # How many times as long it takes to read tiles while a frame is drawn: a GPU is told what to do
+    # in a few hundred short steps, and the interpreter may have another thread go on for 5 ms after
+    # each.
+    slowed: ClassVar[float] = 3.0
 
     @property
     def clearings(self) -> int:
@@ -55,11 +50,6 @@ class DeviceSource:
     def least_batch(self) -> int:
         """How many tiles are worth a read of its own."""
         return self._host.least_batch
-
-    @property
-    def slowed(self) -> float:
-        """How many times as long it takes to read tiles while a frame is drawn."""
-        return SLOWED
 
     def parts_of(self, level: int) -> int:
         """Return how many stored tiles are decoded for one tile of a level."""

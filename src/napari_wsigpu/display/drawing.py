@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.display.blocks import blocks, covered, touched
+from napari_wsigpu.display.blocks import blocks, covered, touched, under
 from napari_wsigpu.display.resample import COARSE, Axis, draw, draw_smoothly, shows_blocks
 from napari_wsigpu.model.geometry import Rect
 
@@ -121,47 +121,35 @@ class Drawing:
         for other in (level - 1, *range(level + 1, top)):
             if other < 0 or self._rank(other) >= rank:
                 continue
-            under = touched(self._levels[other], self._under(part, other))
-            if all(hand.tile(other, place) is not None for place in under.cells()):
+            image = self._levels[other]
+            cells = touched(image, under(self._levels[level], image, part)).cells()
+            if all(hand.tile(other, place) is not None for place in cells):
                 return int(other)
         return top if self._rank(top) < rank else None
-
-    def _under(self, part: Rect, level: int) -> Rect:
-        """Return the region of another level that lies under a part of the view."""
-        own, other = self._levels[self.view.level], self._levels[level]
-        down, across = other.height / own.height, other.width / own.width
-        top, bottom = (int((y + 0.5) * down) for y in (part.top, part.bottom - 1))
-        left, right = (int((x + 0.5) * across) for x in (part.left, part.right - 1))
-        return Rect.between(
-            min(top, other.height - 1),
-            min(bottom, other.height - 1) + 1,
-            min(left, other.width - 1),
-            min(right, other.width - 1) + 1,
-        )
 
     def _draw(self, level: int, block: Rect, hand: Hand) -> None:
         """Draw a block of the view's tiles by the pixels of another level."""
         own, other = self._levels[self.view.level], self._levels[level]
         part = covered(own, block).intersection(self.view.rect)
         assert part is not None
-        under = self._under(part, level)
-        height, width = under.height, under.width
+        below = under(own, other, part)
+        height, width = below.height, below.width
         by_rows, by_columns = other.height / own.height, other.width / own.width
-        down = Axis(part.top * by_rows - under.top, by_rows)
-        across = Axis(part.left * by_columns - under.left, by_columns)
+        down = Axis(part.top * by_rows - below.top, by_rows)
+        across = Axis(part.left * by_columns - below.left, by_columns)
         pixels = self.pixels[self.view.rect.slices(part)]
         if not own.categorical and shows_blocks(down, across, pixels, self._step):
             source = np.empty((height, width, *pixels.shape[2:]), pixels.dtype)
-            self._gather(level, under, np.arange(height), np.arange(width), hand, source)
+            self._gather(level, below, np.arange(height), np.arange(width), hand, source)
             draw_smoothly(source, down, across, pixels, self._step)
         else:
             y, x = down.under(pixels.shape[0], height), across.under(pixels.shape[1], width)
-            self._gather(level, under, y, x, hand, pixels)
+            self._gather(level, below, y, x, hand, pixels)
 
     def _gather(
         self,
         level: int,
-        under: Rect,
+        region: Rect,
         rows: NDArray[np.intp],
         columns: NDArray[np.intp],
         hand: Hand,
@@ -171,21 +159,21 @@ class Drawing:
 
         `rows` and `columns` count from the region's corner.
         """
-        for top, left, tile in self._pieces(level, under, hand):
+        for top, left, tile in self._pieces(level, region, hand):
             y = slice(*np.searchsorted(rows, (top, top + tile.shape[0])))
             x = slice(*np.searchsorted(columns, (left, left + tile.shape[1])))
             draw(tile, rows[y] - top, columns[x] - left, out[y, x])
 
     def _pieces(
-        self, level: int, under: Rect, hand: Hand
+        self, level: int, region: Rect, hand: Hand
     ) -> Iterator[tuple[int, int, NDArray[Any]]]:
         """Yield what is at hand under a region, and where it begins, seen from its corner."""
         if level == len(self._levels) - 1:
-            yield -under.top, -under.left, self._tiles.overview
+            yield -region.top, -region.left, self._tiles.overview
             return
         image = self._levels[level]
-        for row, column in touched(image, under).cells():
+        for row, column in touched(image, region).cells():
             tile = hand.tile(level, (row, column))
             assert tile is not None
             top, left = row * image.grid.tile_height, column * image.grid.tile_width
-            yield top - under.top, left - under.left, tile
+            yield top - region.top, left - region.left, tile

@@ -14,8 +14,13 @@ from napari_wsigpu.model.errors import SlideError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
+    from typing import TypeAlias
 
+    from napari_wsigpu.display.device_source import DeviceSource
+    from napari_wsigpu.display.source import DisplaySource
     from napari_wsigpu.reading.cache import TileKey
+
+    TileSource: TypeAlias = DisplaySource | DeviceSource
 
 BATCH_SECONDS = 0.05
 # What a view lacks is read at once if it takes no longer: each batch ends with idle cores, and a
@@ -29,24 +34,6 @@ SLOWER = 2
 MOST_REMEMBERED = 1 << 16
 
 logger = logging.getLogger(__name__)
-
-
-class TileSource(Protocol):
-    """A slide, as displays see it."""
-
-    @property
-    def least_batch(self) -> int:
-        """How many tiles to decode at a time at least, if so many are wanted."""
-
-    @property
-    def slowed(self) -> float:
-        """How many times as long it takes to read tiles while a frame is drawn."""
-
-    def parts_of(self, level: int) -> int:
-        """Return how many stored tiles are decoded for one tile of a level."""
-
-    def read_tiles(self, keys: Sequence[TileKey]) -> Mapping[TileKey, Any]:
-        """Decode whole tiles of one level."""
 
 
 class Display(Protocol):
@@ -311,12 +298,10 @@ class TileFetcher:
 
     def _land(self, batch: _Batch, tiles: Mapping[TileKey, Any], seconds: float) -> None:
         first = batch.keys[0]
+        if not batch.waited_for:
+            seconds /= batch.source.slowed
         with self._changed:
-            self._learn(
-                first,
-                len(batch.keys),
-                seconds if batch.waited_for else seconds / batch.source.slowed,
-            )
+            self._learn(first, len(batch.keys), seconds)
             if batch.ahead:
                 if len(self._ahead) > MOST_REMEMBERED:
                     self._ahead.clear()

@@ -143,15 +143,9 @@ class Picture:
             if not drawing.missing:
                 return False
             level = drawing.view.level
-            useful = tiles.numbers[max(0, level - 1) :]
             own = tiles.numbers[level]
-            taken = {
-                key: tiles.shown(tile)
-                for key, tile in landed.items()
-                if key.slide == tiles.slide
-                and key.level in useful
-                and (key.level != own or (key.row, key.column) in drawing.missing)
-            }
+            useful = tiles.useful(landed, level, drawing.missing)
+            taken = {key: tiles.shown(landed[key]) for key in useful}
             now.served |= taken.keys()
             for key, pixels in taken.items():
                 if key.level == own:
@@ -270,7 +264,3 @@ class _Shown:
         # Held by who draws; those who wait for tiles are told when some have been drawn.
         self.landed = threading.Condition()
         self.waited_for = False
-
-
-def _slices(rect: Rect) -> tuple[slice, slice]:
-    return slice(rect.top, rect.bottom), slice(rect.left, rect.right)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 REMOTE_BATCH = 64
 
 
+@dataclass(eq=False, repr=False)
 class DisplaySource:
     """Whole tiles of a slide in the colours that are shown, and what it costs to have them.
 
@@ -40,26 +42,20 @@ class DisplaySource:
 
     Attributes
     ----------
+    slowed : float
+        How many times as long it takes to read tiles while a frame is drawn.
     clearings : int
         How often the slide's tiles were dropped; displays decode what they show again then.
     """
 
-    def __init__(
-        self,
-        slide: int,
-        layout: SlideLayout,
-        pyramid: Sequence[PyramidLevel],
-        table: Callable[[Color], ColorTable | None],
-        read: ReadTiles,
-        log: TileLog,
-    ) -> None:
-        self._slide = slide
-        self._layout = layout
-        self._levels = {level.number: level for level in pyramid}
-        self._table = table
-        self._read = read
-        self._log = log
-        self.clearings = 0
+    _slide: int
+    _layout: SlideLayout
+    _pyramid: Sequence[PyramidLevel]
+    _table: Callable[[Color], ColorTable | None]
+    _read: ReadTiles
+    _log: TileLog
+    clearings: int = 0
+    slowed: ClassVar[float] = 1.0
 
     def number(self, color: Color) -> int:
         """Return the slide's number in the keys of tiles in these colours."""
@@ -103,16 +99,12 @@ class DisplaySource:
         """How many tiles are worth a read of its own: many where each read is a request."""
         return 1 if self._layout.remote is None else REMOTE_BATCH
 
-    @property
-    def slowed(self) -> float:
-        """How many times as long it takes to read tiles while a frame is drawn."""
-        return 1.0
-
     def parts_of(self, level: int) -> int:
         """Return how many stored tiles are decoded for one tile of a level."""
-        below, own = self._levels[level], self._levels[level].layout
+        levels = {each.number: each for each in self._pyramid}
+        below, own = levels[level], levels[level].layout
         while below.layout.computed and below.finer is not None:
-            below = self._levels[below.finer]
+            below = levels[below.finer]
         stored = below.layout
         shrunk = stored.width * stored.height / (own.width * own.height)
         pixels = own.grid.tile_width * own.grid.tile_height * shrunk

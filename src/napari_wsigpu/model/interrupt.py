@@ -33,12 +33,3 @@ def noticed_interrupt() -> Iterator[threading.Event]:
         yield noticed
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-@contextmanager
-def late_interrupt() -> Iterator[None]:
-    """Do something to its end before Ctrl-C interrupts; the second time it does so at once."""
-    with noticed_interrupt() as noticed:
-        yield
-    if noticed.is_set():
-        raise KeyboardInterrupt

@@ -392,10 +392,9 @@ class LevelLayout:
     @property
     def places(self) -> list[dict[str, int]]:
         """Where the parts of a mosaic lie: x, y, width and height in its pixels."""
-        bounds = [part.bounds for part in self.parts]
         return [
-            {"x": each.left, "y": each.top, "width": each.width, "height": each.height}
-            for each in bounds
+            {"x": at.left, "y": at.top, "width": at.width, "height": at.height}
+            for at in (part.bounds for part in self.parts)
         ]
 
     @property
@@ -559,7 +558,7 @@ class Planes:
     @property
     def names(self) -> tuple[str, ...]:
         """The axes along which there is more than one plane: of "t" and "z"."""
-        return tuple(axis for axis, size in (("t", self.size_t), ("z", self.size_z)) if size > 1)
+        return tuple(self.sizes)
 
     @property
     def count(self) -> int:
@@ -569,8 +568,8 @@ class Planes:
     @property
     def sizes(self) -> dict[str, int]:
         """How many planes there are along each of `names`."""
-        found = {"t": self.size_t, "z": self.size_z}
-        return {name: found[name] for name in self.names}
+        sizes = {"t": self.size_t, "z": self.size_z}
+        return {axis: size for axis, size in sizes.items() if size > 1}
 
     @classmethod
     def along(

@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from napari_wsigpu.model.technical import SECTIONS, Kind, kind_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    Leaf = Callable[[Any], Any]
+    from collections.abc import Iterable, Sequence
 
 MASK = "[hidden]"
 PRIVATE_IMAGES = frozenset({"label", "macro"})
@@ -88,7 +86,7 @@ class Screen:
         shown = _known("", metadata, private)
         self._repeats = _Repeats(private)
         self._own = [f"'{name}'" for name in (path, FOLDERS.split(path)[-1]) if name]
-        self.metadata: dict[str, Any] = _mapped(shown, self._leaf)
+        self.metadata: dict[str, Any] = self._cleared(shown)
 
     def text(self, text: str) -> str:
         """Return a name that is shown, as that of a channel, without what is hidden elsewhere."""
@@ -109,7 +107,12 @@ class Screen:
         """Return several as `sentence` does."""
         return [self.sentence(text) for text in texts]
 
-    def _leaf(self, value: Any) -> Any:
+    def _cleared(self, value: Any) -> Any:
+        """Copy nested metadata, with what is hidden in its texts left out."""
+        if isinstance(value, dict):
+            return {key: self._cleared(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self._cleared(item) for item in value]
         if not isinstance(value, _Technical):
             return value
         if len(value) > LONGEST_TEXT or TELLING.search(value):
@@ -168,15 +171,6 @@ def _value(section: str, kind: Kind, key: str, value: Any, private: set[str]) ->
 def _hidden(value: Any) -> Any:
     """Return what stands for a private value; that there is none isn't private."""
     return value if value is None or value in ("", [], {}) else MASK
-
-
-def _mapped(value: Any, leaf: Leaf) -> Any:
-    """Copy nested metadata, each leaf replaced by what `leaf` returns of it."""
-    if isinstance(value, dict):
-        return {key: _mapped(item, leaf) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_mapped(item, leaf) for item in value]
-    return leaf(value)
 
 
 def _texts(value: Any) -> Iterable[str]:

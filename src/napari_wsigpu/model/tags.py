@@ -4,38 +4,14 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from tifffile import (
-    COMPRESSION,
-    DATATYPE,
-    FILETYPE,
-    FILLORDER,
-    PHOTOMETRIC,
-    PLANARCONFIG,
-    PREDICTOR,
-    RESUNIT,
-)
-
-__all__ = [
-    "BMP",
-    "COMPRESSION",
-    "CZI_ZSTD",
-    "DATATYPE",
-    "DEFLATE",
-    "FILETYPE",
-    "FILLORDER",
-    "JPEG_2000",
-    "JPEG_LS",
-    "JPEG_XL",
-    "JPEG_XR",
-    "PHOTOMETRIC",
-    "PLANARCONFIG",
-    "PREDICTOR",
-    "RESUNIT",
-    "TIFF_MAGIC",
-    "WEBP",
-    "ZSTD",
-    "Tag",
-]
+from tifffile import COMPRESSION as COMPRESSION
+from tifffile import DATATYPE as DATATYPE
+from tifffile import FILETYPE as FILETYPE
+from tifffile import FILLORDER as FILLORDER
+from tifffile import PHOTOMETRIC as PHOTOMETRIC
+from tifffile import PLANARCONFIG as PLANARCONFIG
+from tifffile import PREDICTOR as PREDICTOR
+from tifffile import RESUNIT as RESUNIT
 
 # What a file begins with: TIFF and BigTIFF, little- and big-endian.
 TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")

@@ -17,7 +17,7 @@ from napari_wsigpu import native
 from napari_wsigpu.model.errors import SlideChangedError, changed_error, file_error
 from napari_wsigpu.native.tables import CHANGED, RANGE, VERSION
 from napari_wsigpu.storage.readers import Readers
-from napari_wsigpu.storage.source import ByteRange, JoinedBytes
+from napari_wsigpu.storage.source import JoinedBytes, LaterReads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -25,51 +25,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.model.layout import SlideFile
-    from napari_wsigpu.storage.source import Fill, LaterReads, NewBuffer
+    from napari_wsigpu.storage.source import Fill, NewBuffer
 
 MERGE_GAP = 64 << 10
-MERGE_LIMIT = 16 << 20
 # So few are read at once, wherever they lie.
 FEW_RANGES = 16
 # From so many neighbours on, on average, one read of all is better than one for each.
 LONGEST_RUN = 4
 # More threads than these read no faster from the page cache.
 FEEDING_THREADS = 4
-
-
-def merge_ranges(
-    ranges: Sequence[tuple[int, int]],
-) -> list[tuple[ByteRange, list[int]]]:
-    """Group ranges that lie near each other.
-
-    Parameters
-    ----------
-    ranges : sequence of (offset, length)
-        In any order; they may overlap.
-
-    Returns
-    -------
-    list of (ByteRange, list of int)
-        Each merged range with the indices of those it covers. No merged range is longer
-        than 16 MiB unless a single range is.
-    """
-    merged: list[tuple[ByteRange, list[int]]] = []
-    start = end = -1
-    members: list[int] = []
-    for index in sorted(range(len(ranges)), key=ranges.__getitem__):
-        offset, length = ranges[index]
-        if members and offset - end <= MERGE_GAP:
-            farthest = max(end, offset + length)
-            if farthest - start <= MERGE_LIMIT:
-                members.append(index)
-                end = farthest
-                continue
-        if members:
-            merged.append((ByteRange(start, end - start), members))
-        start, end, members = offset, offset + length, [index]
-    if members:
-        merged.append((ByteRange(start, end - start), members))
-    return merged
 
 
 class Run(NamedTuple):
@@ -190,22 +154,12 @@ class FileSource:
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
         """Return the bytes of each (offset, length), in order; fewer where the file ends before."""
-        views = [memoryview(b"")] * len(ranges)
-        with self._readers:
-            file = self._handle()
-            for (offset, length), members in merge_ranges(ranges):
-                end = min(offset + length, self._size)
-                if offset < 0 or offset >= end:
-                    continue
-                try:
-                    block = memoryview(self._read_at(file, offset, end - offset))
-                except OSError as error:
-                    raise file_error(self._path, error) from error
-                for index in members:
-                    first, wanted = ranges[index]
-                    first -= offset
-                    views[index] = block[first : first + wanted]
-        return views
+        # A damaged slide may name offsets beyond those that NumPy holds.
+        inside = [(min(offset, self._size), min(length, self._size)) for offset, length in ranges]
+        joined = self.read_joined(*np.array(inside, np.int64).reshape(-1, 2).T)
+        view = memoryview(joined.buffer).toreadonly()
+        places = zip(joined.starts.tolist(), joined.lengths.tolist(), strict=True)
+        return [view[start : start + length] for start, length in places]
 
     def read_joined(
         self,
@@ -260,9 +214,9 @@ class FileSource:
         except BaseException:
             self._readers.leave(reader)
             raise
-        leave = partial(self._readers.leave, reader)
+        read, leave = partial(self.read_bytes, file), partial(self._readers.leave, reader)
         lengths = np.maximum(np.minimum(lengths, self._size - offsets), 0)
-        return _LaterReads(self, file, leave, offsets.tolist(), lengths.tolist())
+        return LaterReads(read, leave, offsets.tolist(), lengths.tolist())
 
     def fills(self, ranges: Sequence[tuple[int, int]]) -> list[Fill]:
         """Return what reads each (offset, length) later; see `FillingSource.fills`."""
@@ -409,56 +363,26 @@ class FileSource:
     def _read_some(self, file: FileIO, view: memoryview, offset: int) -> int:
         if hasattr(os, "preadv"):
             return os.preadv(file.fileno(), [view], offset)
-        data = self._read_at(file, offset, len(view))
-        view[: len(data)] = data
-        return len(data)
+        with self._seek_lock:
+            file.seek(offset)
+            return file.readinto(view)
 
     def read_bytes(self, file: FileIO, offset: int, length: int) -> bytes:
         """Return bytes of the file, which is open and was checked."""
+        data = b""
         try:
-            return self._read_at(file, offset, length)
-        except OSError as error:
-            raise file_error(self._path, error) from error
-
-    def _read_at(self, file: FileIO, offset: int, length: int) -> bytes:
-        if hasattr(os, "pread"):
-            data = os.pread(file.fileno(), length, offset)
             while len(data) < length:
-                more = os.pread(file.fileno(), length - len(data), offset + len(data))
+                more = self._read_once(file, offset + len(data), length - len(data))
                 if not more:
                     break
                 data += more
-            return data
+        except OSError as error:
+            raise file_error(self._path, error) from error
+        return data
+
+    def _read_once(self, file: FileIO, offset: int, length: int) -> bytes:
+        if hasattr(os, "pread"):
+            return os.pread(file.fileno(), length, offset)
         with self._seek_lock:
             file.seek(offset)
-            return _read_fully(file, length)
-
-
-class _LaterReads:
-    """Ranges of an open file, each read when it is asked for."""
-
-    def __init__(
-        self,
-        source: FileSource,
-        file: FileIO,
-        leave: Callable[[], None],
-        offsets: list[int],
-        lengths: list[int],
-    ) -> None:
-        self._source, self._file, self._leave = source, file, leave
-        self._offsets, self._lengths = offsets, lengths
-
-    def read(self, index: int) -> bytes:
-        """Return the bytes of a range."""
-        return self._source.read_bytes(self._file, self._offsets[index], self._lengths[index])
-
-    def close(self) -> None:
-        """Let the file be closed."""
-        self._leave()
-
-
-def _read_fully(file: FileIO, length: int) -> bytes:
-    data = b""
-    while len(data) < length and (more := file.read(length - len(data))):
-        data += more
-    return data
+            return file.read(length)

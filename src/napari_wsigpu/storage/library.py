@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable  # noqa: TC003, of a NamedTuple's field
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from napari_wsigpu.model.errors import UnsupportedSlideError
-from napari_wsigpu.model.geometry import Rect
 from napari_wsigpu.storage.file import check_unchanged
 from napari_wsigpu.storage.readers import Readers, closed_error
-from napari_wsigpu.storage.source import Unreadable, ViewSource
+from napari_wsigpu.storage.source import DecodedSource, DecodedTile, Unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from napari_wsigpu.model.geometry import Rect
     from napari_wsigpu.model.layout import LevelLayout, SlideFile
     from napari_wsigpu.storage.source import Fill
 
@@ -36,9 +37,10 @@ class Library(Protocol):
 
     def close(self) -> None:
         """Close the slide."""
+        self.handle.close()
 
 
-class OpenSlideLibrary:
+class OpenSlideLibrary(Library):
     """A slide that OpenSlide has opened; what it leaves transparent has the background's colour."""
 
     def __init__(self, path: str) -> None:
@@ -63,12 +65,8 @@ class OpenSlideLibrary:
         mixed = rgba[..., :3] * alpha + self._background * (255 - alpha) + 127
         return (mixed // 255).astype(np.uint8)
 
-    def close(self) -> None:
-        """Close the slide."""
-        self.handle.close()
 
-
-class ISyntaxLibrary:
+class ISyntaxLibrary(Library):
     """A slide that libisyntax has opened, which decodes one region at a time."""
 
     def __init__(self, path: str) -> None:
@@ -82,10 +80,6 @@ class ISyntaxLibrary:
         with self._lock:
             rgba = self.handle.read_region(rect.left, rect.top, rect.width, rect.height, image)
         return np.asarray(rgba)[..., :3]
-
-    def close(self) -> None:
-        """Close the slide."""
-        self.handle.close()
 
 
 class Known(NamedTuple):
@@ -124,21 +118,7 @@ def open_library(name: str, path: str) -> Library:
         ) from error
 
 
-class _Tile(NamedTuple):
-    image: LevelLayout
-    row: int
-    column: int
-
-    @property
-    def rect(self) -> Rect:
-        """What of its image it shows."""
-        image, grid = self.image, self.image.grid
-        top, left = self.row * grid.tile_height, self.column * grid.tile_width
-        height, width = image.height - top, image.width - left
-        return Rect(top, left, min(grid.tile_height, height), min(grid.tile_width, width))
-
-
-class LibrarySource(ViewSource):
+class LibrarySource(DecodedSource):
     """Levels and associated images that a library decodes; safe to read from any thread.
 
     Parameters
@@ -150,31 +130,33 @@ class LibrarySource(ViewSource):
     """
 
     def __init__(self, file: SlideFile, images: Sequence[LevelLayout]) -> None:
+        super().__init__(images)
         self._file = file
-        self._images = sorted(images, key=_begin)
-        self._begins = np.array([_begin(image) for image in self._images], np.int64)
         self._readers = Readers(file.path)
         self._lock = threading.Lock()
         self._library: Library | None = None
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
         """Return the bytes of each (offset, length) within a tile, in order."""
+        self._check()
         views = []
-        for fill, (offset, length) in zip(self.fills(ranges), ranges, strict=True):
+        for offset, length in ranges:
             tile = self._tile_at(offset)
+            assert tile is not None
             view = np.empty(tile.image.tile_bytes, np.uint8).data
             try:
-                fill(view)
+                self._fill(tile, view)
             except ValueError as error:
                 view = memoryview(Unreadable(str(error)))
-            first = (offset - _begin(tile.image)) % tile.image.tile_bytes
+            first = offset - tile.begin
             views.append(view[first : first + length] if len(view) else view)
         return views
 
     def fills(self, ranges: Sequence[tuple[int, int]]) -> list[Fill]:
         """Return what decodes each whole tile later; see `FillingSource.fills`."""
         self._check()
-        return [self._filling(self._tile_at(offset)) for offset, _ in ranges]
+        tiles = [self._tile_at(offset) for offset, _ in ranges]
+        return [partial(self._fill, tile) for tile in tiles if tile is not None]
 
     def release(self) -> None:
         """Have the library close the slide until the next read."""
@@ -193,29 +175,20 @@ class LibrarySource(ViewSource):
             raise closed_error(self._file.path)
         check_unchanged(self._file, self._file.path)
 
-    def _tile_at(self, offset: int) -> _Tile:
-        number = int(np.searchsorted(self._begins, offset, "right")) - 1
-        image = self._images[number]
-        index = (offset - int(self._begins[number])) // image.tile_bytes
-        return _Tile(image, *divmod(index, image.grid.columns))
-
-    def _filling(self, tile: _Tile) -> Fill:
-        def fill(view: memoryview) -> int:
-            image, rect = tile.image, tile.rect
-            assert image.library is not None
-            with self._readers:
-                library = self._opened(image.library.name)
-                try:
-                    pixels = library.read(image.library.image, rect)
-                    shape = image.grid.tile_height, image.grid.tile_width, image.channels
-                    target = np.frombuffer(view, image.dtype).reshape(shape)
-                    target[: rect.height, : rect.width] = pixels
-                except Exception as error:  # libraries have exceptions of their own
-                    self._drop(library)
-                    raise ValueError(f"{image.library.name} can't decode it ({error})") from error
-            return len(view)
-
-        return fill
+    def _fill(self, tile: DecodedTile, view: memoryview) -> int:
+        image, rect = tile.image, tile.rect
+        assert image.library is not None
+        with self._readers:
+            library = self._opened(image.library.name)
+            try:
+                pixels = library.read(image.library.image, rect)
+                shape = image.grid.tile_height, image.grid.tile_width, image.channels
+                target = np.frombuffer(view, image.dtype).reshape(shape)
+                target[: rect.height, : rect.width] = pixels
+            except Exception as error:  # libraries have exceptions of their own
+                self._drop(library)
+                raise ValueError(f"{image.library.name} can't decode it ({error})") from error
+        return len(view)
 
     def _opened(self, name: str) -> Library:
         with self._lock:
@@ -231,7 +204,3 @@ class LibrarySource(ViewSource):
         with self._lock:
             if self._library is library:
                 self._library = None
-
-
-def _begin(image: LevelLayout) -> int:
-    return int(image.grid.offsets[0, 0, 0])

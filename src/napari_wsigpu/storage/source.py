@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
 from itertools import accumulate
 from types import MappingProxyType
@@ -9,22 +10,19 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar, r
 
 import numpy as np
 
+from napari_wsigpu.model.geometry import Rect
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from napari_wsigpu.model.layout import LevelLayout
+
     Buffer = bytearray | memoryview
     NewBuffer = Callable[[int], Buffer]
 
 NO_REASONS: Mapping[int, str] = MappingProxyType({})
-
-
-class ByteRange(NamedTuple):
-    """`length` bytes from `offset` on."""
-
-    offset: int
-    length: int
 
 
 class Unreadable(bytes):
@@ -66,8 +64,23 @@ class JoinedBytes(NamedTuple):
     reasons: Mapping[int, str] = NO_REASONS
 
 
-class LaterReads(Protocol):
-    """Ranges of a source that is kept open for them, each read when it is asked for."""
+class LaterReads(NamedTuple):
+    """Ranges of a source that is kept open for them, each read when it is asked for.
+
+    Attributes
+    ----------
+    read_range : callable
+        Returns the bytes of an offset and a length.
+    close : callable
+        Lets the source be closed.
+    offsets, lengths : list of int
+        Of the ranges.
+    """
+
+    read_range: Callable[[int, int], bytes]
+    close: Callable[[], None]
+    offsets: list[int]
+    lengths: list[int]
 
     def read(self, index: int) -> bytes:
         """Return the bytes of a range, from any thread; fewer where the source ends before.
@@ -77,9 +90,7 @@ class LaterReads(Protocol):
         SlideError
             If the source can't be read.
         """
-
-    def close(self) -> None:
-        """Let the source be closed."""
+        return self.read_range(self.offsets[index], self.lengths[index])
 
 
 @runtime_checkable
@@ -199,6 +210,55 @@ class ViewSource:
         """Read many ranges into one buffer; see `ByteSource.read_joined`."""
         ranges = list(zip(offsets.tolist(), lengths.tolist(), strict=True))
         return join_views(self.read(ranges), new_buffer)
+
+
+class DecodedTile(NamedTuple):
+    """A tile of a level or associated image that lies uncompressed in a source."""
+
+    image: LevelLayout
+    row: int
+    column: int
+
+    @property
+    def begin(self) -> int:
+        """Offset of its first byte."""
+        return int(self.image.grid.offsets[0, self.row, self.column])
+
+    @property
+    def rect(self) -> Rect:
+        """The pixels of its image that it shows."""
+        image, grid = self.image, self.image.grid
+        top, left = self.row * grid.tile_height, self.column * grid.tile_width
+        height, width = image.height - top, image.width - left
+        return Rect(top, left, min(grid.tile_height, height), min(grid.tile_width, width))
+
+
+class DecodedSource(ViewSource):
+    """Images whose decoded tiles lie one after another, each image behind the last.
+
+    Parameters
+    ----------
+    images : sequence of LevelLayout
+        Whose offsets say where their tiles are thought to lie.
+    """
+
+    def __init__(self, images: Sequence[LevelLayout]) -> None:
+        self._images = sorted(images, key=_begin)
+        self._begins = [_begin(image) for image in self._images]
+
+    def _tile_at(self, offset: int) -> DecodedTile | None:
+        """Return the tile in which an offset lies."""
+        number = bisect_right(self._begins, offset) - 1
+        if number < 0:
+            return None
+        image = self._images[number]
+        index = (offset - self._begins[number]) // image.tile_bytes
+        row, column = divmod(index, image.grid.columns)
+        return DecodedTile(image, row, column) if row < image.grid.rows else None
+
+
+def _begin(image: LevelLayout) -> int:
+    return DecodedTile(image, 0, 0).begin
 
 
 class SourcesInTurn(Generic[Source]):

@@ -7,7 +7,8 @@ import threading
 from io import BytesIO
 from typing import IO, TYPE_CHECKING
 
-from napari_wsigpu.model.errors import SlideClosedError, SlideReadError, file_error
+from napari_wsigpu.model.errors import SlideReadError, file_error
+from napari_wsigpu.storage.readers import closed_error
 from napari_wsigpu.storage.source import ViewSource
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class StreamSource(ViewSource):
         self._renew()
         with self._lock:
             if self._closed:
-                raise SlideClosedError(f"'{self._name}' was closed; open the slide again.")
+                raise closed_error(self._name)
             try:
                 return [self._read(*each) for each in ranges]
             except (OSError, ValueError) as error:  # ValueError: the stream was closed

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Literal
 
 from PIL import Image, ImageCms
 
-from napari_wsigpu.compat.openslide.errors import OpenSlideError, check_capacity
+from napari_wsigpu.compat.openslide.lowlevel import OpenSlideArgumentError, OpenSlideError
+from napari_wsigpu.compat.shared import OpenedSlide
 from napari_wsigpu.model.errors import SlideClosedError
 from napari_wsigpu.slide.runtime import default
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from types import TracebackType
-    from typing import Self
 
     Filename = str | bytes | os.PathLike[Any]
 
@@ -33,10 +32,19 @@ class OpenSlideCache:
     ----------
     capacity : int
         In bytes.
+
+    Raises
+    ------
+    OpenSlideArgumentError
+        If that is no whole number of at least 0.
     """
 
     def __init__(self, capacity: int) -> None:
-        self._capacity = check_capacity(capacity)
+        if not isinstance(capacity, int) or capacity < 0:
+            raise OpenSlideArgumentError(
+                f"A cache can't hold {capacity!r} bytes; give a whole number >= 0."
+            )
+        self._capacity = capacity
 
     def enlarge(self) -> None:
         """Give the process's cache at least this capacity."""
@@ -47,51 +55,20 @@ class OpenSlideCache:
         return f"{type(self).__name__}({self._capacity!r})"
 
 
-class AbstractSlide(ABC):
+class AbstractSlide(OpenedSlide):
     """A slide by OpenSlide's names."""
 
     _profile: bytes | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> Literal[False]:
-        self.close()
-        return False
 
     @classmethod
     @abstractmethod
     def detect_format(cls, filename: Filename) -> str | None:
         """Return the format of a file; None if it is none of these."""
 
-    @abstractmethod
-    def close(self) -> None:
-        """Let go of the file."""
-
     @property
     @abstractmethod
     def level_count(self) -> int:
         """Number of levels."""
-
-    @property
-    @abstractmethod
-    def level_dimensions(self) -> tuple[tuple[int, int], ...]:
-        """(width, height) of each level."""
-
-    @property
-    def dimensions(self) -> tuple[int, int]:
-        """(width, height) of level 0."""
-        return self.level_dimensions[0]
-
-    @property
-    @abstractmethod
-    def level_downsamples(self) -> tuple[float, ...]:
-        """How many pixels of level 0 one of each level spans."""
 
     @property
     @abstractmethod
@@ -107,10 +84,6 @@ class AbstractSlide(ABC):
     def color_profile(self) -> ImageCms.ImageCmsProfile | None:
         """The ICC profile of the pixels; None where there is none."""
         return None if self._profile is None else ImageCms.getOpenProfile(BytesIO(self._profile))
-
-    @abstractmethod
-    def get_best_level_for_downsample(self, downsample: float) -> int:
-        """Return the coarsest level that is at least so fine."""
 
     @abstractmethod
     def read_region(
@@ -133,7 +106,7 @@ class AbstractSlide(ABC):
             Transparent where there are no pixels.
         """
 
-    def set_cache(self, cache: OpenSlideCache) -> None:  # noqa: B027
+    def set_cache(self, cache: OpenSlideCache) -> None:
         """Use a cache; a flat image has no tiles to keep."""
 
     def get_thumbnail(self, size: tuple[int, int]) -> Image.Image:
@@ -221,10 +194,6 @@ class ImageSlide(AbstractSlide):
     def associated_images(self) -> Mapping[str, Image.Image]:
         """Empty."""
         return {}
-
-    def get_best_level_for_downsample(self, downsample: float) -> Literal[0]:
-        """Return the only level."""
-        return 0
 
     def read_region(
         self, location: tuple[int, int], level: int, size: tuple[int, int]

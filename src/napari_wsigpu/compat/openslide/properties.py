@@ -64,10 +64,8 @@ def _general(slide: Slide) -> Iterator[tuple[str, str]]:
         yield "openslide.background-color", f"{int(layout.background):02X}" * 3
     bounds = bounds_of(layout)
     if bounds is not None:
-        yield "openslide.bounds-x", str(bounds.left)
-        yield "openslide.bounds-y", str(bounds.top)
-        yield "openslide.bounds-width", str(bounds.width)
-        yield "openslide.bounds-height", str(bounds.height)
+        for name, number in zip(("y", "x", "height", "width"), bounds, strict=True):
+            yield f"openslide.bounds-{name}", str(number)
     yield "openslide.level-count", str(slide.level_count)
     for number, (level, downsample) in enumerate(
         zip(layout.levels, layout.downsamples, strict=True)

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from napari_wsigpu.compat.openslide.abstract import AbstractSlide, ImageSlide, OpenSlideCache
-from napari_wsigpu.compat.openslide.errors import (
+from napari_wsigpu.compat.openslide.lowlevel import (
     OpenSlideArgumentError,
     OpenSlideClosedError,
     OpenSlideError,
@@ -121,11 +121,6 @@ class OpenSlide(AbstractSlide):
         return self._items(
             "_AssociatedImageMap", lambda: self.slide.associated_images, self._picture
         )
-
-    def get_best_level_for_downsample(self, downsample: float) -> int:
-        """Return the coarsest level that is at least so fine."""
-        factors = self.level_downsamples
-        return max((level for level, each in enumerate(factors) if each <= downsample), default=0)
 
     def read_region(
         self, location: tuple[int, int], level: int, size: tuple[int, int]

@@ -12,24 +12,22 @@ from typing import TYPE_CHECKING, Any
 from warnings import warn
 
 from napari_wsigpu.compat.tiffslide.files import TiffFileError
-from napari_wsigpu.compat.tiffslide.properties import (
-    PROPERTY_NAME_BACKGROUND_COLOR,
-    PROPERTY_NAME_BOUNDS_HEIGHT,
-    PROPERTY_NAME_BOUNDS_WIDTH,
-    PROPERTY_NAME_BOUNDS_X,
-    PROPERTY_NAME_BOUNDS_Y,
-    PROPERTY_NAME_COMMENT,
-    PROPERTY_NAME_MPP_X,
-    PROPERTY_NAME_MPP_Y,
-    PROPERTY_NAME_OBJECTIVE_POWER,
-    PROPERTY_NAME_QUICKHASH1,
-    PROPERTY_NAME_VENDOR,
-)
 from napari_wsigpu.compat.tiffslide.slide import NotTiffSlide, TiffSlide
 
 if TYPE_CHECKING:
     from napari_wsigpu.compat.tiffslide.files import Filename
 
+PROPERTY_NAME_COMMENT = "tiffslide.comment"
+PROPERTY_NAME_VENDOR = "tiffslide.vendor"
+PROPERTY_NAME_QUICKHASH1 = "tiffslide.quickhash-1"
+PROPERTY_NAME_BACKGROUND_COLOR = "tiffslide.background-color"
+PROPERTY_NAME_OBJECTIVE_POWER = "tiffslide.objective-power"
+PROPERTY_NAME_MPP_X = "tiffslide.mpp-x"
+PROPERTY_NAME_MPP_Y = "tiffslide.mpp-y"
+PROPERTY_NAME_BOUNDS_X = "tiffslide.bounds-x"
+PROPERTY_NAME_BOUNDS_Y = "tiffslide.bounds-y"
+PROPERTY_NAME_BOUNDS_WIDTH = "tiffslide.bounds-width"
+PROPERTY_NAME_BOUNDS_HEIGHT = "tiffslide.bounds-height"
 # The version of tiffslide whose behaviour this is.
 __version__ = "3.0.1"
 # What openslide-python calls these.

@@ -11,18 +11,6 @@ if TYPE_CHECKING:
 
     from napari_wsigpu.model.layout import SlideLayout
 
-PROPERTY_NAME_COMMENT = "tiffslide.comment"
-PROPERTY_NAME_VENDOR = "tiffslide.vendor"
-PROPERTY_NAME_QUICKHASH1 = "tiffslide.quickhash-1"
-PROPERTY_NAME_BACKGROUND_COLOR = "tiffslide.background-color"
-PROPERTY_NAME_OBJECTIVE_POWER = "tiffslide.objective-power"
-PROPERTY_NAME_MPP_X = "tiffslide.mpp-x"
-PROPERTY_NAME_MPP_Y = "tiffslide.mpp-y"
-PROPERTY_NAME_BOUNDS_X = "tiffslide.bounds-x"
-PROPERTY_NAME_BOUNDS_Y = "tiffslide.bounds-y"
-PROPERTY_NAME_BOUNDS_WIDTH = "tiffslide.bounds-width"
-PROPERTY_NAME_BOUNDS_HEIGHT = "tiffslide.bounds-height"
-
 AXES = "tiffslide.series-axes"
 # Vendors whose image description is the comment.
 COMMENTING_VENDORS = ("aperio", "leica")
@@ -35,20 +23,20 @@ def tiffslide_properties(layout: SlideLayout) -> dict[str, Any]:
     comments = layout.vendor in COMMENTING_VENDORS
     mpp_x, mpp_y = layout.mpp or (None, None)
     found: dict[str, Any] = {
-        PROPERTY_NAME_COMMENT: description if comments else None,
-        PROPERTY_NAME_VENDOR: None if layout.vendor == "generic-tiff" else layout.vendor,
-        PROPERTY_NAME_QUICKHASH1: None,
-        PROPERTY_NAME_BACKGROUND_COLOR: None,
-        PROPERTY_NAME_OBJECTIVE_POWER: layout.objective,
-        PROPERTY_NAME_MPP_X: mpp_x,
-        PROPERTY_NAME_MPP_Y: mpp_y,
+        "tiffslide.comment": description if comments else None,
+        "tiffslide.vendor": None if layout.vendor == "generic-tiff" else layout.vendor,
+        "tiffslide.quickhash-1": None,
+        "tiffslide.background-color": None,
+        "tiffslide.objective-power": layout.objective,
+        "tiffslide.mpp-x": mpp_x,
+        "tiffslide.mpp-y": mpp_y,
     }
     bounds = bounds_of(layout)
     found |= {
-        PROPERTY_NAME_BOUNDS_X: bounds and bounds.left,
-        PROPERTY_NAME_BOUNDS_Y: bounds and bounds.top,
-        PROPERTY_NAME_BOUNDS_WIDTH: bounds and bounds.width,
-        PROPERTY_NAME_BOUNDS_HEIGHT: bounds and bounds.height,
+        "tiffslide.bounds-x": bounds and bounds.left,
+        "tiffslide.bounds-y": bounds and bounds.top,
+        "tiffslide.bounds-width": bounds and bounds.width,
+        "tiffslide.bounds-height": bounds and bounds.height,
     }
     for name, value in layout.metadata.items():
         if name != "tiff":

@@ -11,7 +11,7 @@ import numpy as np
 import tifffile
 from PIL import Image, ImageCms
 
-from napari_wsigpu.compat.shared import Items, truncated
+from napari_wsigpu.compat.shared import Items, OpenedSlide, truncated
 from napari_wsigpu.compat.tiffslide.files import (
     Place,
     TiffFileError,
@@ -27,8 +27,6 @@ from napari_wsigpu.storage.remote.url import file_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from types import TracebackType
-    from typing import Self
 
     from numpy.typing import NDArray
 
@@ -37,7 +35,7 @@ if TYPE_CHECKING:
     Pair = tuple[int, int]
 
 
-class TiffSlide:
+class TiffSlide(OpenedSlide):
     """An open slide.
 
     Parameters
@@ -80,17 +78,6 @@ class TiffSlide:
     def _found(filename: Filename, storage_options: Mapping[str, Any] | None) -> Place:
         return find(filename, storage_options)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def close(self) -> None:
         """Let go of the file; may be called twice. A stream that was given stays open."""
         file = self.__dict__.pop("ts_tifffile", None)
@@ -126,11 +113,6 @@ class TiffSlide:
             If it is no TIFF file.
         """
         return open_tifffile(self._place, **self._options)
-
-    @property
-    def dimensions(self) -> Pair:
-        """(width, height) of level 0."""
-        return self.slide.dimensions
 
     @property
     def level_count(self) -> int:
@@ -180,11 +162,6 @@ class TiffSlide:
     def ts_zarr_grp(self) -> Any:
         """The same as `zarr_group`."""
         return self.zarr_group
-
-    def get_best_level_for_downsample(self, downsample: float) -> int:
-        """Return the coarsest level that is at least so fine."""
-        factors = self.level_downsamples
-        return max((level for level, each in enumerate(factors) if each <= downsample), default=0)
 
     @overload
     def read_region(

@@ -15,19 +15,17 @@ from urllib.parse import unquote, urlsplit
 
 from napari_wsigpu.model.errors import (
     SlideNotFoundError,
-    SlidePermissionError,
     SlideReadError,
     UnsupportedSlideError,
 )
 from napari_wsigpu.model.limits import limits
 from napari_wsigpu.storage.readers import closed_error
-from napari_wsigpu.storage.remote.redirect import final_url, same_server
-from napari_wsigpu.storage.remote.refusal import BREAKS_OFF, SILENT, SLOW, UNREADABLE, server_error
-from napari_wsigpu.storage.remote.signed import SentOn, SignedStore, is_secret
+from napari_wsigpu.storage.remote.refusal import BREAKS_OFF, SILENT, SLOW, server_error
+from napari_wsigpu.storage.remote.signed import SignedStore, is_secret
 from napari_wsigpu.storage.remote.url import is_supported, public_url
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine
     from concurrent.futures import Future
 
 MOST_AT_ONCE = 16
@@ -102,11 +100,10 @@ class Connection:
     def __init__(self, url: str) -> None:
         self._url = url
         self._name = public_url(url)
-        self._address: str | None = None
         self._lock = threading.Lock()
         self._closed = False
         self._running: tuple[asyncio.AbstractEventLoop, threading.Thread] | None = None
-        self._stores: list[Any] = []  # the last is used
+        self._store: Any = None
         self._slots = asyncio.Semaphore(MOST_AT_ONCE)
         self._part = PART
 
@@ -152,14 +149,12 @@ class Connection:
 
     def _begin(self, ask: Callable[[Any], Coroutine[Any, Any, Found]]) -> Future[Found]:
         """Have the store asked in the background."""
-        if self._address is None:
-            self._address = self._find()
         with self._lock:
             if self._closed:
                 raise closed_error(self._name)
             _check_process(self._name)
             if self._running is None:
-                self._stores = [_open_store(self._url, self._address, self._name)]
+                self._store = _open_store(self._url, self._name)
                 self._slots = asyncio.Semaphore(MOST_AT_ONCE)
                 loop = asyncio.new_event_loop()
                 thread = threading.Thread(
@@ -167,15 +162,15 @@ class Connection:
                 )
                 thread.start()
                 self._running = loop, thread
-            return asyncio.run_coroutine_threadsafe(ask(self._stores[-1]), self._running[0])
+            return asyncio.run_coroutine_threadsafe(ask(self._store), self._running[0])
 
     def release(self) -> None:
         """Let go of thread and sockets, and cancel what is asked for, until the next `get`."""
         with self._lock:
             if self._running is not None:
                 loop, thread = self._running
-                stores, self._running, self._stores = self._stores, None, []
-                asyncio.run_coroutine_threadsafe(_end(stores), loop).result()
+                store, self._running, self._store = self._store, None, None
+                asyncio.run_coroutine_threadsafe(_end(store), loop).result()
                 loop.call_soon_threadsafe(loop.stop)
                 thread.join()
                 loop.close()
@@ -185,16 +180,6 @@ class Connection:
         with self._lock:
             self._closed = True
         self.release()
-
-    def _find(self) -> str:
-        """Return where the object is: elsewhere, if its server sends on to there."""
-        _check_url(self._url, self._name)
-        try:
-            return final_url(self._url, _login(self._url), limits.first_byte_seconds)
-        except TimeoutError:
-            raise SlideReadError(SILENT.format(self._name)) from None
-        except ValueError:
-            raise _no_object(self._name) from None
 
     async def _names(self, store: Any) -> list[str]:
         from obstore import list_with_delimiter_async
@@ -210,25 +195,9 @@ class Connection:
         return [str(item["path"]) for item in found["objects"]]
 
     async def _get(self, store: Any, wanted: _Wanted) -> Answer:
-        try:
-            return await self._got(store, wanted)
-        except SentOn:
-            raise SlideReadError(UNREADABLE.format(self._name)) from None
-
-    async def _got(self, store: Any, wanted: _Wanted) -> Answer:
         async with self._slots:
             for pause in PAUSES:
-                try:
-                    answer = await self._ask(store, wanted)
-                except (SlidePermissionError, SentOn):
-                    address = await asyncio.to_thread(self._find)
-                    if self._address == address == self._url:
-                        raise
-                    # What a server sends on to may hold for some minutes only.
-                    self._address = address
-                    store = _open_store(self._url, address, self._name)
-                    self._stores.append(store)
-                    answer = await self._ask(store, wanted)
+                answer = await self._ask(store, wanted)
                 if answer is not None:
                     return answer
                 await asyncio.sleep(pause)
@@ -242,8 +211,6 @@ class Connection:
             result = (await _begun(store, wanted)).result()
         except TimeoutError:
             raise SlideReadError(SILENT.format(self._name)) from None
-        except SentOn:
-            raise
         except (BaseError, OSError) as error:
             raise server_error(self._name, error) from None
         meta, (begin, end) = result.meta, result.range
@@ -314,21 +281,12 @@ def _check_process(name: str) -> None:
         )
 
 
-def _check_url(url: str, name: str) -> None:
+def _open_store(url: str, name: str) -> Any:
     if not is_supported(url):
         raise UnsupportedSlideError(
             f"'{name}' lies where slides can't be read from; "
             "use https, s3, gs or az, or the path of a file."
         )
-
-
-def _no_object(name: str) -> SlideNotFoundError:
-    return SlideNotFoundError(f"'{name}' is no URL of an object; check it.")
-
-
-def _open_store(url: str, address: str, name: str) -> Any:
-    """Open where a URL leads to; its user and password are for its own server."""
-    login = _login(url) if address == url or same_server(url, address) else {}
     try:
         import aiohttp  # noqa: F401
         from obstore.exceptions import BaseError
@@ -339,10 +297,11 @@ def _open_store(url: str, address: str, name: str) -> Any:
             'run pip install "napari-wsigpu[remote]" and start again.'
         ) from None
     try:
-        if is_secret(address):
-            return SignedStore(address, login, CONNECT_SECONDS, 2 * limits.first_byte_seconds)
+        login = _login(url)
+        if is_secret(url):
+            return SignedStore(url, login, CONNECT_SECONDS, 2 * limits.first_byte_seconds)
         return from_url(
-            address,
+            url,
             client_options={
                 "allow_http": not url.lower().startswith("https:"),
                 "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
@@ -356,7 +315,7 @@ def _open_store(url: str, address: str, name: str) -> Any:
             },
         )
     except (BaseError, ValueError):
-        raise _no_object(name) from None
+        raise SlideNotFoundError(f"'{name}' is no URL of an object; check it.") from None
 
 
 def _login(url: str) -> dict[str, str]:
@@ -399,7 +358,7 @@ async def _begun(store: Any, wanted: _Wanted) -> asyncio.Future[Any]:
             future.cancel()
 
 
-async def _end(stores: Sequence[Any]) -> None:
+async def _end(store: Any) -> None:
     """Cancel what is asked for, and let go of connections."""
     others: list[asyncio.Task[Any]] = [
         task for task in asyncio.all_tasks() if task is not asyncio.current_task()
@@ -407,6 +366,5 @@ async def _end(stores: Sequence[Any]) -> None:
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
-    for store in stores:
-        if isinstance(store, SignedStore):
-            await store.close()
+    if isinstance(store, SignedStore):
+        await store.close()

@@ -32,62 +32,50 @@ SLOW = (
 )
 UNREADABLE = "'{}' can't be read from its server; check the URL and the network, and try again."
 
-STATUS = re.compile(r"\bstatus: (\d{3}),")
-BY_STATUS: dict[int, tuple[type[SlideError], str]] = {
-    401: (SlidePermissionError, FORBIDDEN),
-    403: (SlidePermissionError, FORBIDDEN),
-    404: (SlideNotFoundError, MISSING),
-    410: (SlideNotFoundError, MISSING),
-    416: (NotASlideError, EMPTY),
-    429: (SlideReadError, BUSY),
-    500: (SlideReadError, FAILS),
-    502: (SlideReadError, FAILS),
-    503: (SlideReadError, BUSY),
-    504: (SlideReadError, FAILS),
-}
 WITHOUT_RANGES = (
-    UnsupportedSlideError,
     "The server of '{}' can't send parts of a file (range requests); download the whole slide and "
-    "open that.",
+    "open that."
 )
-BY_MARK: tuple[tuple[str, tuple[type[SlideError], str]], ...] = (
-    ("RangeNotSupported", WITHOUT_RANGES),
-    ("NotPartial", WITHOUT_RANGES),
-    ("UnexpectedRange", WITHOUT_RANGES),
-    ("ContentRange", WITHOUT_RANGES),
-    ("MissingContentLength", WITHOUT_RANGES),
-    (
-        "dns error",
-        (
-            SlideReadError,
-            "There is no server of the name in '{}', or no network; check both.",
-        ),
+
+STATUS = re.compile(r"\bstatus: (\d{3}),")
+BY_STATUS = {
+    401: FORBIDDEN,
+    403: FORBIDDEN,
+    404: MISSING,
+    410: MISSING,
+    416: EMPTY,
+    429: BUSY,
+    503: BUSY,
+    500: FAILS,
+    502: FAILS,
+    504: FAILS,
+}
+# In the order in which an error is searched for them.
+BY_MARK = {
+    "RangeNotSupported": WITHOUT_RANGES,
+    "NotPartial": WITHOUT_RANGES,
+    "UnexpectedRange": WITHOUT_RANGES,
+    "ContentRange": WITHOUT_RANGES,
+    "MissingContentLength": WITHOUT_RANGES,
+    "dns error": "There is no server of the name in '{}', or no network; check both.",
+    "InvalidCertificate": (
+        "The server of '{}' can't prove that it is the right one (its certificate is not valid); "
+        "ask whoever runs it."
     ),
-    (
-        "InvalidCertificate",
-        (
-            SlideReadError,
-            "The server of '{}' can't prove that it is the right one (its certificate is not "
-            "valid); ask whoever runs it.",
-        ),
+    "ConnectionRefused": "The server of '{}' refuses connections; check the URL.",
+    "TimedOut": SILENT,
+    "IncompleteMessage": BREAKS_OFF,
+    "BareRedirect": (
+        "'{}' lies in another region than is set; set AWS_REGION, or what its server uses."
     ),
-    (
-        "ConnectionRefused",
-        (SlideReadError, "The server of '{}' refuses connections; check the URL."),
-    ),
-    (
-        "TimedOut",
-        (SlideReadError, SILENT),
-    ),
-    ("IncompleteMessage", (SlideReadError, BREAKS_OFF)),
-    (
-        "BareRedirect",
-        (
-            SlideReadError,
-            "'{}' lies in another region than is set; set AWS_REGION, or what its server uses.",
-        ),
-    ),
-)
+}
+# All others are of servers and networks.
+KINDS: dict[str, type[SlideError]] = {
+    FORBIDDEN: SlidePermissionError,
+    MISSING: SlideNotFoundError,
+    EMPTY: NotASlideError,
+    WITHOUT_RANGES: UnsupportedSlideError,
+}
 
 
 def server_error(name: str, error: Exception) -> SlideError:
@@ -103,8 +91,7 @@ def server_error(name: str, error: Exception) -> SlideError:
     text = str(error)
     status = STATUS.search(text)
     if status is not None:
-        kind, sentence = BY_STATUS.get(int(status[1]), (SlideReadError, UNREADABLE))
+        sentence = BY_STATUS.get(int(status[1]), UNREADABLE)
     else:
-        known = (what for mark, what in BY_MARK if mark in text)
-        kind, sentence = next(known, (SlideReadError, UNREADABLE))
-    return kind(sentence.format(name))
+        sentence = next((said for mark, said in BY_MARK.items() if mark in text), UNREADABLE)
+    return KINDS.get(sentence, SlideReadError)(sentence.format(name))

@@ -66,9 +66,7 @@ class Guard(NamedTuple):
         ValueError
             If it is, or can't be decoded, or can't be known to be not.
         """
-        if self.codec is None:
-            return
-        if self.sharded:
+        if self.codec is not None and self.sharded:
             raise ValueError("they are stored in a way that has to be trusted; save it with zstd")
         self.check_inner(data)
 

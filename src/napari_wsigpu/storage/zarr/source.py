@@ -14,7 +14,6 @@ import imagecodecs
 import numpy as np
 
 from napari_wsigpu.model.errors import (
-    SlideClosedError,
     SlideError,
     UnsupportedArrayError,
     file_error,
@@ -22,8 +21,9 @@ from napari_wsigpu.model.errors import (
 from napari_wsigpu.model.layout import SHOWN
 from napari_wsigpu.storage.buffers import TileMemory
 from napari_wsigpu.storage.file import check_unchanged
+from napari_wsigpu.storage.readers import closed_error
 from napari_wsigpu.storage.remote.connection import MOST_AT_ONCE
-from napari_wsigpu.storage.source import Unreadable, ViewSource
+from napari_wsigpu.storage.source import DecodedSource, DecodedTile, Unreadable
 from napari_wsigpu.storage.zarr.array import brief, open_array
 from napari_wsigpu.storage.zarr.chunks import Axis, ChunkFile, encoded, find_chunks
 from napari_wsigpu.storage.zarr.guard import decode_blosc
@@ -55,40 +55,7 @@ class _Opened(NamedTuple):
     stored: Encoded | None
 
 
-class _Tile(NamedTuple):
-    image: LevelLayout
-    row: int
-    column: int
-
-    @property
-    def begin(self) -> int:
-        """Where it is thought to lie."""
-        return int(self.image.grid.offsets[0, self.row, self.column])
-
-    @property
-    def letters(self) -> str:
-        """The axes of its array."""
-        assert self.image.array is not None
-        return self.image.array.axes
-
-    @property
-    def axes(self) -> tuple[Axis, ...]:
-        """What of each axis of its array lies in it."""
-        image, grid = self.image, self.image.grid
-        assert image.array is not None
-        top, left = self.row * grid.tile_height, self.column * grid.tile_width
-        shown = {
-            "y": Axis(top, 1, min(grid.tile_height, image.height - top), kept=True),
-            "x": Axis(left, 1, min(grid.tile_width, image.width - left), kept=True),
-            "c": Axis(0, 1, image.channels, kept=True),
-        }
-        return tuple(
-            shown.get(letter, Axis(position, 1, 1, kept=False))
-            for letter, position in zip(self.letters, image.array.position, strict=True)
-        )
-
-
-class ZarrTiles(ViewSource):
+class ZarrTiles(DecodedSource):
     """Levels and associated images that are Zarr arrays; safe to read from any thread.
 
     Chunks that do not exist have the array's fill value; a tile whose chunks are damaged is
@@ -107,9 +74,8 @@ class ZarrTiles(ViewSource):
     def __init__(
         self, path: str, images: Sequence[LevelLayout], threads: int | None = None
     ) -> None:
+        super().__init__(images)
         self._path = path
-        self._images = sorted(images, key=_begin)
-        self._begins = np.array([_begin(image) for image in self._images], np.int64)
         self._threads = threads or os.cpu_count()
         self._lock = threading.Lock()
         self._arrays: dict[str, _Opened] = {}
@@ -144,7 +110,8 @@ class ZarrTiles(ViewSource):
 
     def _check(self) -> None:
         """Make sure that the arrays can be read."""
-        self._check_open()
+        if self._closed:
+            raise closed_error(self._path)
 
     def _open(self, path: str) -> _Opened:
         """Open an array by the path that its level names."""
@@ -164,21 +131,7 @@ class ZarrTiles(ViewSource):
             kind = type(error) if isinstance(error, SlideError) else ValueError
             raise kind(str(error).replace(path, self._path)) from None
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise SlideClosedError(f"'{self._path}' was closed; open the slide again.")
-
-    def _tile_at(self, offset: int) -> _Tile | None:
-        """Return the tile in which an offset lies."""
-        number = int(np.searchsorted(self._begins, offset, "right")) - 1
-        if number < 0:
-            return None
-        image = self._images[number]
-        index = (offset - int(self._begins[number])) // image.tile_bytes
-        row, column = divmod(index, image.grid.columns)
-        return _Tile(image, row, column) if row < image.grid.rows else None
-
-    def _opened(self, tile: _Tile) -> _Opened:
+    def _opened(self, tile: DecodedTile) -> _Opened:
         assert tile.image.array is not None
         path = tile.image.array.path
         with self._lock:
@@ -188,19 +141,19 @@ class ZarrTiles(ViewSource):
                     found = self._arrays[path] = self._open(path)
             return found
 
-    def _read_tiles(self, tiles: Sequence[_Tile]) -> dict[_Tile, memoryview]:
+    def _read_tiles(self, tiles: Sequence[DecodedTile]) -> dict[DecodedTile, memoryview]:
         """Read whole tiles, several at the same time; one alone needs no thread."""
         opened = [self._opened(tile) for tile in tiles]
         if len(tiles) < 2:
             return dict(zip(tiles, map(self._read_tile, tiles, opened), strict=True))
         with self._lock:
-            self._check_open()  # close joins no threads that begin after it
+            ZarrTiles._check(self)  # close joins no threads that begin after it
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(self._threads, "wsigpu-zarr")
             views = self._pool.map(self._read_tile, tiles, opened)
         return dict(zip(tiles, views, strict=True))
 
-    def _read_tile(self, tile: _Tile, opened: _Opened) -> memoryview:
+    def _read_tile(self, tile: DecodedTile, opened: _Opened) -> memoryview:
         view = np.empty(tile.image.tile_bytes, np.uint8).data
         try:
             self._fill(tile, opened, view)
@@ -208,7 +161,7 @@ class ZarrTiles(ViewSource):
             return memoryview(Unreadable(str(error)))
         return view
 
-    def _fill(self, tile: _Tile, opened: _Opened, view: memoryview) -> int:
+    def _fill(self, tile: DecodedTile, opened: _Opened, view: memoryview) -> int:
         assert tile.image.array is not None
         canvas = _canvas(tile.image, opened.array.dtype, view)
         try:
@@ -227,9 +180,11 @@ class ZarrTiles(ViewSource):
             raise ValueError(f"its chunks can't be read ({brief(error)})") from error
         return len(view)
 
-    def _read_chunks(self, tile: _Tile, array: Any, stored: Encoded, canvas: NDArray[Any]) -> None:
+    def _read_chunks(
+        self, tile: DecodedTile, array: Any, stored: Encoded, canvas: NDArray[Any]
+    ) -> None:
         """Read the chunks that a tile lies in right from their files."""
-        axes = tile.axes
+        axes = _axes(tile)
         chunks, complete = find_chunks(array, stored, axes)
         if len(chunks) == 1 and canvas.shape == stored.chunk and canvas.flags.c_contiguous:
             _decode(chunks[0], stored, canvas.reshape(-1).view(np.uint8))
@@ -240,7 +195,7 @@ class ZarrTiles(ViewSource):
         for chunk in chunks:
             _decode(chunk, stored, memory)
             pixels = memory.view(stored.dtype).reshape(stored.chunk)
-            _paste(canvas[chunk.target], pixels[chunk.inside], tile.letters)
+            _paste(canvas[chunk.target], pixels[chunk.inside], tile.image)
 
 
 class ZarrSource(ZarrTiles):
@@ -309,8 +264,19 @@ class ZarrServerSource(ZarrTiles):
         return _Opened(open_array(ServerFolder(self._server, key)), None)
 
 
-def _begin(image: LevelLayout) -> int:
-    return int(image.grid.offsets[0, 0, 0])
+def _axes(tile: DecodedTile) -> tuple[Axis, ...]:
+    """Return what of each axis of its array lies in a tile."""
+    image, rect = tile.image, tile.rect
+    assert image.array is not None
+    shown = {
+        "y": Axis(rect.top, 1, rect.height, kept=True),
+        "x": Axis(rect.left, 1, rect.width, kept=True),
+        "c": Axis(0, 1, image.channels, kept=True),
+    }
+    return tuple(
+        shown.get(letter, Axis(position, 1, 1, kept=False))
+        for letter, position in zip(image.array.axes, image.array.position, strict=True)
+    )
 
 
 def _canvas(image: LevelLayout, dtype: np.dtype[Any], view: memoryview) -> NDArray[Any]:
@@ -325,13 +291,13 @@ def _canvas(image: LevelLayout, dtype: np.dtype[Any], view: memoryview) -> NDArr
     return pixels[tuple(slice(None) if letter in SHOWN else None for letter in letters)]
 
 
-def _read_by_zarr(tile: _Tile, array: Any, canvas: NDArray[Any]) -> None:
-    axes = tile.axes
+def _read_by_zarr(tile: DecodedTile, array: Any, canvas: NDArray[Any]) -> None:
+    axes = _axes(tile)
     lengths = tuple(axis.length for axis in axes)
     if canvas.shape != lengths:
         canvas[...] = _fill_value(array)
     pixels = array[tuple(slice(axis.start, axis.start + axis.length) for axis in axes)]
-    _paste(canvas[tuple(map(slice, lengths))], np.asarray(pixels), tile.letters)
+    _paste(canvas[tuple(map(slice, lengths))], np.asarray(pixels), tile.image)
 
 
 def _decode(chunk: Chunk, stored: Encoded, memory: NDArray[np.uint8]) -> None:
@@ -346,9 +312,10 @@ def _decode(chunk: Chunk, stored: Encoded, memory: NDArray[np.uint8]) -> None:
         raise UnsupportedArrayError(f"'{chunk.path}' holds less than a chunk")
 
 
-def _paste(target: NDArray[Any], pixels: NDArray[Any], letters: str) -> None:
-    axis = letters.find("c")
-    if axis in (-1, len(letters) - 1):
+def _paste(target: NDArray[Any], pixels: NDArray[Any], image: LevelLayout) -> None:
+    assert image.array is not None
+    axis = image.array.axes.find("c")
+    if axis in (-1, target.ndim - 1):
         target[...] = pixels
         return
     # Planes are interleaved three times as fast one by one.
