@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 
 DEFAULT_BUDGET = 512_000_000
-WORTH_KEEPING = 0.25
+# Shares of tiles that come again from which on tiles are worth keeping: to keep a tile it has to be
+# decoded as a whole, half as long again as a part. Neighbours come again at once; of random places
+# of a small level, a tile that is kept now may come again only when many others have.
+WORTH_KEEPING, NEIGHBOURS = 0.7, 0.3
+NEAR = 64  # tiles
 MANY_TILES = 64
 
 
@@ -202,8 +206,9 @@ class Recurrence:
         self._lock = threading.Lock()
         # The latest tiles of each image, as many as the cache could hold, and the share of tiles
         # that came again.
-        self._latest: defaultdict[int, OrderedDict[int, None]] = defaultdict(OrderedDict)
-        self._rates: defaultdict[int, float] = defaultdict(float)
+        self._latest: defaultdict[int, OrderedDict[int, int]] = defaultdict(OrderedDict)
+        self._rates: defaultdict[int, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
+        self._clock = 0
 
     def note(self, number: int, tiles: Sequence[int], tile_bytes: int) -> bool:
         """Record the tiles that are read now; return whether they are worth keeping.
@@ -218,20 +223,23 @@ class Recurrence:
             Bytes of each.
         """
         held = self._cache.budget // tile_bytes
-        again = 0
+        again = near = 0
         with self._lock:
-            latest = self._latest[number]
+            latest, now = self._latest[number], self._clock
+            self._clock += len(tiles)
             for tile in tiles:
-                if tile in latest:
+                seen = latest.pop(tile, None)
+                latest[tile] = now
+                if seen is not None:
                     again += 1
-                    latest.move_to_end(tile)
-                else:
-                    latest[tile] = None
+                    near += now - seen <= NEAR
             while len(latest) > held:
                 latest.popitem(last=False)
             # A batch counts for itself; single regions are too few tiles to judge by one of them.
             count = len(tiles) or 1
-            rate = self._rates[number]
-            rate += (again / count - rate) * min(1.0, count / MANY_TILES)
-            self._rates[number] = rate
-            return rate >= WORTH_KEEPING
+            weight = min(1.0, count / MANY_TILES)
+            rate, neighbours = self._rates[number]
+            rate += (again / count - rate) * weight
+            neighbours += (near / count - neighbours) * weight
+            self._rates[number] = rate, neighbours
+            return rate >= WORTH_KEEPING or neighbours >= NEIGHBOURS
