@@ -19,12 +19,12 @@ LENGTH_OF_A_MARKER = 4  # by which a JPEG says that it is one
 def reads(monkeypatch):
     """(offset, length) of all that the system is asked for, of pixels and of the structure."""
     ranges = []
-    read_at, read_into = FileSource._read_at, FileSource.read_into
+    read_bytes, read_into = FileSource.read_bytes, FileSource.read_into
     read_structure = tifffile.FileHandle.read
 
-    def watched_at(self, file, offset, length):
+    def watched_bytes(self, file, offset, length):
         ranges.append((offset, length))
-        return read_at(self, file, offset, length)
+        return read_bytes(self, file, offset, length)
 
     def watched_into(self, file, view, offset):
         ranges.append((offset, len(view)))
@@ -37,7 +37,7 @@ def reads(monkeypatch):
             ranges.append((offset, len(data)))
         return data
 
-    monkeypatch.setattr(FileSource, "_read_at", watched_at)
+    monkeypatch.setattr(FileSource, "read_bytes", watched_bytes)
     monkeypatch.setattr(FileSource, "read_into", watched_into)
     monkeypatch.setattr(tifffile.FileHandle, "read", watched_structure)
     return ranges

@@ -35,7 +35,7 @@ def openslide_properties(slide: Slide) -> dict[str, str]:
     Vendor fields are under the vendor's name, as the file has them. Numbers have all digits.
     """
     layout = slide.layout
-    found = dict(sorted(_general(slide)))
+    found = {name: _text(value) for name, value in sorted(_general(slide))}
     for name, value in layout.metadata.items():
         found |= dict(flat(name, value))
     comment = found.get("tiff.ImageDescription")
@@ -47,43 +47,48 @@ def openslide_properties(slide: Slide) -> dict[str, str]:
     return found
 
 
-def _general(slide: Slide) -> Iterator[tuple[str, str]]:
+def _general(slide: Slide) -> Iterator[tuple[str, Any]]:
     layout = slide.layout
     yield "openslide.vendor", layout.vendor
     if layout.mpp is not None:
-        yield "openslide.mpp-x", _text(layout.mpp[0])
-        yield "openslide.mpp-y", _text(layout.mpp[1])
+        yield "openslide.mpp-x", layout.mpp[0]
+        yield "openslide.mpp-y", layout.mpp[1]
     if layout.objective is not None:
-        yield "openslide.objective-power", _text(layout.objective)
+        yield "openslide.objective-power", layout.objective
     if layout.barcode is not None:
         yield "openslide.barcode", layout.barcode
     profile = slide.icc_profile
     if profile is not None:
-        yield "openslide.icc-size", str(len(profile))
+        yield "openslide.icc-size", len(profile)
     if layout.vendor in COLOURED_VENDORS:
         yield "openslide.background-color", f"{int(layout.background):02X}" * 3
     bounds = bounds_of(layout)
     if bounds is not None:
         for name, number in zip(("y", "x", "height", "width"), bounds, strict=True):
-            yield f"openslide.bounds-{name}", str(number)
-    yield "openslide.level-count", str(slide.level_count)
+            yield f"openslide.bounds-{name}", number
+    yield "openslide.level-count", slide.level_count
+    yield from levels_of(layout, "openslide")
+    for associated in layout.associated:
+        name = f"openslide.associated.{associated.name}"
+        yield f"{name}.width", associated.image.width
+        yield f"{name}.height", associated.image.height
+        profile = slide.associated_images[associated.name].icc_profile
+        if profile is not None:
+            yield f"{name}.icc-size", len(profile)
+
+
+def levels_of(layout: SlideLayout, prefix: str) -> Iterator[tuple[str, Any]]:
+    """Yield what both interfaces say of the levels, by names that begin with theirs."""
     for number, (level, downsample) in enumerate(
         zip(layout.levels, layout.downsamples, strict=True)
     ):
-        name = f"openslide.level[{number}]"
-        yield f"{name}.width", str(level.width)
-        yield f"{name}.height", str(level.height)
-        yield f"{name}.downsample", _text(downsample)
+        name = f"{prefix}.level[{number}]"
+        yield f"{name}.downsample", downsample
+        yield f"{name}.height", level.height
+        yield f"{name}.width", level.width
         if not level.parts:
-            yield f"{name}.tile-width", str(level.grid.tile_width)
-            yield f"{name}.tile-height", str(level.grid.tile_height)
-    for associated in layout.associated:
-        name = f"openslide.associated.{associated.name}"
-        yield f"{name}.width", str(associated.image.width)
-        yield f"{name}.height", str(associated.image.height)
-        profile = slide.associated_images[associated.name].icc_profile
-        if profile is not None:
-            yield f"{name}.icc-size", str(len(profile))
+            yield f"{name}.tile-height", level.grid.tile_height
+            yield f"{name}.tile-width", level.grid.tile_width
 
 
 def bounds_of(layout: SlideLayout) -> Rect | None:

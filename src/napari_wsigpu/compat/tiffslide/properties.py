@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from napari_wsigpu.compat.openslide.properties import bounds_of, flat
+from napari_wsigpu.compat.openslide.properties import bounds_of, flat, levels_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from napari_wsigpu.model.layout import SlideLayout
 
 AXES = "tiffslide.series-axes"
@@ -50,7 +48,7 @@ def tiffslide_properties(layout: SlideLayout) -> dict[str, Any]:
         found["tiff.YResolution"] = tags.get("YResolution", tags["XResolution"])
     found["tiffslide.series-index"] = 0
     found[AXES] = axes_of(layout)
-    return found | dict(_levels(layout))
+    return found | dict(levels_of(layout, "tiffslide"))
 
 
 def axes_of(layout: SlideLayout) -> str:
@@ -58,19 +56,6 @@ def axes_of(layout: SlideLayout) -> str:
     if layout.rgb:
         return "YXS"
     return "CYX" if layout.levels[0].channels > 1 else "YX"
-
-
-def _levels(layout: SlideLayout) -> Iterator[tuple[str, Any]]:
-    for number, (level, downsample) in enumerate(
-        zip(layout.levels, layout.downsamples, strict=True)
-    ):
-        name = f"tiffslide.level[{number}]"
-        yield f"{name}.downsample", downsample
-        yield f"{name}.height", level.height
-        yield f"{name}.width", level.width
-        if not level.parts:
-            yield f"{name}.tile-height", level.grid.tile_height
-            yield f"{name}.tile-width", level.grid.tile_width
 
 
 def _typed(text: str) -> Any:

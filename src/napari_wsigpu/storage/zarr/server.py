@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import CancelledError
+from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -114,6 +115,7 @@ class ZarrServer:
         self._connection.close()
 
 
+@dataclass(frozen=True, repr=False)
 class ServerFolder:
     """A folder on a server, or an object in one: as much of a `Path` as parsers of Zarr need.
 
@@ -125,21 +127,14 @@ class ServerFolder:
         Its name there, without a slash at its end; that of the uppermost folder is empty.
     """
 
-    def __init__(self, server: ZarrServer, key: str = "") -> None:
-        self._server = server
-        self._key = key
+    _server: ZarrServer
+    _key: str = ""
 
     def __truediv__(self, name: str) -> ServerFolder:
         return ServerFolder(self._server, f"{self._key}/{name}".strip("/"))
 
     def __str__(self) -> str:
         return f"{self._server.name}/{self._key}".rstrip("/")
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ServerFolder) and str(self) == str(other)
-
-    def __hash__(self) -> int:
-        return hash(str(self))
 
     @property
     def name(self) -> str:
