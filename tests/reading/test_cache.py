@@ -262,11 +262,23 @@ class TestRecurrence:
     def test_new_ones_do_not(self, recurrence):
         assert not any(self.note(recurrence, *range(n, n + 9)) for n in range(0, 900, 9))
 
-    def test_a_quarter_that_does_is_enough(self, recurrence):
-        self.note(recurrence, *range(8))
-        assert not self.note(recurrence, 0, *range(20, 27))
-        assert self.note(recurrence, 1, 2, *range(30, 36))
+    @pytest.fixture
+    def far(self, monkeypatch):
+        """All that comes again does so late."""
+        monkeypatch.setattr(cache, "NEAR", 0)
 
+    @pytest.mark.usefixtures("far")
+    def test_most_have_to_come_again(self, recurrence):
+        self.note(recurrence, *range(10))
+        assert not self.note(recurrence, *range(6), *range(20, 24))
+        assert self.note(recurrence, *range(7), *range(30, 33))
+
+    def test_fewer_are_enough_if_they_come_again_at_once(self, recurrence):
+        self.note(recurrence, *range(10))
+        assert not self.note(recurrence, 0, 1, *range(20, 28))
+        assert self.note(recurrence, 20, 21, 22, *range(30, 37))
+
+    @pytest.mark.usefixtures("far")
     def test_after_a_while_they_would_be_gone(self, recurrence):
         self.note(recurrence, *range(8))
         self.note(recurrence, *range(100, 140))

@@ -6,6 +6,7 @@ import threading
 import time
 from base64 import b64encode
 from concurrent.futures import CancelledError
+from types import SimpleNamespace
 from urllib.parse import quote
 
 import numpy as np
@@ -581,3 +582,18 @@ def wait_for(condition, seconds=20):
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("address", "location", "expected"),
+    [
+        ("https://a.org/x?key=1", "https://b.org/y", "https://b.org/y"),
+        ("http://a.org/x?key=1", "http://b.org/y", "http://b.org/y"),
+        ("http://a.org/x?key=1", "https://b.org/y", "https://b.org/y"),
+        ("https://a.org/x?key=1", "http://b.org/y", None),
+        ("https://a.org/x?key=1", "ftp://b.org/y", None),
+    ],
+)
+def test_no_redirect_leaves_encryption(address, location, expected):
+    answer = SimpleNamespace(status=302, headers={"Location": location})
+    assert signed._target(address, answer) == expected

@@ -196,7 +196,9 @@ def _target(address: str, answer: Any) -> str | None:
     try:
         target = urljoin(address, location)
         parts = urlsplit(target)
-        reachable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        # What was asked for in secret must not be sent in the clear.
+        schemes = ("https",) if address.startswith("https:") else ("http", "https")
+        reachable = parts.scheme in schemes and parts.hostname and parts.port != 0
     except ValueError:
         return None
     return target if reachable else None
