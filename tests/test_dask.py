@@ -297,6 +297,8 @@ class TestArrays:
             assert (runtime.default().tiles.used - before) // (32 * 48 * 3) == kept
             np.testing.assert_array_equal(elsewhere[key], expected)
             np.testing.assert_array_equal(level[key], expected)
+            shown = DaskLevel(slide.level_array(0, channel, tolerant=True), "cpu")
+            np.testing.assert_array_equal(shown[key], expected)
             assert runtime.default().tiles.used > before
 
     def test_tolerant_levels_and_colours_stay_so(self, file, here):
