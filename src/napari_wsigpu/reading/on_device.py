@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -131,8 +132,8 @@ class TilesOnDevice:
         shape: tuple[int, int],
         channel: int | None,
         table: ColorTable | None,
-        overview: Drawn | None,
-        source: Any,
+        of_overview: NDArray[np.void] | None,
+        overview: Any,
         blank: Any,
         *,
         holes: bool,
@@ -149,9 +150,9 @@ class TilesOnDevice:
             The channel; None for RGBA.
         table : ColorTable or None
             The colours that pixels get.
-        overview : Drawn or None
+        of_overview : ndarray of `gpu.tables.SCALED` or None
             Parts of the coarsest level.
-        source : device array
+        overview : device array
             That level.
         blank : number or ndarray
             The background in these colours.
@@ -186,12 +187,11 @@ class TilesOnDevice:
                 parts["source"] = addresses[which.reshape(-1)]
                 seen = parts[parts["source"] > 0]
                 work.append((seen, tile_format(self.images[number]), colors))
-            if overview is not None:
-                height, width = source.shape[:2]
-                channels = 1 if source.ndim == 2 else source.shape[2]
-                tile = TileFormat(height, width, channels, image.dtype.name)
-                overview.parts["source"] = device.address(source)
-                work.insert(0, (overview.parts, tile, None))
+            if of_overview is not None:
+                height, width, *samples = overview.shape
+                tile = TileFormat(height, width, math.prod(samples), image.dtype.name)
+                of_overview["source"] = device.address(overview)
+                work.insert(0, (of_overview, tile, None))
 
             def task(stream: Stream) -> None:
                 if holes or gone:
