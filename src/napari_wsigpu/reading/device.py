@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.gpu.device.device import Device, Stream
+    from napari_wsigpu.gpu.device.device import Stream
     from napari_wsigpu.gpu.jpeg.batch import GpuBatch
     from napari_wsigpu.gpu.jpeg.nvimagecodec import NvImageCodecDecoder
     from napari_wsigpu.gpu.transfer.tiles import DeviceTiles, Reserved
@@ -95,7 +95,7 @@ class DeviceBackend:
     ----------
     parts, decoder, tiles
         As given.
-    device : Device
+    device : CudaDevice
         The device.
     """
 
@@ -109,7 +109,7 @@ class DeviceBackend:
         self.parts = parts
         self.decoder = decoder
         self.tiles = tiles
-        self.device: Device = decoder.worker.device
+        self.device = decoder.worker.device
         self._worker = decoder.worker
         self._timed = timed
         self._raw: RawReader | None = None

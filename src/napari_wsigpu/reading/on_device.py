@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.color import ColorTable
-    from napari_wsigpu.gpu.device.device import Device, Stream
+    from napari_wsigpu.gpu.device.cuda import CudaDevice
+    from napari_wsigpu.gpu.device.device import Stream
     from napari_wsigpu.gpu.transfer.tiles import Reserved
     from napari_wsigpu.reading.device import DeviceBackend
 
@@ -78,7 +79,7 @@ class TilesOnDevice:
         self._average = average
 
     @property
-    def device(self) -> Device:
+    def device(self) -> CudaDevice:
         """Where they are."""
         return self.backend.device
 

@@ -316,7 +316,7 @@ class RegionReader:
         first: tuple[int, int],
         stream: Any,
     ) -> None:
-        """Average pictures on a device; see `Device.average_area`."""
+        """Average pictures on a device; see `CudaDevice.average_area`."""
         backend = self._on(device)
         average = backend.device.average_area
         backend.work(lambda used: average(finer, pixels, scale, first, used), stream)

@@ -55,6 +55,13 @@ class CudaDevice(Kernels):
     index : int
         Number of the device.
 
+    Attributes
+    ----------
+    name : str
+        As users name it.
+    jpeg_engine : JpegEngine
+        How it decodes JPEG.
+
     Raises
     ------
     DeviceError
@@ -139,7 +146,7 @@ class CudaDevice(Kernels):
     # Memory
 
     def allocate(self, size: int) -> tuple[int, Any]:
-        """Take memory outside of CuPy's pool, so that dropping it frees it.
+        """Take memory outside of CuPy's pool: its address, and what frees it when it is dropped.
 
         Raises
         ------
@@ -194,7 +201,10 @@ class CudaDevice(Kernels):
             self._runtime.memcpyAsync(host.ctypes.data, address, host.nbytes, TO_HOST, stream.ptr)
 
     def follow(self, stream: Stream) -> None:
-        """Have a stream wait for what the thread's current stream holds."""
+        """Have a stream wait for what the thread's current stream holds.
+
+        New arrays may lie in memory that the current stream still uses.
+        """
         current = self._cupy.cuda.get_current_stream()
         if current.ptr != stream.ptr:
             self._runtime.eventRecord(self._event.ptr, current.ptr)
@@ -219,7 +229,13 @@ class CudaDevice(Kernels):
             pixels.fill(value)
 
     def shared(self, count: int, dtype: DTypeLike) -> NDArray[Any]:
-        """Return page-locked memory, which kernels can use."""
+        """Return host memory that the device can read and set.
+
+        Raises
+        ------
+        MemoryError
+            If there is not enough.
+        """
         return self.pinned.take((count,), np.dtype(dtype), surely=True)
 
     def share_buffer(self, buffer: int, size: int) -> SharedBuffer:

@@ -25,7 +25,6 @@ from napari_wsigpu.model.errors import DeviceError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from napari_wsigpu.gpu.device.device import Device
 
 LARGEST_BUDGET = 2 << 30
 PART_OF_DEVICE = 8
@@ -90,7 +89,7 @@ class Devices:
 
     def __init__(
         self,
-        opened: Callable[[int], Device] = CudaDevice,
+        opened: Callable[[int], CudaDevice] = CudaDevice,
         has_driver: Callable[[], bool] = driver_is_there,
         slab_bytes: int = SLAB_BYTES,
     ) -> None:
@@ -132,7 +131,7 @@ class Devices:
         """Return such devices for a forked process, of which none has started."""
         return Devices(self._opened, self.has_driver, self._slab_bytes)
 
-    def tiles(self, device: Device) -> DeviceTiles:
+    def tiles(self, device: CudaDevice) -> DeviceTiles:
         """Return the cache on a device: at most 2 GiB and an eighth of its memory."""
         with self._lock:
             if device.name not in self._tiles:

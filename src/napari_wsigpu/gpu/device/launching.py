@@ -102,7 +102,23 @@ class Kernels:
         channel: int | None = None,
         step: tuple[int, int] = (1, 1),
     ) -> None:
-        """Copy parts of tiles to their places in `pixels`."""
+        """Copy parts of tiles to their places in `pixels`.
+
+        Parameters
+        ----------
+        pastes : ndarray of `gpu.device.tables.PASTE`
+            The parts.
+        tile : TileFormat
+            What the tiles are.
+        pixels : device array
+            Of all channels, or of the one.
+        stream : Stream
+            Which does it.
+        channel : int, optional
+            One channel instead of all.
+        step : tuple of (int, int)
+            Every how many rows and columns of a tile one is copied.
+        """
         if not len(pastes):
             return
         sample = np.dtype(tile.dtype).itemsize
@@ -114,14 +130,26 @@ class Kernels:
         self._launch("paste", grid, (table, *map(np.int32, sizes), pixels), stream)
 
     def compile(self, *texts: str) -> CompiledKernels:
-        """Compile other kernels, once."""
+        """Compile kernels, once for the same texts; floats are rounded after each operation.
+
+        Raises
+        ------
+        DeviceError
+            If they can't be compiled.
+        """
         with self._compiling:
             if texts not in self._modules:
                 self._modules[texts] = CompiledKernels(self._cupy, texts, self._index)
             return self._modules[texts]
 
     def colors(self, table: ColorTable) -> Any:
-        """Return a table's colours in device memory, copied once while the table lives."""
+        """Return a table's colours in device memory, copied once while the table lives.
+
+        Raises
+        ------
+        MemoryError
+            If there is not enough.
+        """
         with self._colors_lock:
             colors = self._colors.get(table)
             if colors is None:
@@ -159,7 +187,26 @@ class Kernels:
         channel: int | None = None,
         colors: Any = None,
     ) -> None:
-        """Draw parts of tiles, larger or smaller than they are, in `pixels`."""
+        """Draw parts of tiles, larger or smaller than they are, in `pixels`.
+
+        Pixels of 8 bits that become more than four times as large are interpolated within their
+        tile, others are the nearest ones.
+
+        Parameters
+        ----------
+        parts : ndarray of `gpu.device.tables.SCALED`
+            The parts.
+        tile : TileFormat
+            What the tiles are.
+        pixels : device array
+            Of the channel; RGBA of 8 bits for all channels, which are RGB or RGBA then.
+        stream : Stream
+            Which does it.
+        channel : int, optional
+            One channel instead of all.
+        colors : device array, optional
+            By `colors`: what RGB becomes.
+        """
         if not len(parts):
             return
         sample = np.dtype(tile.dtype).itemsize
@@ -173,7 +220,19 @@ class Kernels:
     def lay_out(
         self, segments: NDArray[np.void], level: LevelLayout, background: float, stream: Stream
     ) -> None:
-        """Put the samples of raw segments to their places in tiles."""
+        """Put the samples of raw segments to their places in tiles.
+
+        Parameters
+        ----------
+        segments : ndarray of `gpu.device.tables.SEGMENT`
+            The segments.
+        level : LevelLayout
+            Theirs.
+        background : int or float
+            The sample that is put where the file has no segment.
+        stream : Stream
+            Which does it.
+        """
         if not len(segments):
             return
         grid, samples = level.grid, level.encoding.samples
@@ -192,7 +251,19 @@ class Kernels:
         first: tuple[int, int],
         stream: Stream,
     ) -> None:
-        """Average finer pictures to smaller ones; see `reading.average.resample_area`."""
+        """Average finer pictures to smaller ones; see `reading.average.resample_area`.
+
+        Parameters
+        ----------
+        finer, pixels : device array, shape (pictures, height, width, channels)
+            Of one of `AVERAGED_TYPES`. `pixels` of one picture may be a part of a larger one.
+        scale : tuple of (float, float)
+            How many finer pixels one spans, down and across.
+        first : tuple of (int, int)
+            Row and column of the first pixel; `finer` begins with what lies under that.
+        stream : Stream
+            Which does it.
+        """
         _, height, width, channels = pixels.shape
         pitch = pixels.strides[1] // pixels.itemsize
         sizes = finer.shape[1:3], (pitch, height, width, channels)
@@ -219,7 +290,24 @@ class Kernels:
         *,
         to_rgb: bool,
     ) -> None:
-        """Put the planes of JPEG tiles together to pixels, as libjpeg does."""
+        """Put the planes of JPEG tiles together to pixels, as libjpeg does.
+
+        Parameters
+        ----------
+        tiles : ndarray of `gpu.device.tables.JPEG_TILE`
+            Of each its address, its planes, the strip below it, and its scan, by `shared`.
+        tile : TileFormat
+            The tiles.
+        sampling : tuple of (int, int)
+            Luma samples for one of chroma, across and down.
+        doubts : ndarray of int32
+            By `shared`: is set for tiles whose strip is not there, whose scan has a marker, or
+            whose first block is of another brightness than the scan's first code says.
+        stream : Stream
+            Which does it.
+        to_rgb : bool
+            Convert from YCbCr.
+        """
         size = (tile.height, tile.width, tile.channels, *sampling, int(to_rgb))
         table = self.table(tiles, stream)
         arguments = (table, *map(np.int32, size), np.uint64(doubts.ctypes.data))

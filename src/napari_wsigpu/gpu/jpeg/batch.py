@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.decoder import Deliver, EncodedBatch, PendingBatch
-    from napari_wsigpu.gpu.device.device import Device, Event, Slots, Stream
+    from napari_wsigpu.gpu.device.cuda import CudaDevice
+    from napari_wsigpu.gpu.device.device import Event, Slots, Stream
     from napari_wsigpu.gpu.device.worker import DecodeWorker
     from napari_wsigpu.gpu.jpeg.codestream import Prepared
     from napari_wsigpu.gpu.jpeg.nvimagecodec import NvImageCodecDecoder
@@ -142,7 +143,7 @@ class GpuBatch:
             with suppress(Exception):  # a device that failed has said so before
                 self._stream.synchronize()
 
-    def _begin(self, device: Device) -> None:
+    def _begin(self, device: CudaDevice) -> None:
         """Decode, and give the stream all that follows; nothing waits for the stream."""
         self._begun = True
         worker, stream = self._decoder.worker, self._stream
@@ -203,7 +204,7 @@ class GpuBatch:
                     done.append(index)
         return done
 
-    def _download_samples(self, device: Device, stream: Stream) -> None:
+    def _download_samples(self, device: CudaDevice, stream: Stream) -> None:
         for index in self._samples:
             if index in self._decoded:
                 address = int(self._slots.addresses[index])

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from napari_wsigpu.codecs.decoder import EncodedBatch
-    from napari_wsigpu.gpu.device.device import Device, Slots, Stream
+    from napari_wsigpu.gpu.device.cuda import CudaDevice
+    from napari_wsigpu.gpu.device.device import Slots, Stream
     from napari_wsigpu.gpu.device.worker import DecodeWorker
     from napari_wsigpu.gpu.device.workspace import Workspace
     from napari_wsigpu.model.layout import LevelLayout
@@ -159,7 +160,7 @@ class Prepared(Protocol):
     def engine(self, worker: DecodeWorker) -> str:
         """Return the name of what decodes: a key of `gpu.device.verify.TOLERANCES`."""
 
-    def finish(self, worked: list[bool], slots: Slots, device: Device, stream: Stream) -> None:
+    def finish(self, worked: list[bool], slots: Slots, device: CudaDevice, stream: Stream) -> None:
         """Give the stream what makes decoded samples the tiles' pixels.
 
         Parameters
@@ -255,7 +256,7 @@ class _SingleTiles:
     def engine(self, worker: DecodeWorker) -> str:
         return worker.engine(self.kind) or ""
 
-    def finish(self, worked: list[bool], slots: Slots, device: Device, stream: Stream) -> None:
+    def finish(self, worked: list[bool], slots: Slots, device: CudaDevice, stream: Stream) -> None:
         if self._convert:
             indices = [index for (index,), good in zip(self.groups, worked, strict=True) if good]
             device.ycbcr_to_rgb(slots.addresses[indices], slots.tile, stream)

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.decoder import EncodedBatch
-    from napari_wsigpu.gpu.device.device import Device, Slots, Stream
+    from napari_wsigpu.gpu.device.cuda import CudaDevice
+    from napari_wsigpu.gpu.device.device import Slots, Stream
     from napari_wsigpu.gpu.device.worker import DecodeWorker
     from napari_wsigpu.gpu.device.workspace import Workspace
     from napari_wsigpu.gpu.jpeg.codestream import Recipe
@@ -195,7 +196,7 @@ class JpegStreams:
             self._usual = groups[0][0].header
         return groups
 
-    def _most(self, count: int, device: Device) -> int:
+    def _most(self, count: int, device: CudaDevice) -> int:
         """Return how many of so many tiles a stack has, for the engines to be busy."""
         engine = device.jpeg_engine
         stacks = min(engine.at_once, max(LEAST_STACKS, count // engine.tiles))
@@ -327,7 +328,7 @@ class StackedTiles:
         """Return the name of nvImageCodec's path."""
         return worker.engine(self.kind) or ""
 
-    def finish(self, worked: list[bool], slots: Slots, device: Device, stream: Stream) -> None:
+    def finish(self, worked: list[bool], slots: Slots, device: CudaDevice, stream: Stream) -> None:
         """Make tiles of planes, and look for the strips.
 
         All that decoding does not need is put together here, while the device is at work.

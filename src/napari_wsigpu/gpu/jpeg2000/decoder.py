@@ -28,7 +28,8 @@ from napari_wsigpu.gpu.jpeg2000.tables import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from napari_wsigpu.gpu.device.device import Device, Stream
+    from napari_wsigpu.gpu.device.cuda import CudaDevice
+    from napari_wsigpu.gpu.device.device import Stream
     from napari_wsigpu.gpu.jpeg2000.geometry import Geometry
     from napari_wsigpu.gpu.jpeg2000.header import Header
 
@@ -142,13 +143,13 @@ class Jpeg2000:
 
     Parameters
     ----------
-    device : Device
+    device : CudaDevice
         The device.
     form : Form
         The form.
     """
 
-    def __init__(self, device: Device, form: Form) -> None:
+    def __init__(self, device: CudaDevice, form: Form) -> None:
         self.form = form
         self._device = device
         self._kernels = device.compile(*programs())

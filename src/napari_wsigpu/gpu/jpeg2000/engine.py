@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from napari_wsigpu.gpu.device.device import Device, Event, Stream
+    from napari_wsigpu.gpu.device.cuda import CudaDevice
+    from napari_wsigpu.gpu.device.device import Event, Stream
 
 LONGEST_HEADER = 4096
 MOST_DECODERS = 16
@@ -43,7 +44,7 @@ class Jpeg2000Engine:
 
     Parameters
     ----------
-    device : Device
+    device : CudaDevice
         The device.
 
     Attributes
@@ -52,7 +53,7 @@ class Jpeg2000Engine:
         Whether the device runs the kernels; None until that was tried.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: CudaDevice) -> None:
         self.works: bool | None = None
         self._device = device
         self._decoders: dict[Form, Jpeg2000] = {}

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.decoder import EncodedBatch
-    from napari_wsigpu.gpu.device.device import Device, Slots, Stream
+    from napari_wsigpu.gpu.device.cuda import CudaDevice
+    from napari_wsigpu.gpu.device.device import Slots, Stream
     from napari_wsigpu.gpu.device.worker import DecodeWorker
     from napari_wsigpu.gpu.device.workspace import Workspace
     from napari_wsigpu.gpu.jpeg.codestream import Prepared, Recipe
@@ -127,7 +128,7 @@ class _Tiles:
         exact = all(coding.reversible for coding in codings) and not self._others.groups
         return EXACT if exact else KERNELS
 
-    def finish(self, worked: list[bool], slots: Slots, device: Device, stream: Stream) -> None:
+    def finish(self, worked: list[bool], slots: Slots, device: CudaDevice, stream: Stream) -> None:
         if self._convert:
             good = {index for index, good in zip(self._own, worked, strict=False) if good}
             whole = [part.tiles for part in self._parts if not part.form.ycbcr]
