@@ -183,7 +183,7 @@ class DevicePicture(LevelPicture[_Seen]):
             drawn.append(Drawn(number, own, parts))
         on_device, overview = self.tiles.on_device, self.tiles.overview
         if of_overview and self._overview is None:
-            self._overview = on_device.send(overview)
+            self._overview = on_device.backend.send(overview)
         flat = overview.ndim == 2
         pixels, gone = on_device.draw(
             drawn,
@@ -198,7 +198,7 @@ class DevicePicture(LevelPicture[_Seen]):
         channels = 1 if flat else overview.shape[2]
         address = on_device.device.address(pixels)
         own_gone = {(row, column) for level, row, column in gone if level == number}
-        return DevicePixels(pixels, channels, on_device.fetch, address), own_gone
+        return DevicePixels(pixels, channels, on_device.backend.fetch, address), own_gone
 
     def _approximations(self, view: View, missing: Collection[Tile]) -> Iterator[tuple[int, Rect]]:
         """Yield levels and the blocks of missing tiles that they stand in for, the worst first."""

@@ -57,8 +57,7 @@ class TileLog:
     def count(self, **numbers: int) -> None:
         """Add to counters: tiles_asked, cache_hits, computed, background, bytes_*."""
         with self._lock:
-            for name, number in numbers.items():
-                self._counts[name] += number
+            self._counts.update(numbers)
 
     def count_read(self, held: int, decoded: int, read: int, tile_bytes: int) -> None:
         """Add tiles from the cache, tiles decoded on the CPU, bytes read, and bytes a tile."""
@@ -73,8 +72,7 @@ class TileLog:
     def count_decoded(self, **numbers: int) -> None:
         """Add to the number of tiles that each decoder decoded, by its name."""
         with self._lock:
-            for name, number in numbers.items():
-                self._decoded[name] += number
+            self._decoded.update(numbers)
 
     def stats(self, most_failed: int | None = None) -> dict[str, Any]:
         """Return the counters as a JSON-serialisable dict, and the first failed tiles."""

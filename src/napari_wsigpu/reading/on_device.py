@@ -10,7 +10,7 @@ import numpy as np
 
 from napari_wsigpu.gpu.device.device import TileFormat
 from napari_wsigpu.reading.cache import TileKey
-from napari_wsigpu.reading.device import tile_format
+from napari_wsigpu.reading.device import fill_channels, tile_format
 from napari_wsigpu.reading.plan import ReadOptions, Regions, tile_rect
 from napari_wsigpu.reading.planning import plan_regions
 
@@ -207,22 +207,12 @@ class TilesOnDevice:
                 self._tiles.unpin(reserved)
         return pixels, gone
 
-    def send(self, pixels: NDArray[Any]) -> Any:
-        """Copy host pixels to a new device array."""
-        return self.backend.send(np.ascontiguousarray(pixels))
-
-    def fetch(self, pixels: Any) -> NDArray[Any]:
-        """Copy a device array to the host."""
-        host: NDArray[Any] = self.backend.work(lambda stream: self.device.download(pixels, stream))
-        return host
-
     def _fill(self, pixels: Any, blank: Any, stream: Stream) -> None:
         if pixels.ndim == 2:
             self.device.fill(pixels, blank, stream)
             return
         values = [*np.broadcast_to(blank, (3,)).tolist(), 255]
-        for channel, value in enumerate(values):
-            self.device.fill(pixels[..., channel], value, stream)
+        fill_channels(self.device, pixels, values, stream)
 
     def _absent(self, number: int, places: Collection[Tile]) -> set[Tile]:
         tiles = np.array(list(places), np.int64).reshape(-1, 2)

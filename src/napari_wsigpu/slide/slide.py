@@ -929,7 +929,7 @@ class Slide:
         """
         if device == "cpu":
             return np.empty(shape, dtype)
-        return self._guarded(partial(self._reader.empty_on, device, shape, dtype))
+        return self._guarded(lambda: self._reader.backend(device).empty(shape, dtype))
 
     def displayed_on_device(self) -> DeviceSource | None:
         """Return what displays read of it that draw on the GPU; None while the CPU decodes."""
