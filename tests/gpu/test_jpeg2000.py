@@ -85,7 +85,7 @@ def decoded(device, streams, reduce=0, kind=Jpeg2000):
     size = int(np.prod(form.shape)) * form.dtype.itemsize
     texts = np.frombuffer(b"".join(streams), np.uint8)
     encoded, held = device.allocate(len(texts))
-    memory, also = device.allocate(decoder.layout(len(streams)).size)
+    memory, also = device.allocate(decoder.layout(len(streams))["size"])
     pixels = device.empty((len(streams), size + GUARD), np.uint8)
     with device.active():
         device.fill(pixels, UNTOUCHED, stream)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import traceback
 from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import chain, compress
 from typing import TYPE_CHECKING, Any
 
@@ -26,43 +27,37 @@ if TYPE_CHECKING:
     from napari_wsigpu.gpu.jpeg.nvimagecodec import NvImageCodecDecoder
 
 
+@dataclass(eq=False, repr=False)
 class GpuBatch:
-    """A batch in flight. It owns all that the device still uses, until it is done."""
+    """A batch in flight. It owns all that the device still uses, until it is done.
 
-    def __init__(
-        self,
-        decoder: NvImageCodecDecoder,
-        batch: EncodedBatch,
-        slots: Slots,
-        deliver: Deliver,
-        stream: Stream,
-    ) -> None:
-        self._decoder = decoder
-        self._batch = batch
-        self._slots = slots
-        self._deliver = deliver
-        self._stream = stream
-        self._done = threading.Event()
-        self._claim = threading.Lock()
-        self._begun = False
-        self._engine = ""
-        self._failures: dict[int, str] = {}
-        self._error: Exception | None = None
-        self._decoded_on_cpu = 0
-        self._proven = 0
-        self._prepared: Prepared | None = None
-        self._on_gpu: list[int] = []
-        self._decoded: list[int] = []
-        self._cpu_parts: list[_CpuPart] = []
-        self._uploaded: list[_CpuPart] = []
-        self._samples: dict[int, Future[NDArray[Any]]] = {}
-        self._by_device: dict[int, NDArray[Any]] = {}
-        self._ready: Event | None = None
+    Attributes
+    ----------
+    on_cpu : int
+        Number of tiles that the CPU decoded, or tried to; final after `wait`.
+    """
 
-    @property
-    def on_cpu(self) -> int:
-        """Number of tiles that the CPU decoded, or tried to; final after `wait`."""
-        return self._decoded_on_cpu
+    _decoder: NvImageCodecDecoder
+    _batch: EncodedBatch
+    _slots: Slots
+    _deliver: Deliver
+    _stream: Stream
+    on_cpu: int = 0
+    _done: threading.Event = field(default_factory=threading.Event)
+    _claim: threading.Lock = field(default_factory=threading.Lock)
+    _begun: bool = False
+    _engine: str = ""
+    _failures: dict[int, str] = field(default_factory=dict)
+    _error: Exception | None = None
+    _proven: int = 0
+    _prepared: Prepared | None = None
+    _on_gpu: list[int] = field(default_factory=list)
+    _decoded: list[int] = field(default_factory=list)
+    _cpu_parts: list[_CpuPart] = field(default_factory=list)
+    _uploaded: list[_CpuPart] = field(default_factory=list)
+    _samples: dict[int, Future[NDArray[Any]]] = field(default_factory=dict)
+    _by_device: dict[int, NDArray[Any]] = field(default_factory=dict)
+    _ready: Event | None = None
 
     def prepare(self, share: float) -> None:
         """Sort the tiles by who decodes them, and start those of the CPU.
@@ -196,7 +191,7 @@ class GpuBatch:
         for part in parts:
             failed = part.wait()
             self._failures |= failed
-            self._decoded_on_cpu += len(part.indices)
+            self.on_cpu += len(part.indices)
             for index, pixels in part.pixels():
                 if index not in failed:
                     address = int(self._slots.addresses[index])

@@ -21,6 +21,7 @@ from napari_wsigpu.codecs.jpeg import (
     read_header,
 )
 from napari_wsigpu.gpu.device.tables import JPEG_TILE
+from napari_wsigpu.gpu.jpeg.codestream import Prepared
 from napari_wsigpu.gpu.jpeg.joining import Joined, Stack, StackedBatch, cut, join
 from napari_wsigpu.gpu.jpeg.library_handles import ImageFormat
 from napari_wsigpu.storage.source import ScanSource
@@ -269,8 +270,8 @@ class JpegStreams:
         )
 
 
-class StackedTiles:
-    """Stacks of a batch, whose planes become tiles; see `codestream.Prepared`.
+class StackedTiles(Prepared):
+    """Stacks of a batch, whose planes become tiles.
 
     Parameters
     ----------
@@ -319,14 +320,6 @@ class StackedTiles:
         for (start, image), good in zip(self._plan.images, self._taken, strict=True):
             if good:
                 self.work.images.add(self.work.planes + start, image, stream.ptr)
-
-    def decode(self, worker: DecodeWorker) -> list[bool]:
-        """Decode the stacks."""
-        return worker.decode(self.kind, self.work.streams.used, self.work.images.used)
-
-    def engine(self, worker: DecodeWorker) -> str:
-        """Return the name of nvImageCodec's path."""
-        return worker.engine(self.kind) or ""
 
     def finish(self, worked: list[bool], slots: Slots, device: CudaDevice, stream: Stream) -> None:
         """Make tiles of planes, and look for the strips.

@@ -110,9 +110,9 @@ class Jpeg2000Engine:
         first, last = int(starts.min()), int((starts + lengths).max())
         some = min(len(starts), 64)
         budget = min(MOST_MEMORY, self._device.memory[1] // PART_OF_DEVICE)
-        at_once = min(len(starts), max(1, budget * some // decoder.layout(some).size))
+        at_once = min(len(starts), max(1, budget * some // decoder.layout(some)["size"]))
         room = -(-(last - first) // 256) * 256
-        scratch = self._room(room + decoder.layout(at_once).size, stream)
+        scratch = self._room(room + decoder.layout(at_once)["size"], stream)
         self._device.upload(scratch.address, encoded[first:last], stream)
         for begin in range(0, len(starts), at_once):
             part = slice(begin, begin + at_once)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.gpu.jpeg.codestream import Jpeg2000Streams
+from napari_wsigpu.gpu.jpeg.codestream import Jpeg2000Streams, Prepared
 from napari_wsigpu.gpu.jpeg2000.engine import EXACT, KERNELS, form_of_stream
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.gpu.device.device import Slots, Stream
     from napari_wsigpu.gpu.device.worker import DecodeWorker
     from napari_wsigpu.gpu.device.workspace import Workspace
-    from napari_wsigpu.gpu.jpeg.codestream import Prepared, Recipe
+    from napari_wsigpu.gpu.jpeg.codestream import Recipe
     from napari_wsigpu.gpu.jpeg2000.decoder import Form
     from napari_wsigpu.gpu.jpeg2000.engine import Jpeg2000Engine
     from napari_wsigpu.model.layout import LevelLayout
@@ -87,8 +87,8 @@ class _Part(NamedTuple):
     tiles: list[int]
 
 
-class _Tiles:
-    kind, joins = "jpeg2000", False
+class _Tiles(Prepared):
+    kind = "jpeg2000"
 
     def __init__(
         self,
