@@ -193,15 +193,13 @@ class BackgroundStart:
         return self._devices.refusal() or "the GPU starts with the first tiles"
 
     def _start(self, kind: str) -> None:
-        def warm(worker: DecodeWorker) -> None:
+        try:
+            worker = self._devices.worker(0)
             with worker.device.active():
                 if worker.start(kind):
                     self._ready.add(kind)
                 else:
                     self._refusals[kind] = "nvImageCodec can't decode such tiles on this GPU"
-
-        try:
-            warm(self._devices.worker(0))
         except Exception as error:  # whatever is wrong with CUDA here, the CPU decodes
             self._refusals[kind] = str(error).removesuffix(".")
             logger.info("Tiles are decoded on the CPU: %s", error)
