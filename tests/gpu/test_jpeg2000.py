@@ -524,7 +524,7 @@ def test_without_kernels_the_cpu_decodes_what_the_library_does_not(on, path):
     scheduled = on.schedule(tiles)
     assert scheduled.wait() == {}
     assert scheduled.pending.on_cpu == 2
-    assert "can't be compiled" in on.decoder.refusal(tiles[0].level)
+    assert "can't be compiled" in on.decoder.maker(tiles[0].level)
 
 
 def test_what_the_kernels_refuse_is_decoded_by_others(on, path):

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.reading.parts import SlideParts
     from napari_wsigpu.storage.buffers import RegionMemory, TileMemory
 
@@ -165,9 +166,9 @@ class Averages:
         return self._is_blank(self._parts.finer[number], finer)
 
     def _factors(self, number: int) -> tuple[int, int]:
-        """Return how many pixels of the finer level one of a level's averages, (y, x)."""
-        image, finer = self._parts.images[number], self._parts.images[self._parts.finer[number]]
-        return (
-            max(1, round(finer.height / image.height)),
-            max(1, round(finer.width / image.width)),
-        )
+        return factors(self._parts.images[number], self._parts.images[self._parts.finer[number]])
+
+
+def factors(image: LevelLayout, finer: LevelLayout) -> tuple[int, int]:
+    """Return how many rows and columns of the finer level become one."""
+    return max(1, round(finer.height / image.height)), max(1, round(finer.width / image.width))

@@ -248,7 +248,7 @@ class DeviceBackend:
         self._released = True
         self.forget_tiles()
         self.tiles.trim()
-        self.decoder.release()
+        self._worker.trim()
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         """Return a new device array.

@@ -21,7 +21,6 @@ from napari_wsigpu.reading.throughput import tile_kind
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from napari_wsigpu.gpu.device.devices import Devices
@@ -195,11 +194,6 @@ class Offload:
             way = self._throughput.choose(tile_kind(image))
         return self._share(image, way)
 
-    def drop_tiles(self, level: int, tiles: NDArray[np.int64]) -> None:
-        """Drop some of a level's tiles on devices; see `DeviceTiles.drop`."""
-        for backend in self._started():
-            backend.drop_tiles(level, tiles)
-
     def _average(
         self,
         backend: DeviceBackend,
@@ -228,11 +222,6 @@ class Offload:
             number, halvings = self._halved[number], halvings + 1
         return number, halvings
 
-    def forget_tiles(self) -> None:
-        """Drop the slide's tiles on devices."""
-        for backend in self._started():
-            backend.forget_tiles()
-
     def release(self) -> None:
         """Let go of streams, tiles and memory on devices."""
         with self._lock:
@@ -241,7 +230,8 @@ class Offload:
         for backend in backends.values():
             backend.release()
 
-    def _started(self) -> list[DeviceBackend]:
+    def started(self) -> list[DeviceBackend]:
+        """Return the slide's backends on devices."""
         with self._lock:
             return list(self._backends.values())
 

@@ -194,14 +194,13 @@ class RegionReader:
             self._host.read(number, plans, _views(pixels, regions), options)
         found = dict(zip(places, _views(pixels, regions), strict=True))
         slide = self._slide if table is None else ~self._slide
-        keep = {TileKey(slide, number, *place): part for place, part in found.items()}
-        if self._log.has_failed():
-            of_log = (TileKey(self._slide, number, *place) for place in places)
-            spoilt = [
-                key for key in of_log if self._log.has_failed(None if image.computed else key)
-            ]
-            for key in spoilt:
-                keep.pop(key._replace(slide=slide))
+        keep = {
+            TileKey(slide, number, *place): part
+            for place, part in found.items()
+            if not self._log.has_failed(
+                None if image.computed else TileKey(self._slide, number, *place)
+            )
+        }
         self._tiles.put_all(keep, pixels.nbytes)
         return found
 
@@ -285,7 +284,8 @@ class RegionReader:
     def clear_cache(self) -> None:
         """Drop the slide's decoded tiles, on the host and on devices."""
         self._tiles.forget(self._slide)
-        self.offload.forget_tiles()
+        for backend in self.offload.started():
+            backend.forget_tiles()
 
     def backend(self, device: str) -> DeviceBackend:
         """Return what works on a device, named as in `read_to_device`."""
@@ -299,7 +299,8 @@ class RegionReader:
         for plan in plans:
             done = plan.tiles[~options.later(options.past, plan.tiles)]
             self._tiles.drop(slide, plan.image, done)
-            self.offload.drop_tiles(plan.image, done)
+            for backend in self.offload.started():
+                backend.drop_tiles(plan.image, done)
 
     def _meant(self, options: ReadOptions) -> ReadOptions:
         """Return options that keep no whole tiles if only one task reads the slide."""

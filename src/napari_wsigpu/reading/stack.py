@@ -146,7 +146,8 @@ class StackLevel:
         choices = [[axis] if isinstance(axis, int) else axis for axis in planes]
         if self._is_of_one_plane():
             return self._of_plane(tuple(choice[0] for choice in choices), key)
-        pixels = np.empty((math.prod(map(len, choices)), *self._inner_shape()), self.dtype)
+        shape = (len(axis) for axis in inside if isinstance(axis, range))
+        pixels = np.empty((math.prod(map(len, choices)), *shape), self.dtype)
         for number, position in enumerate(product(*choices)):
             pixels[number] = self._of_plane(position, key)
         return pixels.reshape(self.shape)
@@ -159,10 +160,6 @@ class StackLevel:
                 raise
             whole = np.broadcast_to(np.asarray(self._blank, self.dtype), self.level_shape)
             return whole[key].copy()
-
-    def _inner_shape(self) -> tuple[int, ...]:
-        inside = self._axes[len(self.sizes) :]
-        return tuple(len(axis) for axis in inside if isinstance(axis, range))
 
 
 def _slice(axis: range) -> slice:

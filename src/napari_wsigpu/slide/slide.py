@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import threading
+from collections import deque
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -1283,7 +1284,7 @@ class Slide:
             return found[0][begin:end], found[1][begin:end]
 
         # Each band is read by one thread, so that a batch finds what the one before it kept.
-        return in_turn(
+        iterators = deque(
             read_ahead(
                 partial(read, band),
                 band,
@@ -1295,6 +1296,7 @@ class Slide:
             )
             for band in bands
         )
+        return in_turn(iterators)
 
     def tile_locations(
         self,

@@ -16,10 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from concurrent.futures import Future
 
-    import numpy as np
     from numpy.typing import NDArray
 
-    from napari_wsigpu.codecs.decoder import Deliver, EncodedBatch, PendingBatch
+    from napari_wsigpu.codecs.decoder import Deliver, EncodedBatch
     from napari_wsigpu.gpu.device.cuda import CudaDevice
     from napari_wsigpu.gpu.device.device import Event, Slots, Stream
     from napari_wsigpu.gpu.device.worker import DecodeWorker
@@ -192,7 +191,7 @@ class GpuBatch:
             failed = part.wait()
             self._failures |= failed
             self.on_cpu += len(part.indices)
-            for index, pixels in part.pixels():
+            for index, pixels in zip(part.indices, part.memory, strict=True):
                 if index not in failed:
                     address = int(self._slots.addresses[index])
                     self._decoder.worker.device.upload(address, pixels, stream)
@@ -230,11 +229,7 @@ class GpuBatch:
         self._uploaded.clear()
         self._by_device.clear()
         self._batch.release()
-        self._deliver = _ignore
-
-
-def _ignore(indices: Sequence[int]) -> None:
-    """Take the place of who wanted tiles."""
+        self._deliver = lambda indices: None
 
 
 class _CpuPart:
@@ -245,11 +240,12 @@ class _CpuPart:
     ) -> None:
         self.indices = indices
         size = batch.level.tile_bytes
-        self._memory = decoder.worker.device.staging(len(indices), size)
+        self.memory = decoder.worker.device.staging(len(indices), size)
         self._level = batch.level
-        self._slots = HostSlots(list(self._memory))
+        self._slots = HostSlots(list(self.memory))
         part = batch.part(indices)
-        self._pending: PendingBatch = decoder.cpu.schedule(part, self._slots, self._widen)
+        self._pending = decoder.cpu.schedule(part, self._slots, self._widen)
+        self.cancel = self._pending.cancel
 
     def _widen(self, places: Sequence[int]) -> None:
         """Give tiles that were cut to their level the memory of full ones."""
@@ -259,15 +255,9 @@ class _CpuPart:
             if pixels.shape[:2] != (grid.tile_height, grid.tile_width):
                 shape = (grid.tile_height, grid.tile_width, self._level.channels)
                 cut = pixels.copy()
-                full = self._memory[place].view(self._level.dtype).reshape(shape)
+                full = self.memory[place].view(self._level.dtype).reshape(shape)
                 full[: cut.shape[0], : cut.shape[1]] = cut
 
     def wait(self) -> dict[int, str]:
         failed = self._pending.wait()
         return {self.indices[place]: reason for place, reason in failed.items()}
-
-    def pixels(self) -> list[tuple[int, NDArray[np.uint8]]]:
-        return list(zip(self.indices, self._memory, strict=True))
-
-    def cancel(self) -> None:
-        self._pending.cancel()

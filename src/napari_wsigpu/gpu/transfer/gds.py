@@ -275,21 +275,17 @@ class Transfer:
         SlideError
             If a file can't be read.
         """
-        ahead: _Filling | None = None
+        ahead: deque[_Filling] = deque()
         try:
             for batch in batches:
-                filling = self._begin(batch)
-                if ahead is not None:
-                    before, ahead = ahead, filling
-                    yield self._finish(before)
-                else:
-                    ahead = filling
-            if ahead is not None:
-                last, ahead = ahead, None
-                yield self._finish(last)
+                ahead.append(self._begin(batch))
+                if len(ahead) > 1:
+                    yield self._finish(ahead.popleft())
+            while ahead:
+                yield self._finish(ahead.popleft())
         finally:
-            if ahead is not None:
-                self._drop(ahead)
+            for filling in ahead:
+                self._drop(filling)
 
     def _begin(self, batch: Batch) -> _Filling:
         with self._stream:
