@@ -17,7 +17,7 @@ from napari_wsigpu.gpu.jpeg2000.decoder import Jpeg2000, form_of
 from napari_wsigpu.gpu.jpeg2000.engine import Jpeg2000Engine, form_of_stream
 from napari_wsigpu.gpu.jpeg2000.header import read_header
 from napari_wsigpu.model.errors import DeviceError
-from napari_wsigpu.reading.in_use import ENGINES
+from napari_wsigpu.reading.offload import ENGINES
 from napari_wsigpu.slide import runtime
 from tests.fakes import host_cuda
 from tests.fakes.host_cuda import host_cuda_device

@@ -6,6 +6,7 @@ import logging
 import re
 import threading
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from napari_wsigpu.gpu.device.cuda import CudaDevice
@@ -65,6 +66,7 @@ def cuda_index(device: str) -> int:
     )
 
 
+@dataclass(eq=False, repr=False)
 class Devices:
     """The workers of a process on CUDA devices, and the caches there; made when first used.
 
@@ -87,15 +89,11 @@ class Devices:
         Starts the first device while the CPU decodes.
     """
 
-    def __init__(
-        self,
-        opened: Callable[[int], CudaDevice] = CudaDevice,
-        has_driver: Callable[[], bool] = driver_is_there,
-        slab_bytes: int = SLAB_BYTES,
-    ) -> None:
-        self._opened = opened
-        self.has_driver = has_driver
-        self._slab_bytes = slab_bytes
+    _opened: Callable[[int], CudaDevice] = CudaDevice
+    has_driver: Callable[[], bool] = driver_is_there
+    _slab_bytes: int = SLAB_BYTES
+
+    def __post_init__(self) -> None:
         self._starting, self._lock = threading.Lock(), threading.Lock()
         self._workers: dict[int, DecodeWorker] = {}
         self._tiles: dict[str, DeviceTiles] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -67,9 +68,8 @@ class Jpeg2000Tiles:
         if not own:
             return others
         work.make_room(0, 0, len(own) * batch.starts.shape[0])
-        return _Tiles(
-            batch, own, list(parts.values()), others, self._engine, convert=self._how.convert
-        )
+        convert = self._how.convert
+        return _Tiles(batch, own, list(parts.values()), others, self._engine, convert)
 
     def _form(self, stream: memoryview) -> Form | None:
         """Return the form of a code stream if our kernels make what the level wants of it."""
@@ -87,23 +87,20 @@ class _Part(NamedTuple):
     tiles: list[int]
 
 
+@dataclass(eq=False, repr=False)
 class _Tiles(Prepared):
     kind = "jpeg2000"
 
-    def __init__(
-        self,
-        batch: EncodedBatch,
-        own: list[int],
-        parts: list[_Part],
-        others: Prepared,
-        engine: Jpeg2000Engine,
-        *,
-        convert: bool,
-    ) -> None:
-        self._batch, self._own, self._parts = batch, own, parts
-        self._others, self._engine, self._convert = others, engine, convert
-        self.work = others.work
-        self.groups = [*([index] for index in own), *others.groups]
+    _batch: EncodedBatch
+    _own: list[int]
+    _parts: list[_Part]
+    _others: Prepared
+    _engine: Jpeg2000Engine
+    _convert: bool
+
+    def __post_init__(self) -> None:
+        self.work = self._others.work
+        self.groups = [*([index] for index in self._own), *self._others.groups]
 
     def describe(self, addresses: Sequence[int], stream: Stream) -> None:
         self._addresses, self._stream = np.array(addresses, np.int64), stream
