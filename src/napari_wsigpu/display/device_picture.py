@@ -183,7 +183,7 @@ class DevicePicture(LevelPicture[_Seen]):
             drawn.append(Drawn(number, own, parts))
         on_device, overview = self.tiles.on_device, self.tiles.overview
         if of_overview and self._overview is None:
-            self._overview = on_device.backend.send(overview)
+            self._overview = on_device.backend.send(np.ascontiguousarray(overview))
         flat = overview.ndim == 2
         pixels, gone = on_device.draw(
             drawn,
