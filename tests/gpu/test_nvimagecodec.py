@@ -53,7 +53,7 @@ ENCODINGS = {
     "gray JPEG 2000": (1, {"compression": 34712}, jpeg_2000),
     "gray JPEG 2000 of 16 bits": (1, {"compression": 34712, "dtype": "uint16"}, jpeg_2000),
     "JPEG 2000 of 16 bits": (3, {"compression": 34712, "dtype": "uint16"}, jpeg_2000),
-    "Aperio's YCbCr": (3, {"compression": 33003}, jpeg_2000_ycbcr),
+    "Aperio's YCbCr": (3, {"compression": 33003, "photometric": 6}, jpeg_2000_ycbcr),
 }
 
 

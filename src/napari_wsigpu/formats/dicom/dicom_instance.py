@@ -75,18 +75,18 @@ COMPRESSIONS = {
     JPEGLSLossless: JPEG_LS,
     JPEGLSNearLossless: JPEG_LS,
 }
-# By compression and photometric interpretation: what the codecs call it.
-COLORS: dict[tuple[int, str], tuple[int, JpegColor]] = {
-    (COMPRESSION.NONE, "RGB"): (COMPRESSION.NONE, "auto"),
-    (JPEG_LS, "RGB"): (JPEG_LS, "auto"),
-    (COMPRESSION.JPEG, "RGB"): (COMPRESSION.JPEG, "stored"),
-    (COMPRESSION.JPEG, "YBR_FULL"): (COMPRESSION.JPEG, "ycbcr"),
-    (COMPRESSION.JPEG, "YBR_FULL_422"): (COMPRESSION.JPEG, "ycbcr"),
-    (COMPRESSION.JPEG2000, "RGB"): (COMPRESSION.JPEG2000, "auto"),
-    (COMPRESSION.JPEG2000, "YBR_ICT"): (COMPRESSION.JPEG2000, "auto"),
-    (COMPRESSION.JPEG2000, "YBR_RCT"): (COMPRESSION.JPEG2000, "auto"),
-    (COMPRESSION.JPEG2000, "YBR_FULL"): (COMPRESSION.APERIO_JP2000_YCBC, "auto"),
-    (COMPRESSION.JPEG2000, "YBR_FULL_422"): (COMPRESSION.APERIO_JP2000_YCBC, "auto"),
+# By compression and photometric interpretation: what the codecs call colours of JPEG.
+COLORS: dict[tuple[int, str], JpegColor] = {
+    (COMPRESSION.NONE, "RGB"): "auto",
+    (JPEG_LS, "RGB"): "auto",
+    (COMPRESSION.JPEG, "RGB"): "stored",
+    (COMPRESSION.JPEG, "YBR_FULL"): "ycbcr",
+    (COMPRESSION.JPEG, "YBR_FULL_422"): "ycbcr",
+    (COMPRESSION.JPEG2000, "RGB"): "auto",
+    (COMPRESSION.JPEG2000, "YBR_ICT"): "auto",
+    (COMPRESSION.JPEG2000, "YBR_RCT"): "auto",
+    (COMPRESSION.JPEG2000, "YBR_FULL"): "auto",
+    (COMPRESSION.JPEG2000, "YBR_FULL_422"): "auto",
 }
 PER_FRAME_GROUPS = 0x52009230
 MOST_FRAMES = 1 << 22
@@ -372,9 +372,9 @@ def _encoding(path: File, reader: WsiDicomReader, header: Dataset) -> Encoding:
     allocated = int(header.get("BitsAllocated", bits))
     photometric = str(dataset.photometric_interpretation)
     compression = COMPRESSIONS.get(reader.transfer_syntax)
-    color: tuple[int, JpegColor] | None = None
+    color: JpegColor | None = None
     if compression is not None and samples == 1:
-        color = (compression, "gray" if compression == COMPRESSION.JPEG else "auto")
+        color = "gray" if compression == COMPRESSION.JPEG else "auto"
     elif compression is not None and samples == 3:
         color = COLORS.get((compression, photometric))
     possible = {
@@ -389,15 +389,19 @@ def _encoding(path: File, reader: WsiDicomReader, header: Dataset) -> Encoding:
             f"{UID(reader.transfer_syntax).name} are not supported; "
             "convert it to JPEG or JPEG 2000."
         )
+    # Whatever JPEG 2000 is said to be, components that a code stream does not transform are stored
+    # by it: YBR_ICT without a transform, as converters of Aperio's 33003 write it, is plain YCbCr.
+    ycbcr = compression == COMPRESSION.JPEG2000 and photometric.startswith("YBR")
+    colors = PHOTOMETRIC.YCBCR if ycbcr else PHOTOMETRIC.RGB
     return Encoding(
-        compression=color[0],
-        photometric=PHOTOMETRIC.MINISBLACK if samples == 1 else PHOTOMETRIC.RGB,
+        compression=compression,
+        photometric=PHOTOMETRIC.MINISBLACK if samples == 1 else colors,
         predictor=PREDICTOR.NONE,
         fill_order=FILLORDER.MSB2LSB,
         byte_order="<",
         dtype="uint8" if bits == 8 else "uint16",
         samples=samples,
-        jpeg_color=color[1],
+        jpeg_color=color,
     )
 
 

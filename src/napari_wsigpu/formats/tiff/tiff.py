@@ -40,6 +40,7 @@ from napari_wsigpu.model.limits import limits
 from napari_wsigpu.model.tags import (
     COMPRESSION,
     FILETYPE,
+    JPEG_2000,
     PHOTOMETRIC,
     PLANARCONFIG,
     PREDICTOR,
@@ -649,8 +650,16 @@ def _jpeg_tables(page: TiffPage | TiffFrame) -> bytes | None:
 
 
 def _photometric(page: TiffPage, channels: int) -> int:
-    """Return what samples are; brightness where they are said to be what they can't."""
+    """Return what samples are; brightness where they are said to be what they can't.
+
+    Aperio's tag is wrong where tiles are JPEG 2000: its own compressions say which have YCbCr
+    (https://openslide.org/formats/aperio). Others write these codes, too, and mean the tag.
+    """
     said = page.photometric
+    if page.compression in JPEG_2000 and page.parent.is_svs:
+        ycbcr = page.compression == COMPRESSION.APERIO_JP2000_YCBC
+        said = PHOTOMETRIC.YCBCR if ycbcr and channels == 3 else said
+        said = PHOTOMETRIC.RGB if said == PHOTOMETRIC.YCBCR and not ycbcr else said
     colors = said in (PHOTOMETRIC.RGB, PHOTOMETRIC.YCBCR)
     several = said == PHOTOMETRIC.RGB and channels > 4
     if said not in KNOWN_COLORS or (colors and channels < 3) or several:
