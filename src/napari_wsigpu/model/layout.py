@@ -229,6 +229,8 @@ class Scattered:
         Its first row and column of pixels in the tile.
     on : Rects
         Where it lies on the mosaic.
+    first : int
+        First channel of the mosaic that the tiles show; they leave those alone that they lack.
     """
 
     image: LevelLayout
@@ -237,6 +239,7 @@ class Scattered:
     tops: NDArray[np.int64]
     lefts: NDArray[np.int64]
     on: Rects
+    first: int = 0
 
     @classmethod
     def stacked(
@@ -333,8 +336,8 @@ class LevelLayout:
         Whether the file lacks this level, so that all its tiles are "missing".
     parts : tuple of Part or Scattered
         The pictures that lie on this level where it is a mosaic, earlier ones on top; all have
-        its channels and type. `encoding` is the first one's then, and so is `grid` unless that
-        is `Scattered`.
+        its type, and its channels or, if `Scattered`, some of them. `encoding` is the first
+        one's then, and so is `grid` unless that is `Scattered`.
     reduction : float or None
         How many pixels of level 0 one of this level spans, where the file says so.
     array : ZarrArray or None
@@ -367,8 +370,9 @@ class LevelLayout:
         height: int,
         parts: Sequence[Part | Scattered],
         reduction: float | None = None,
+        channels: int | None = None,
     ) -> LevelLayout:
-        """Make a mosaic of pictures, earlier ones on top."""
+        """Make a mosaic of pictures, earlier ones on top; `channels` if a picture may lack some."""
         first = parts[0].image
         grid = first.grid
         if isinstance(parts[0], Scattered):
@@ -377,7 +381,7 @@ class LevelLayout:
         return cls(
             width,
             height,
-            first.channels,
+            channels or first.channels,
             first.encoding,
             grid,
             parts=tuple(parts),

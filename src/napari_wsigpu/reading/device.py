@@ -99,6 +99,8 @@ class DeviceExecutor:
             return None
         if any(len(plan.blanks) for plan in plans[1:]):
             return None  # in a picture above others, even the background hides what is below
+        if any(plan.channels is not None for plan in plans):
+            return None  # the device pastes all channels of a pixel
         image = self.pipeline.images[number]
         samples = () if options.channel is not None else (image.channels,)
         try:

@@ -261,9 +261,16 @@ class HostExecutor:
             regions[index][...] = blank
         failures: dict[TileKey, str] = {}
         for plan in plans:
+            channel, pixels = options.channel, regions
+            if plan.channels is not None and channel is None:
+                pixels = [region[..., plan.channels] for region in regions]
+            elif plan.channels is not None and channel is not None:
+                if not plan.channels.start <= channel < plan.channels.stop:
+                    continue
+                channel -= plan.channels.start
             if len(plan.blanks):
-                self._fill_blanks(plan, regions, blank)
-            failures |= self._carry_out(plan, Paste(plan, regions, options.channel, blank), options)
+                self._fill_blanks(plan, pixels, blank)
+            failures |= self._carry_out(plan, Paste(plan, pixels, channel, blank), options)
         return failures
 
     def _fill_blanks(self, plan: ReadPlan, regions: Targets, blank: Any) -> None:
