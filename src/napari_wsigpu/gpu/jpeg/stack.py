@@ -17,6 +17,7 @@ from napari_wsigpu.codecs.jpeg import (
     MOST_ROWS,
     NO_MARKS,
     Stacking,
+    end_of_image,
     header_length,
     header_of_tile,
     read_header,
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from napari_wsigpu.gpu.jpeg.codestream import Recipe
     from napari_wsigpu.model.layout import LevelLayout
 
-SHORTEST, MOST_PADDING = 4, 64
 # Where tiles are put together as they lie, the header of a stack goes before its first one.
 MARGIN = 1024
 # So many bytes are left over between two tiles that are read at once, less than `joining` can fill.
@@ -120,7 +120,7 @@ class JpegStreams:
         self._channels = level.channels
         self._colors = level.encoding.jpeg_color
         self._how = how
-        tables = level.encoding.jpeg_tables[0]
+        tables = self._shared = level.encoding.jpeg_tables[0]
         self._tables = tables[: tables.rfind(END_OF_IMAGE)] if tables else b""
         self._sampling: tuple[int, int] | None = None
         self._lock = threading.Lock()
@@ -137,7 +137,7 @@ class JpegStreams:
         """
         most = -(-count // work.device.jpegs_at_once)
         header = self._latest
-        alike = self._alike(header, batch, count)
+        alike = self._alike(header, batch, count, most)
         by_header = self._by_header(header, batch, count) if alike is None else {header: alike}
         stacks = [
             stack
@@ -160,8 +160,12 @@ class JpegStreams:
         found[cut(count, most)[:-1]] = MARGIN
         return Spacing(found, MOST_BETWEEN)
 
-    def _alike(self, header: bytes, batch: EncodedBatch, count: int) -> Scans | None:
-        """Return the tiles if all are whole and have this header."""
+    def _alike(self, header: bytes, batch: EncodedBatch, count: int, most: int) -> Scans | None:
+        """Return the tiles if all are whole and have this header.
+
+        The markers in scans that are joined are looked for where they are decoded: one leaves the
+        whole stack in doubt.
+        """
         starts, sizes = batch.starts[0, :count], batch.lengths[0, :count]
         ends = starts + sizes
         if (
@@ -169,6 +173,11 @@ class JpegStreams:
             or sizes.min() <= len(header) + len(END_OF_IMAGE)
             or not all_have(batch.view, header, starts)
             or not all_have(batch.view, END_OF_IMAGE, ends - len(END_OF_IMAGE))
+        ):
+            return None
+        if not self._joins(header, count, most) and not all(
+            self._end(batch.view, *place) == place[1]
+            for place in zip(starts.tolist(), ends.tolist(), strict=True)
         ):
             return None
         return Scans(np.arange(count), starts + len(header), ends)
@@ -180,7 +189,7 @@ class JpegStreams:
         ends = (batch.starts[0, :count] + batch.lengths[0, :count]).tolist()
         found: defaultdict[bytes, list[tuple[int, int, int]]] = defaultdict(list)
         for index, (start, past) in enumerate(zip(starts, ends, strict=True)):
-            end = _end_before_padding(view, start, past)
+            end = self._end(view, start, past)
             if view[start : start + len(header)] != header:
                 head = bytes(view[start : min(end, start + LONGEST_HEADER)])
                 header = self._check(head) or header
@@ -189,6 +198,18 @@ class JpegStreams:
             if end - start > len(header) + len(END_OF_IMAGE):
                 found[header].append((index, start + len(header), end))
         return {key: Scans(*np.array(scans, np.int64).T) for key, scans in found.items()}
+
+    def _end(self, view: memoryview, start: int, past: int) -> int:
+        """Return where a stream ends; its start if its structure reveals damage.
+
+        What is followed by anything but zeros is left to the CPU, which notices if an end came too
+        early.
+        """
+        try:
+            end = start + end_of_image(view[start:past], self._shared)
+        except ValueError:
+            return start
+        return start if bytes(view[end:past]).strip(b"\0") else end
 
     def _check(self, data: bytes) -> bytes:
         """Return a header that is not the usual one, empty if it is not as the level says."""
@@ -225,16 +246,18 @@ class JpegStreams:
 
     def _stacks(self, header: bytes, count: int, most: int) -> list[Stack]:
         """Return the stacks of so many tiles with this header."""
-        if most > 1 and count > 1:
-            stacking = self._stacking(header)
-            most = min(most, stacking.most)
-        if most == 1 or count == 1:
+        if not self._joins(header, count, most):
             return [Stack(self._whole(header), 1, b"", NO_MARKS)] * count
+        stacking = self._stacking(header)
         end = stacking.strip + END_OF_IMAGE
         return [
             Stack(stacking.begin(last - first), last - first, end, stacking.marks)
-            for first, last in pairwise(cut(count, most))
+            for first, last in pairwise(cut(count, min(most, stacking.most)))
         ]
+
+    def _joins(self, header: bytes, count: int, most: int) -> bool:
+        """Whether tiles with this header are joined, not decoded one by one."""
+        return min(most, count) > 1 and self._stacking(header).most > 1
 
 
 class StackedTiles:
@@ -380,11 +403,3 @@ def plan_of(stacks: tuple[tuple[int, bool], ...], shape: Shape) -> Plan:
     places[:, :3] += numbers[:, None] * np.array(steps)
     places[ends - 1, 3] = strips
     return Plan(place, images, places)
-
-
-def _end_before_padding(view: memoryview, start: int, end: int) -> int:
-    """Return where a stream ends that may be padded with zeros; its start if it has no end."""
-    tail = bytes(view[max(start, end - MOST_PADDING) : end]).rstrip(b"\0")
-    if end - start < SHORTEST or not tail.endswith(END_OF_IMAGE):
-        return start
-    return max(start, end - MOST_PADDING) + len(tail)
