@@ -125,7 +125,7 @@ FILES = {
     ),
     "a JPEG that says to be lossless and has no tables": (
         lambda: [page_of_jpegs(lambda data: slides.split_tables(data)[1].replace(*LOSSLESS_FRAME))],
-        "Unsupported color conversion",
+        "Invalid progressive/lossless parameters",
     ),
     "a JPEG of hundreds of scans": (
         lambda: [

@@ -257,3 +257,47 @@ def test_running_out_is_noticed_by_all_decoders_on_the_cpu(tmp_path, kind):
         level = slide.levels[0]
         with pytest.raises(TileError, match="run out"):
             list(read if kind == "batches" else level)
+
+
+@pytest.mark.parametrize("missing", [(0,), (0, 1)])
+@pytest.mark.parametrize("jfif", [True, False])
+def test_colours_are_those_of_the_first_tile_that_there_is(tmp_path, missing, jfif):
+    pixels = slides.picture(SIDE, 3 * SIDE)
+    encode = encoded if jfif else slides.jpeg
+    options = {"compression": 7, "photometric": 2, "tile": (SIDE, SIDE)}
+    whole = tiffbytes.write(tmp_path / "whole.tif", [tiffbytes.page(pixels, encode, **options)])
+    page = tiffbytes.page(pixels, encode, **options, missing=missing)
+    expected = tifffile.imread(whole)
+    expected[:, : SIDE * len(missing)] = 0
+    with open_slide(tiffbytes.write(tmp_path / "part.tif", [page]), "cpu") as slide:
+        np.testing.assert_array_equal(slide.levels[0][...], expected)
+
+
+def adobe(transform):
+    return b"\xff\xee\0\x0eAdobe\0\x64\0\0\0\0" + bytes([transform])
+
+
+MARKERS = {
+    "nothing": b"",
+    "JFIF": b"\xff\xe0\0\x10JFIF\0\1\1\0\0\1\0\1\0\0",
+    "Adobe's RGB": adobe(0),
+    "Adobe's YCbCr": adobe(1),
+}
+
+
+@pytest.mark.parametrize("photometric", [2, 6])
+@pytest.mark.parametrize("dtype", ["uint8", "uint16"])
+@pytest.mark.parametrize("marker", MARKERS.values(), ids=MARKERS)
+def test_lossless_jpeg_is_never_converted(tmp_path, photometric, dtype, marker):
+    def lossless(tile):
+        data = imagecodecs.jpeg8_encode(tile, lossless=True, bitspersample=8 * tile.itemsize)
+        plain = without(without(bytes(data), 0xE0), 0xEE)
+        return plain[:2] + marker + plain[2:]
+
+    pixels = slides.picture(SIDE, 2 * SIDE, 3, dtype)
+    options = {"compression": 7, "photometric": photometric, "tile": (SIDE, SIDE)}
+    page = tiffbytes.page(pixels, lossless, **options)
+    path = tiffbytes.write(tmp_path / "slide.tif", [page])
+    with open_slide(path, "cpu") as slide:
+        np.testing.assert_array_equal(slide.levels[0][...], pixels)
+    np.testing.assert_array_equal(tifffile.imread(path), pixels)

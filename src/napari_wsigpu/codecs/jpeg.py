@@ -112,6 +112,12 @@ def end_of_image(data: Any, tables: bytes | None = None) -> int:
     return _Markers(*_shared(tables)).end(data)
 
 
+def is_lossless(data: Any) -> bool:
+    """Whether a JPEG's frame is lossless: SOF3, or one of its kin (T.81, table B.1)."""
+    head = bytes(data[:LONGEST_HEADER])
+    return next((marker & 3 == 3 for marker, _, _ in segments(head) if marker in FRAMES), False)
+
+
 class _Markers:
     """Reads the segments of a JPEG (ISO/IEC 10918-1, annex B), and the markers in its scans."""
 

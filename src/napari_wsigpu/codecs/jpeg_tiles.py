@@ -15,7 +15,7 @@ import numpy as np
 
 from napari_wsigpu import native
 from napari_wsigpu.codecs.intervals import join_intervals
-from napari_wsigpu.codecs.jpeg import START_OF_SCAN, end_of_image
+from napari_wsigpu.codecs.jpeg import START_OF_SCAN, end_of_image, is_lossless
 from napari_wsigpu.model.limits import limits
 from napari_wsigpu.native import tables as records
 
@@ -68,7 +68,9 @@ def decode_jpeg(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) ->
     tables = encoding.jpeg_tables[plane]
     if not _decode_by_core(data, tables, encoding.jpeg_color, out):
         data = memoryview(data)[: end_of_image(data, tables)]
-        imagecodecs.jpeg8_decode(data, tables=tables, out=out, **COLORS[encoding.jpeg_color])
+        # Lossless JPEG is never converted (T.81, H): what it is said to store makes no difference.
+        color = "stored" if out.shape[2] == 3 and is_lossless(data) else encoding.jpeg_color
+        imagecodecs.jpeg8_decode(data, tables=tables, out=out, **COLORS[color])
 
 
 def _decode_by_core(data: Any, tables: bytes | None, color: JpegColor, out: NDArray[Any]) -> bool:

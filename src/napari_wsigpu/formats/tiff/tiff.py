@@ -98,6 +98,7 @@ CONVERTED = (
     PHOTOMETRIC.MINISWHITE, PHOTOMETRIC.MINISBLACK, PHOTOMETRIC.RGB, PHOTOMETRIC.YCBCR
 )  # fmt: skip
 SHORTEST_PROFILE = 128
+SHORTEST_JFIF = 10
 # Names become those of files and folders where a slide is converted.
 NO_NAME = re.compile(r"[/\\\0]|^\.")
 KNOWN_COLORS = frozenset(PHOTOMETRIC)
@@ -767,8 +768,19 @@ def _jpeg_color(page: TiffPage, separate: bool) -> JpegColor:
     if page.photometric == PHOTOMETRIC.YCBCR:
         return "ycbcr"
     if page.photometric == PHOTOMETRIC.RGB:
-        return "auto" if page.is_jfif else "stored"
+        return "auto" if _is_jfif(page) else "stored"
     return "cmyk" if page.samplesperpixel == 4 else "auto"
+
+
+def _is_jfif(page: TiffPage) -> bool:
+    """Whether JPEGs are JFIF, and so YCbCr. tifffile looks at the first tile, even if missing."""
+    segments = zip(page.dataoffsets, page.databytecounts, strict=False)
+    offset = next((offset for offset, count in segments if offset and count > SHORTEST_JFIF), None)
+    if offset is None:
+        return False
+    handle = page.parent.filehandle
+    handle.seek(offset)
+    return bool(handle.read(SHORTEST_JFIF)[6:] == b"JFIF")
 
 
 def channel_names(count: int, names: Sequence[Channel] = ()) -> tuple[Channel, ...]:
