@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 JpegColor = Literal["gray", "stored", "ycbcr", "auto", "cmyk"]
 # The axes of a Zarr array that lie in its tiles, in their order.
 SHOWN = "yxc"
+NO_STARTS: Mapping[str, float] = {}
 COMPUTED_TILE = 512
 LARGEST_COMPUTED_TILE, LARGEST_COMPUTED_BYTES = 2048, 64 << 20
 LARGEST_STEP = 2.1
@@ -551,6 +552,8 @@ class Planes:
         Micrometres from one plane along z to the next.
     time_step : float or None
         Seconds from one plane along t to the next.
+    starts : Mapping of str to float
+        Where the first plane along "z" and "t" lies, in the same units; 0 where it doesn't say.
     """
 
     z: int = 0
@@ -559,6 +562,7 @@ class Planes:
     size_t: int = 1
     z_spacing: float | None = None
     time_step: float | None = None
+    starts: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -582,10 +586,11 @@ class Planes:
         positions: Mapping[str, tuple[int, int]],
         z_spacing: float | None = None,
         time_step: float | None = None,
+        starts: Mapping[str, float] = NO_STARTS,
     ) -> Planes:
         """Make them of the plane and the number of planes along "z" and "t", where they are."""
         (z, size_z), (t, size_t) = (positions.get(axis, (0, 1)) for axis in "zt")
-        return cls(z, t, size_z, size_t, z_spacing, time_step)
+        return cls(z, t, size_z, size_t, z_spacing, time_step, starts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -612,6 +617,9 @@ class SlideLayout:
         Value of pixels that the file does not hold.
     mpp : tuple of float or None
         Micrometres a pixel of level 0, (x, y).
+    first : tuple of float
+        Where the centre of the first pixel of level 0 lies, (x, y): in micrometres, or in pixels
+        where their size is unknown.
     objective : float or None
         Magnification of the objective.
     metadata : Mapping
@@ -646,6 +654,7 @@ class SlideLayout:
     channels: tuple[Channel, ...] = ()
     background: float = 0
     mpp: tuple[float, float] | None = None
+    first: tuple[float, float] = (0.0, 0.0)
     objective: float | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     hidden_planes: int = 0

@@ -111,7 +111,8 @@ def _layout(
         mpp=_mpp(image),
         metadata={vendor: _attributes(node)},
         hidden_planes=image.hidden_planes,
-        planes=Planes.along(image.planes, image.spacing("z"), image.spacing("t")),
+        planes=Planes.along(image.planes, image.spacing("z"), image.spacing("t"), image.starts),
+        first=image.first,
         problems=tuple(problems),
         files=files,
     )
