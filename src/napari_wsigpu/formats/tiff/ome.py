@@ -11,7 +11,7 @@ from tifffile import TiffFile, TiffFileError
 
 from napari_wsigpu.formats import markup, wsigpu
 from napari_wsigpu.formats.fields import even_step, number, positive_number
-from napari_wsigpu.formats.tiff import claims, companion, tiff
+from napari_wsigpu.formats.tiff import claims, companion, pixel_size, tiff
 from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.model.layout import AssociatedLayout, Channel, SlideFile, SlideLayout
 from napari_wsigpu.model.limits import limits
@@ -74,18 +74,19 @@ def parse(file: TiffFile, source: SlideFile, at: Mapping[str, int] = tiff.MIDDLE
     if distrust is not None:
         # tifffile would look for images where such XML says.
         setattr(file, "is_ome", False)  # noqa: B010
-    layout = tiff.parse(file, source, at)
+    layout = tiff.layout_of(file, source, at)
+    main = tiff.main_image(file, source.path)
+    page = tiff.keyframe(main)
     if distrust is not None and len(layout.files) == 1:
         unnamed = not layout.rgb and layout.levels[0].channels > 1
         said = (distrust, TAKEN) if unnamed else (distrust,)
         layout = replace(layout, problems=(*layout.problems, *said))
     if root is None or distrust == CONTRADICTION:
-        return layout
-    main = tiff.main_image(file, source.path)
+        return pixel_size.with_size(layout, file, page)
     index = _index_of(main, file, root) if main.kind == "ome" else _only_one_of(main, root)
     described = None if index is None else describe(root, index)
     if described is None:
-        return layout
+        return pixel_size.with_size(layout, file, page)
     if distrust is None and main.kind != "ome":
         layout = replace(layout, problems=(*layout.problems, *_unplaced(described, layout)))
     count = layout.levels[0].channels
@@ -103,11 +104,11 @@ def parse(file: TiffFile, source: SlideFile, at: Mapping[str, int] = tiff.MIDDLE
     if len(xml) <= LONGEST_KEPT:
         described.metadata["OME"] = markup.nested(root)
         metadata["tiff"].pop("ImageDescription", None)
+    layout = pixel_size.with_size(layout, file, page, described.mpp)
     return replace(
         layout,
         associated=associated,
         channels=described.channels if named else layout.channels,
-        mpp=described.mpp,
         planes=replace(layout.planes, z_spacing=described.z_spacing, time_step=described.time_step),
         objective=described.objective,
         scanner=described.scanner or layout.scanner,

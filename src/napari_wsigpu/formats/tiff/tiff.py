@@ -16,7 +16,7 @@ import numpy as np
 from tifffile import TiffPage
 
 from napari_wsigpu.codecs.table import is_of_images
-from napari_wsigpu.formats.tiff import claims, imagej
+from napari_wsigpu.formats.tiff import claims, imagej, pixel_size
 from napari_wsigpu.formats.tiff.frames import pages_of
 from napari_wsigpu.formats.tiff.siblings import PageFiles, check_stack, stack_problem
 from napari_wsigpu.model.errors import (
@@ -81,8 +81,9 @@ RESOLUTION_UNITS = {
     RESUNIT.NONE: "none",
     RESUNIT.INCH: "inch",
     RESUNIT.CENTIMETER: "centimeter",
+    RESUNIT.MILLIMETER: "millimeter",
+    RESUNIT.MICROMETER: "micrometer",
 }
-MICROMETRES = {RESUNIT.INCH: 25400.0, RESUNIT.CENTIMETER: 10000.0}
 
 # Bits of samples of which several share a byte.
 PACKED = (1, 2, 4)
@@ -115,6 +116,12 @@ def parse(file: TiffFile, source: SlideFile, at: Mapping[str, int] = MIDDLE) -> 
 
     `at` says which one along "z" and "t"; by default it is the middle one along z, the first of t.
     """
+    layout = layout_of(file, source, at)
+    return pixel_size.with_size(layout, file, keyframe(main_image(file, source.path)))
+
+
+def layout_of(file: TiffFile, source: SlideFile, at: Mapping[str, int] = MIDDLE) -> SlideLayout:
+    """Describe it as `parse` does, but for the size of its pixels."""
     claims.check_xml(file, source.path)
     main = main_image(file, source.path)
     at = at or _default_plane(main)
@@ -132,7 +139,7 @@ def parse(file: TiffFile, source: SlideFile, at: Mapping[str, int] = MIDDLE) -> 
         background=page.nodata,
         hidden_planes=hidden_planes,
         planes=Planes.along(_shown_of(main, at), scale.z_spacing, scale.time_step),
-        mpp=layout.mpp or scale.mpp,
+        mpp=None,
         files=files.files,
         icc=layout.icc if page.parent is file else None,
     )
@@ -195,7 +202,7 @@ def slide_layout(
         rgb=rgb,
         channels=() if rgb else channel_names(base.channels, channels),
         background=background(base),
-        mpp=resolution_mpp(page),
+        mpp=pixel_size.by_tags(page),
         metadata=metadata,
         scanner=_make_and_model(tags),
         scan_date=tags.get("DateTime"),
@@ -248,18 +255,6 @@ def is_rgb(level: LevelLayout) -> bool:
 def background(level: LevelLayout) -> int:
     """Return what is shown where nothing was scanned: white in RGB, else 0."""
     return int(np.iinfo(level.dtype).max) if is_rgb(level) and level.dtype.kind == "u" else 0
-
-
-def resolution_mpp(page: TiffPage) -> tuple[float, float] | None:
-    """Return micrometres a pixel (x, y) by the resolution tags, or None."""
-    micrometres = MICROMETRES.get(page.tags.valueof(Tag.RESOLUTION_UNIT, RESUNIT.INCH))
-    if micrometres is None:
-        return None
-    x, y = (number_tag(page, code) or 0 for code in (Tag.X_RESOLUTION, Tag.Y_RESOLUTION))
-    if min(x, y) <= 0:
-        return None
-    mpp = micrometres / x, micrometres / y
-    return mpp if math.isfinite(sum(mpp)) else None
 
 
 def number_tag(page: TiffPage, code: int) -> float | None:

@@ -18,12 +18,12 @@ MICROMETRES = {
     "angstrom": 1e-4, "picometer": 1e-6, "nanometer": 1e-3, "micrometer": 1.0, "micron": 1.0,
     "millimeter": 1e3, "centimeter": 1e4, "decimeter": 1e5, "meter": 1e6, "kilometer": 1e9,
     "femtometer": 1e-9, "inch": 25400.0, "foot": 304800.0, "yard": 914400.0,
-    "pm": 1e-6, "nm": 1e-3, "um": 1.0, "µm": 1.0, "\N{GREEK SMALL LETTER MU}m": 1.0, "mm": 1e3,
-    "cm": 1e4, "m": 1e6,
+    "pm": 1e-6, "nm": 1e-3, "um": 1.0, "\N{MICRO SIGN}m": 1.0, "mm": 1e3, "cm": 1e4, "m": 1e6,
+    "å": 1e-4,
 }  # fmt: skip
 SECONDS = {
     "day": 86400.0, "hour": 3600.0, "minute": 60.0, "second": 1.0, "millisecond": 1e-3,
-    "microsecond": 1e-6, "nanosecond": 1e-9, "s": 1.0, "ms": 1e-3,
+    "microsecond": 1e-6, "nanosecond": 1e-9, "s": 1.0, "ms": 1e-3, "sec": 1.0, "min": 60.0,
 }  # fmt: skip
 OLDEST_AXES = "tczyx"
 BY_TYPE = {"time": "t", "channel": "c"}
@@ -96,15 +96,26 @@ def _stated_axes(stated: Any) -> Axes | None:
         name, kind = str(said.get("name")).lower(), str(said.get("type", "")).lower()
         letter = BY_TYPE.get(kind, name)
         letters += letter if letter in set(OLDEST_AXES) - set(letters) else OTHER
-        units.append(_unit(said.get("unit"), SECONDS if letter == "t" else MICROMETRES))
+        units.append((seconds if letter == "t" else micrometres)(said.get("unit")))
     if not {"y", "x"} <= set(letters):
         return None
     return Axes(letters, tuple(units))
 
 
-def _unit(stated: Any, known: Mapping[str, float]) -> float | None:
-    """Return what a unit is worth, in British spelling or the plural too."""
-    name = str(stated).strip().lower().replace("metre", "meter")
+def micrometres(unit: Any) -> float | None:
+    """Return how many micrometres a unit of length has; None if it is not known."""
+    return _worth(unit, MICROMETRES)
+
+
+def seconds(unit: Any) -> float | None:
+    """Return how many seconds a unit of time has; None if it is not known."""
+    return _worth(unit, SECONDS)
+
+
+def _worth(unit: Any, known: Mapping[str, float]) -> float | None:
+    """Look a unit up, which may be in the plural, in British spelling, or with a Greek letter."""
+    name = str(unit).strip().lower().replace("\N{GREEK SMALL LETTER MU}", "\N{MICRO SIGN}")
+    name = name.replace("metre", "meter")
     found = known.get(name)
     return known.get(name.removesuffix("s")) if found is None else found
 
