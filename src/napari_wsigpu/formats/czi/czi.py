@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -35,6 +36,7 @@ from napari_wsigpu.model.layout import (
     SlideLayout,
     TileGrid,
 )
+from napari_wsigpu.model.limits import limits
 from napari_wsigpu.model.tags import COMPRESSION, CZI_ZSTD
 
 if TYPE_CHECKING:
@@ -159,7 +161,7 @@ def _choose(
     found: Subblocks, path: Path, problems: list[str], at: Mapping[str, int] = tiff.MIDDLE
 ) -> _Shown:
     found = _readable(found, path, problems)
-    channels, kind = _channel_numbers(found, problems)
+    channels, kind = _channel_numbers(found, path, problems)
     planes = np.stack([found.starts[letter] for letter in CHOSEN + FIRST], axis=1)
     hidden = len(np.unique(planes, axis=0)) - 1
     box = _box(found)
@@ -209,18 +211,22 @@ def _readable(found: Subblocks, path: Path, problems: list[str]) -> Subblocks:
     return found[readable]
 
 
-def _channel_numbers(found: Subblocks, problems: list[str]) -> tuple[list[int], int]:
+def _channel_numbers(found: Subblocks, path: Path, problems: list[str]) -> tuple[list[int], int]:
     """Return the channels that can be laid over the first one, and their kind of pixels."""
     channels = np.unique(found.starts["C"])
-    kinds = [int(found.pixel_type[found.starts["C"] == channel][0]) for channel in channels]
+    _, firsts = np.unique(found.starts["C"], return_index=True)
+    kinds = found.pixel_type[firsts].tolist()
     kind = kinds[0]
     alike = [
         channel for channel, other in zip(channels.tolist(), kinds, strict=True) if other == kind
     ]
     if PIXELS[kind][1] == 3:
         alike = alike[:1]
-    if len(alike) > tiff.MOST_CHANNELS:
-        raise ValueError(f"it is said to have {len(alike)} channels")
+    if len(alike) > limits.planes:
+        raise UnsupportedSlideError(
+            f"'{path}' claims {len(alike)} channels, more than any slide has: "
+            f"{limits.advice('planes')}."
+        )
     if len(alike) < len(kinds):
         problems.append(
             f"{len(kinds) - len(alike)} channels are not shown: they can't be laid over the first "
@@ -286,6 +292,7 @@ def _levels(
         channels = len(shown.channels) * parts[0].image.encoding.samples
         reduction = scale / _first_scale(scales)
         levels.append(LevelLayout.mosaic(*size, parts, reduction, channels))
+        tiff.check_tile_size(levels[-1], str(path))
     if _first_scale(scales) > 1:
         problems.append("Its pictures of full resolution are missing; the finest others are shown.")
     return levels
@@ -311,9 +318,10 @@ def _stacked(found: Subblocks, channels: Sequence[int]) -> list[_Stack]:
     What a subblock has no samples of is another stack's, not its own background.
     """
     stacks: list[_Stack] = []
-    for index, channel in enumerate(channels):
-        own = np.flatnonzero(found.starts["C"] == channel)
-        own = own[np.argsort(found.starts["M"][own], kind="stable")]
+    order = np.lexsort((found.starts["M"], found.starts["C"]))
+    bounds = np.searchsorted(found.starts["C"][order], [*channels, channels[-1] + 1])
+    for index, (begin, end) in enumerate(pairwise(bounds.tolist())):
+        own = order[begin:end]
         places = [found.starts[name] for name in "SYX"]
         stored = (found.stored_height, found.stored_width, found.compression)
         alike = np.stack([values[own] for values in (*places, *stored)])

@@ -335,7 +335,7 @@ def _level(
     rows = math.ceil(first.height / first.tile_height)
     columns = math.ceil(first.width / first.tile_width)
     shape = (len(shown), rows, columns)
-    if len(shown) > tiff.MOST_CHANNELS or math.prod(shape) > limits.tiles:
+    if math.prod(shape) > limits.tiles:
         raise UnsupportedSlideError(
             f"'{first.path}' claims {len(shown)} channels of {rows * columns} frames, more than a "
             "slide can have; get a fresh copy of the file."

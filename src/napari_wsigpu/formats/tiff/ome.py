@@ -11,6 +11,7 @@ from tifffile import TiffFile, TiffFileError
 
 from napari_wsigpu.formats import markup, wsigpu
 from napari_wsigpu.formats.fields import even_step, number, positive_number
+from napari_wsigpu.formats.pictures import beside_name
 from napari_wsigpu.formats.tiff import claims, companion, pixel_size, tiff
 from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.model.layout import AssociatedLayout, Channel, SlideFile, SlideLayout
@@ -36,9 +37,6 @@ MOST_NAMED = 5
 # Files of an image: a plane, channel or time each.
 MOST_BESIDE = 1024
 PLACES = ("IFD", "FirstC", "FirstZ", "FirstT", "PlaneCount", "NumPlanes")
-ASSOCIATED = {
-    "label": "label", "macro": "macro", "overview": "macro", "thumbnail": "thumbnail"
-}  # fmt: skip
 
 
 class OmeDescription(NamedTuple):
@@ -93,7 +91,11 @@ def parse(file: TiffFile, source: SlideFile, at: Mapping[str, int] = tiff.MIDDLE
     stated = described.metadata["Pixels"]
     flat = stated.get("SizeZ") == stated.get("SizeT") == "1"
     known = not layout.rgb and (distrust is None or flat)  # else planes may stand for channels
-    named = known and len(described.channels) == count
+    channels = described.channels
+    if main.kind == "ome" and len(channels) > count:  # those of missing pages are left out
+        held = tiff.held_channels(main, {"z": layout.planes.z, "t": layout.planes.t})
+        channels = tuple(channels[index] for index in held if index < len(channels))
+    named = known and len(channels) == count
     associated, problems = layout.associated, list[str]()
     if main.kind == "ome":
         associated, problems = _other_images(main, file, source.path)
@@ -108,7 +110,7 @@ def parse(file: TiffFile, source: SlideFile, at: Mapping[str, int] = tiff.MIDDLE
     return replace(
         layout,
         associated=associated,
-        channels=described.channels if named else layout.channels,
+        channels=channels if named else layout.channels,
         planes=replace(layout.planes, z_spacing=described.z_spacing, time_step=described.time_step),
         objective=described.objective,
         scanner=described.scanner or layout.scanner,
@@ -332,8 +334,7 @@ def _other_images(
     for series in tiff.images(file):
         if series is main:
             continue
-        given = series.name.lower()
-        name = next((name for word, name in ASSOCIATED.items() if word in given), None)
+        name = beside_name(series.name) if tiff.can_be_beside(series) else None
         if name is None or name in associated:
             width, height = tiff.size(series)
             unshown.append(f"{series.name[:60]!r} ({width} x {height})")

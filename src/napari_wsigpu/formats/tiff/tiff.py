@@ -16,6 +16,7 @@ import numpy as np
 from tifffile import TiffPage
 
 from napari_wsigpu.codecs.table import is_of_images
+from napari_wsigpu.formats.pictures import beside_name
 from napari_wsigpu.formats.tiff import claims, imagej, pixel_size
 from napari_wsigpu.formats.tiff.frames import pages_of
 from napari_wsigpu.formats.tiff.siblings import PageFiles, check_stack, stack_problem
@@ -56,11 +57,14 @@ if TYPE_CHECKING:
 
 MIDDLE: Mapping[str, int] = MappingProxyType({})
 LARGEST_SIDE = 1 << 31
-MOST_CHANNELS = 64
+# How many times a tile's limit all planes of one may take that are stored apart.
+MOST_PLANES = 4
 # A scanner's name; longer ones are texts in the wrong place.
 LONGEST_NAME = 80
 RAW_BLOCK = 4 << 20
 UNNAMED_CHANNELS = 5
+# Channels whose pages are looked at for names.
+MOST_NAMED = 1024
 TEXT_TAGS = {
     "Make": Tag.MAKE,
     "Model": Tag.MODEL,
@@ -103,7 +107,7 @@ SHORTEST_JFIF = 10
 # Names become those of files and folders where a slide is converted.
 NO_NAME = re.compile(r"[/\\\0]|^\.")
 KNOWN_COLORS = frozenset(PHOTOMETRIC)
-BESIDE, LONGEST_TITLE = re.compile(r"\b(label|macro|overview)\b", re.IGNORECASE), 256
+LONGEST_TITLE = 256
 
 
 def probe(file: TiffFile) -> bool:
@@ -123,16 +127,25 @@ def parse(file: TiffFile, source: SlideFile, at: Mapping[str, int] = MIDDLE) -> 
 def layout_of(file: TiffFile, source: SlideFile, at: Mapping[str, int] = MIDDLE) -> SlideLayout:
     """Describe it as `parse` does, but for the size of its pixels."""
     claims.check_xml(file, source.path)
+    contradiction = claims.distrust_shape(file)
     main = main_image(file, source.path)
     at = at or _default_plane(main)
     files = PageFiles(file, source, main)
     levels = [series_level(series, source.path, files, at) for series in _pyramid(file, main)]
     page = keyframe(main)
-    problems = [problem] if (problem := stack_problem(file, main)) else []
+    problems = [problem for problem in (contradiction, stack_problem(file, main)) if problem]
+    held, stated = held_channels(main, at), len(_all_pages(main, at))
+    if len(held) < stated:
+        problems.append(f"{stated - len(held)} of {stated} channels are missing from the file.")
     if page.is_reduced:
         problems.append(NOT_WHOLE)
-    layout = slide_layout(files.whole, "generic-tiff", levels, page, problems=problems)
-    hidden_planes = _image_count(main) // len(_channel_pages(main, at)) - 1
+    said = imagej.channels(file, _image_count(main), stated, _shown_of(main, at))
+    if not said and main.kind in ("generic", "uniform", "shaped"):
+        said = _page_names(_channel_pages(main, at))
+    layout = slide_layout(
+        files.whole, "generic-tiff", levels, page, channels=said, problems=problems
+    )
+    hidden_planes = _image_count(main) // stated - 1
     scale = imagej.scale_of(file, page)
     return replace(
         layout,
@@ -390,8 +403,10 @@ def _check_averages(levels: Sequence[LevelLayout], path: str) -> None:
 
 
 def check_tile_size(level: LevelLayout, path: str) -> None:
-    """Refuse a level whose tiles are too large to decode."""
-    if level.tile_bytes > limits.tile_bytes:
+    """Refuse a level whose tiles are too large to decode; channels may be stored apart."""
+    apart = level.channels if level.array is not None or level.parts else level.grid.planes
+    most = limits.tile_bytes * min(MOST_PLANES, apart)
+    if level.tile_bytes > most or level.tile_bytes // apart > limits.tile_bytes:
         raise UnsupportedSlideError(
             f"'{path}' claims tiles of {level.grid.tile_width} x {level.grid.tile_height} pixels "
             f"({byte_size(level.tile_bytes)} each), too large to decode: "
@@ -449,10 +464,16 @@ def _is_in(file: TiffFile, series: TiffPageSeries) -> bool:
 
 
 def _is_beside(series: TiffPageSeries) -> bool:
-    """Whether an image says of itself that it is a picture beside the slide."""
+    """Whether an image says of itself that it is a picture beside the slide, and can be one."""
     lines = keyframe(series).description[:LONGEST_TITLE].splitlines()[:2]
     first_words = {line.split()[0].lower() for line in lines if line.split()}
-    return bool(BESIDE.search(series.name) or first_words & {"label", "macro"})
+    named = beside_name(series.name) in ("label", "macro") or first_words & {"label", "macro"}
+    return bool(named) and can_be_beside(series)
+
+
+def can_be_beside(series: TiffPageSeries) -> bool:
+    """Whether an image can be a picture beside the slide: one of 8 bits, gray or in colours."""
+    return series.dtype == np.uint8 and _image_count(series) == 1
 
 
 def _is_mask(page: TiffPage) -> bool:
@@ -509,12 +530,10 @@ def _axes_of_pages(series: TiffPageSeries) -> list[tuple[str, int]]:
 
 
 def _default_plane(series: TiffPageSeries) -> Mapping[str, int]:
-    """Return the middle plane along z, or the first one where that is missing."""
-    try:
-        _channel_pages(series, MIDDLE)
-    except CorruptSlideError:
-        return {"z": 0, "t": 0}
-    return MIDDLE
+    """Return the middle plane along z, or the first one where channels of that are missing."""
+    first = {"z": 0, "t": 0}
+    held = {each: len(held_channels(series, at)) for each, at in enumerate((MIDDLE, first))}
+    return MIDDLE if held[0] >= held[1] else first
 
 
 def _shown_of(series: TiffPageSeries, at: Mapping[str, int]) -> dict[str, tuple[int, int]]:
@@ -524,7 +543,29 @@ def _shown_of(series: TiffPageSeries, at: Mapping[str, int]) -> dict[str, tuple[
     return {axis: (at.get(axis, middle[axis]), length) for axis, length in sizes.items()}
 
 
+def held_channels(series: TiffPageSeries, at: Mapping[str, int] = MIDDLE) -> list[int]:
+    """Return which channels of a plane have pages; a file may hold fewer than its XML claims."""
+    return [index for index, page in enumerate(_all_pages(series, at)) if page is not None]
+
+
 def _channel_pages(series: TiffPageSeries, at: Mapping[str, int]) -> list[TiffPage | TiffFrame]:
+    """Return the pages of a plane, one for each channel that the file holds.
+
+    Raises
+    ------
+    CorruptSlideError
+        If it holds none.
+    """
+    found = [page for page in _all_pages(series, at) if page is not None]
+    if not found:
+        raise CorruptSlideError(
+            f"A plane of '{keyframe(series).parent.filename}' is missing; get a fresh copy of all "
+            "files."
+        )
+    return found
+
+
+def _all_pages(series: TiffPageSeries, at: Mapping[str, int]) -> list[TiffPage | TiffFrame | None]:
     """Return one page a channel: of z and t the plane `at`, of any other axis the first."""
     leading = _axes_of_pages(series)
     count = _image_count(series)
@@ -538,13 +579,18 @@ def _channel_pages(series: TiffPageSeries, at: Mapping[str, int]) -> list[TiffPa
         if not (axis == "C" or unnamed):
             plane, _ = shown.get(axis.lower(), (0, 1))
             pages = np.take(pages, [plane], axis=position)
-    found = pages_of(series, count, pages.ravel().tolist())
-    if any(page is None for page in found):
-        raise CorruptSlideError(
-            f"A channel of '{keyframe(series).parent.filename}' is missing; get a fresh copy of "
-            "all files."
-        )
-    return cast("list[TiffPage | TiffFrame]", found)
+    return pages_of(series, count, pages.ravel().tolist())
+
+
+def _page_names(pages: Sequence[TiffPage | TiffFrame]) -> tuple[Channel, ...]:
+    """Return channels as the names of their pages call them, if each has one of its own.
+
+    Mass cytometers' software (MCD) writes such files.
+    """
+    if not 1 < len(pages) <= MOST_NAMED:
+        return ()
+    names = [text_tag(page.aspage(), Tag.PAGE_NAME)[:LONGEST_NAME] for page in pages]
+    return tuple(map(Channel, names)) if all(names) and len({*names}) == len(names) else ()
 
 
 def _page_of(series: TiffPageSeries, pages: Sequence[TiffPage | TiffFrame | None]) -> TiffPage:
@@ -700,10 +746,10 @@ def _check_size(page: TiffPage, width: int, height: int, channels: int, path: st
         )
     if min(width, height, channels) < 1:
         raise CorruptSlideError(f"'{path}' holds an image without pixels; get a fresh copy of it.")
-    if max(width, height) >= LARGEST_SIDE or channels > MOST_CHANNELS:
+    if max(width, height) >= LARGEST_SIDE:
         raise UnsupportedSlideError(
-            f"'{path}' claims {width} x {height} pixels of {channels} channel(s), more than a "
-            f"slide can have; get a fresh copy of the file."
+            f"'{path}' claims {width} x {height} pixels, more than a slide can have; get a fresh "
+            "copy of the file."
         )
     bits = page.bitspersample
     dtype = page.dtype

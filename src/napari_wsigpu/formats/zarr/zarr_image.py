@@ -369,7 +369,7 @@ def _level(
     width, height, count = sizes["x"], sizes["y"], sizes.get("c", 1)
     if min(*shape, *chunks) < 1:
         raise CorruptSlideError(f"'{folder}' holds no pixels; get a fresh copy of it.")
-    if max(*shape, *chunks) >= tiff.LARGEST_SIDE or count > tiff.MOST_CHANNELS:
+    if max(*shape, *chunks) >= tiff.LARGEST_SIDE:
         raise UnsupportedSlideError(
             f"'{folder}' claims a shape of {_product(shape)} in chunks of {_product(chunks)}, more "
             "than a slide can have; get a fresh copy of it."
