@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 END_OF_IMAGE, START_OF_IMAGE = b"\xff\xd9", 0xD8
 START_OF_SCAN, HUFFMAN, QUANTA, RESTART_INTERVAL, ADOBE = 0xDA, 0xC4, 0xDB, 0xDD, 0xEE
+# Comments, and segments of applications but JFIF's and Adobe's, which tell colours.
+WORDS = {0xFE, *range(0xE1, 0xEE), 0xEF}
 FRAMES = {*range(0xC0, 0xD0)} - {HUFFMAN, 0xC8, 0xCC}
 SEQUENTIAL = (0xC0, 0xC1)
 RESTARTS = range(0xD0, 0xD8)
@@ -244,6 +246,18 @@ def segments(data: bytes) -> Iterator[tuple[int, int, int]]:
         if marker == START_OF_SCAN:
             return
         offset = end
+
+
+@lru_cache(maxsize=256)
+def without_words(data: bytes) -> bytes:
+    """Return tables, or a header, without comments and what programs add: no decoder needs these.
+
+    Levels hold them, and travel to other processes.
+    """
+    cuts = [(start, end) for marker, start, end in segments(data) if marker in WORDS]
+    for start, end in reversed(cuts):
+        data = data[:start] + data[end:]
+    return data
 
 
 def header_length(data: bytes) -> int:

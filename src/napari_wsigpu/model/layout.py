@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from itertools import count
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 JpegColor = Literal["gray", "stored", "ycbcr", "auto", "cmyk"]
 # The axes of a Zarr array that lie in its tiles, in their order.
 SHOWN = "yxc"
+DIGEST = "sha256:"
+ZARR_DOCUMENTS = frozenset({"zarr.json", ".zarray", ".zattrs", ".zgroup"})
 NO_STARTS: Mapping[str, float] = {}
 COMPUTED_TILE = 512
 LARGEST_COMPUTED_TILE, LARGEST_COMPUTED_BYTES = 2048, 64 << 20
@@ -505,6 +509,11 @@ class SlideFile:
             path, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino or None
         )
 
+    def unnamed(self, own: str) -> SlideFile:
+        """Return it without its path, which can name a patient, unless the slide's own tells it."""
+        is_own = self.path == own or PurePath(self.path).name in ZARR_DOCUMENTS
+        return self if is_own else replace(self, path=digest(self.path))
+
     def is_still(self, status: stat_result) -> bool:
         """Whether a file is the one that was described, as far as its status says."""
         # Each read asks: one comparison after the other is the quickest.
@@ -679,9 +688,13 @@ class SlideLayout:
         return tuple(level.downsample(self.levels[0]) for level in self.levels)
 
     def without_words(self) -> SlideLayout:
-        """Return what pixels need of it, but nothing of what can name a patient."""
+        """Return what pixels need of it, but nothing of what can name a patient.
+
+        Whoever compares it with the slide as it is described again compares both without words.
+        """
         return replace(
             self,
+            files=self.files if self.remote else tuple(f.unnamed(self.path) for f in self.files),
             metadata={},
             scan_date=None,
             barcode=None,
@@ -762,6 +775,13 @@ class PyramidLevel(NamedTuple):
         """Return a level of that number that is computed from this one by 2 x 2 averages."""
         size = -(-self.layout.width // 2), -(-self.layout.height // 2)
         return PyramidLevel(number, computed_level(self.layout, *size), self.number, inserted)
+
+
+def digest(name: str) -> str:
+    """Return what tells a name from others, and nothing else of it; again, it stays."""
+    if name.startswith(DIGEST):
+        return name
+    return DIGEST + sha256(name.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def computed_level(finer: LevelLayout, width: int, height: int) -> LevelLayout:

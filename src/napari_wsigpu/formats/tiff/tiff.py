@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 from tifffile import TiffPage
 
+from napari_wsigpu.codecs.jpeg import without_words
 from napari_wsigpu.codecs.table import is_of_images
 from napari_wsigpu.formats.pictures import beside_name
 from napari_wsigpu.formats.tiff import claims, imagej, pixel_size
@@ -675,7 +676,7 @@ def _build_level(
         samples=samples,
         jpeg_color=_jpeg_color(page, separate) if page.compression == COMPRESSION.JPEG else "auto",
         jpeg_tables=tuple(tables),
-        jpeg_header=page.jpegheader,
+        jpeg_header=None if page.jpegheader is None else without_words(page.jpegheader),
         lerc_wrapping=int(lerc[1]) if lerc is not None and len(lerc) > 1 else 0,
         bits=int(page.bitspersample),
         table=table,
@@ -688,7 +689,7 @@ def _build_level(
 def _jpeg_tables(page: TiffPage | TiffFrame) -> bytes | None:
     """Return the tables that JPEGs of a page share; None where its tag holds anything else."""
     tables = getattr(page, "jpegtables", None)
-    return tables if isinstance(tables, bytes) else None
+    return without_words(tables) if isinstance(tables, bytes) else None
 
 
 def _photometric(page: TiffPage, channels: int) -> int:
