@@ -442,19 +442,18 @@ def at(address, shape, dtype):
 def level_of(channels=3, *, planes=1, tile=(48, 64), size=None, **encoding):
     """Describe a level, by default one of YCbCr JPEGs; its tiles lie nowhere."""
     height, width = size or tile
-    stored = {"compression": 7, "dtype": "uint8", "jpeg_color": "ycbcr"} | encoding
+    stored = {"compression": 7, "photometric": 2, "dtype": "uint8", "jpeg_color": "ycbcr"}
     nothing = np.zeros((planes, -(-height // tile[0]), -(-width // tile[1])), np.int64)
     return LevelLayout(
         width=width,
         height=height,
         channels=channels,
         encoding=Encoding(
-            photometric=2,
             predictor=1,
             fill_order=1,
             byte_order="<",
             samples=channels // planes,
-            **stored,
+            **(stored | encoding),
         ),
         grid=TileGrid(*tile, nothing, nothing),
     )

@@ -115,6 +115,97 @@ def test_overlapping_tiles_of_scenes_and_channels(path):
         assert slide.mpp == (0.25, 0.5)
 
 
+def stored(pixels, **place):
+    """Compress a block: as it is, by zstd, or by zstd after a header of zstd1."""
+    kind = place.pop("kind")
+    data = pixels.tobytes() if kind == 0 else bytes(imagecodecs.zstd_encode(pixels.tobytes()))
+    if kind == 6:
+        data = b"\1" + data
+    return Block(pixels, compression=kind, data=data, **place)
+
+
+def noise(random, height, width, dtype="uint16"):
+    return random.integers(1, np.iinfo(dtype).max, (height, width, 1), dtype)
+
+
+CHANNELS = {
+    "shifted": lambda c, y, x: (y - 5 * c, x + 7 * c, 0),
+    "one lacks a tile": lambda c, y, x: None if (c, y, x) == (1, 40, 50) else (y, x, 0),
+    "one has a single tile": lambda c, y, x: None if c == 1 and (y or x) else (y, x, 0),
+    "other compressions": lambda c, y, x: (y, x, (0, 5, 6)[c]),
+    "tiles of other compressions": lambda c, y, x: (y, x, (0, 5, 6)[(c + x // 50) % 3]),
+    "overlapping ones of others": lambda c, y, x: (y * 3 // 4, x // 2, (0, 5)[(x // 50) % 2]),
+    "the last one shifted": lambda c, y, x: (y, x + 9 * (c == 2), 0),
+}
+
+
+@pytest.mark.parametrize("place", CHANNELS.values(), ids=CHANNELS)
+@pytest.mark.parametrize("dtype", ["uint8", "uint16"])
+def test_channels_that_lie_otherwise(path, place, dtype):
+    random, blocks = np.random.default_rng(11), []
+    for channel in range(3):
+        corners = [(y, x) for y in (0, 40, 80) for x in (0, 50, 100)]
+        for m, corner in enumerate(corners):
+            found = place(channel, *corner)
+            if found is not None:
+                y, x, kind = found
+                # Each channel numbers its tiles by itself, from above or from below.
+                number = len(corners) - m if channel == 1 else m + 20 * channel
+                pixels = noise(random, 40, 50, dtype)
+                blocks.append(stored(pixels, x=x, y=y, m=number, c=channel, kind=kind))
+    czis.write(path, blocks)
+    check(path)
+
+
+def test_channels_on_grids_of_their_own(path):
+    random = np.random.default_rng(12)
+    blocks = [
+        stored(noise(random, side, side + 3), x=x, y=y, m=m, c=channel, kind=0)
+        for channel, side in enumerate((30, 64, 41, 41))
+        for m, (y, x) in enumerate((y, x) for y in range(0, 160, 25) for x in range(0, 200, 28))
+    ]
+    czis.write(path, blocks)
+    check(path)
+
+
+def test_parts_of_pixels_are_the_same_in_all_ways(path, host_gpu):
+    random = np.random.default_rng(13)
+    blocks = [
+        stored(noise(random, 90, 110), x=9 * c, y=4 * c, c=c, kind=(0, 6)[c % 2]) for c in range(4)
+    ]
+    czis.write(path, blocks)
+    expected = np.zeros((102, 137, 4), np.uint16)
+    for c, block in enumerate(blocks):
+        expected[4 * c : 4 * c + 90, 9 * c : 9 * c + 110, c] = block.pixels[..., 0]
+    for device in ("cpu", "cuda"):
+        with open_slide(path, device) as slide:
+            np.testing.assert_array_equal(slide.levels[0][...], expected)
+            for channel in range(4):
+                found = slide.levels[0][5:60:3, 2:100:2, channel]
+                np.testing.assert_array_equal(found, expected[5:60:3, 2:100:2, channel])
+            places = [(0, 0), (20, 30), (90, 80)]
+            batches = np.concatenate(list(slide.read_regions(places, (40, 20), batch_size=2)))
+            for (x, y), found in zip(places, batches, strict=True):
+                part = np.zeros((20, 40, 4), np.uint16)
+                inside = expected[y : y + 20, x : x + 40]
+                part[: len(inside), : inside.shape[1]] = inside
+                np.testing.assert_array_equal(found, part)
+            on_device = slide.read_region((20, 30), (40, 20), device="cuda")
+            np.testing.assert_array_equal(on_device, expected[30:50, 20:60])
+
+
+@pytest.mark.parametrize("lacking", [0, 1])
+def test_a_level_that_lacks_a_channel_is_computed(path, lacking):
+    random = np.random.default_rng(14)
+    blocks = [stored(noise(random, 200, 240), c=c, kind=0) for c in range(2)]
+    half = noise(random, 100, 120)
+    blocks.append(stored(half, scale=2, c=1 - lacking, kind=0))
+    czis.write(path, blocks)
+    with open_slide(path, "cpu") as slide:
+        assert len(slide.levels) == 1
+    check(path)
+
+
 def test_the_middle_plane_is_shown_and_said(path):
     with czi.create_czi(str(path)) as file:
         for z in range(5):

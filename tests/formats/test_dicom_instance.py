@@ -349,6 +349,8 @@ class TestMetadata:
             "AcquisitionDateTime",
             "BarcodeValue",
             "DimensionOrganizationType",
+            "ImagedVolumeWidth",
+            "ImagedVolumeHeight",
         )
         save(tmp_path / "a.dcm", PIXELS[:64, :64], "raw", **dict.fromkeys(absent))
         with open_slide(tmp_path) as slide:
@@ -378,8 +380,9 @@ class TestMetadata:
         assert content.count(old) == 1
         path.write_bytes(content.replace(old, new.ljust(len(old))))
         with open_slide(path) as slide:
-            assert slide.mpp is None
-            assert slide.layout.problems[-1] == "'a.dcm' states no pixel size that can be."
+            # The size of the whole image says it, too.
+            assert slide.mpp == pytest.approx((876.54321, 123.45678))
+            assert slide.layout.problems[-1] == "'a.dcm' states no pixel spacing that can be."
             np.testing.assert_array_equal(whole(slide), PIXELS)
 
     def test_a_level_of_another_picture_is_left_out(self, tmp_path):

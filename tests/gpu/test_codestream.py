@@ -114,14 +114,18 @@ class TestRecipe:
     @pytest.mark.parametrize("channels", [1, 3])
     def test_jpeg_2000(self, compression, dtype, channels):
         how = recipe(level_of(channels, compression=compression, dtype=dtype, jpeg_color="auto"))
-        if (compression, channels, dtype) == (33003, 3, "uint16"):
-            assert "more than 8 bits" in how
-            return
         assert how.kind == "jpeg2000"
         assert (how.sample_format, how.color_spec) == (
             ("I_Y", "GRAY") if channels == 1 else ("I_RGB", "SRGB")
         )
-        assert how.convert == (compression == 33003 and channels == 3)
+        assert not how.convert
+
+    @pytest.mark.parametrize("compression", [33003, 34712])
+    def test_jpeg_2000_of_ycbcr(self, compression):
+        level = level_of(compression=compression, photometric=6)
+        assert recipe(level).convert
+        level = level_of(compression=compression, photometric=6, dtype="uint16")
+        assert "more than 8 bits" in recipe(level)
 
     @pytest.mark.parametrize(
         ("reason", "channels", "planes", "encoding"),
@@ -409,15 +413,18 @@ class TestJpeg2000:
         assert work.streams.found == [J2K] * 3
 
     @pytest.mark.parametrize(
-        ("compression", "converted"), [(34712, []), (33005, []), (33003, [[100, 103]])]
+        ("photometric", "transformed", "converted"),
+        [(2, False, []), (2, True, []), (6, False, [[100, 103]]), (6, True, [])],
     )
-    def test_they_are_decoded_to_their_places(self, compression, converted):
-        level, work, described, found = level_of(compression=compression), workspace(), [], []
+    def test_they_are_decoded_to_their_places(self, photometric, transformed, converted):
+        level = level_of(compression=33003, photometric=photometric)
+        work, described, found = workspace(), [], []
+        streams = [jpeg_2000(PICTURE, mct=transformed)] * 4
         work.images = SimpleNamespace(add=lambda *given: described.append(given))
         device = SimpleNamespace(
             ycbcr_to_rgb=lambda addresses, *_: found.append(addresses.tolist())
         )
-        prepared = maker_of(level).prepare(batch_of(level, [J2K] * 4), 4, work)
+        prepared = maker_of(level).prepare(batch_of(level, streams), 4, work)
         slots = Slots(TileFormat(HEIGHT, WIDTH, 3, "uint8"), np.arange(100, 104))
         prepared.describe(slots.addresses.tolist(), SimpleNamespace(ptr=7))
         assert [(address, stream) for address, _, stream in described] == [

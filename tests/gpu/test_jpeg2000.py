@@ -442,8 +442,8 @@ def no_library(on):
     on.decode_by(lambda decoder, streams, images: [False] * len(streams))
 
 
-def tiles_of(streams, compression=33005, shape=(48, 64)):
-    level = level_of(compression=compression, jpeg_color="stored", tile=shape)
+def tiles_of(streams, photometric=2, shape=(48, 64)):
+    level = level_of(compression=33003, photometric=photometric, jpeg_color="stored", tile=shape)
     return [
         EncodedTile(level, 0, index, (memoryview(text),), 0) for index, text in enumerate(streams)
     ]
@@ -468,15 +468,16 @@ def by_cpu(tile):
 
 
 @pytest.mark.usefixtures("no_library")
-@pytest.mark.parametrize("compression", [33003, 33005])
-def test_a_batch_of_several_forms_is_decoded_by_the_kernels(on, compression, path):
+@pytest.mark.parametrize("photometric", [2, 6])
+def test_a_batch_of_several_forms_is_decoded_by_the_kernels(on, photometric, path):
     chroma = [picture(1, (48, 64)), *(picture(seed, (48, 32)) for seed in (2, 3))]
     streams = [
         *(stream_of(seed, path, size=(48, 64)) for seed in (1, 2)),
         stream_of(3, path, size=(48, 64), lossy=True, rates=(9,)),
         openjpeg.encode(chroma, path, spacing=[(1, 1), (2, 1), (2, 1)], transform=False),
+        stream_of(4, path, size=(48, 64), transform=False),
     ]
-    tiles = tiles_of(streams, compression)
+    tiles = tiles_of(streams, photometric)
     scheduled = on.schedule(tiles)
     assert scheduled.wait() == {}
     assert scheduled.pending.on_cpu == 0

@@ -536,3 +536,29 @@ def test_scripts_get_all(tmp_path):
 
 def test_private_images():
     assert {"label", "macro"} == PRIVATE_IMAGES
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("Hans Mueller 1944-03-17", MASK),
+        ("/home/jane/slides", MASK),
+        ("<Patient>Jane</Patient>", MASK),
+        ("x" * 5000, MASK),
+        ("DAPI", "DAPI"),
+        ("CD3 (Opal 520)", "CD3 (Opal 520)"),
+        ("Lee", MASK),
+        ("Lee 2", f"{MASK} 2"),
+        ("Leeds", "Leeds"),
+        ("Sleep", "Sleep"),
+        ("lee-1", f"{MASK}-1"),
+    ],
+)
+def test_names_of_channels_are_judged_as_texts_are(name, shown):
+    screen = Screen({"aperio": {"PatientName": "Lee", "MPP": "0.5"}})
+    assert screen.text(name) == shown
+
+
+def test_short_words_that_name_nobody_stay():
+    screen = Screen({"aperio": {"PatientName": ["RGB", "set", "no"]}})
+    assert screen.text("RGB set no") == "RGB set no"

@@ -70,7 +70,7 @@ KINDS = {
     "JPEG YCbCr": JPEG,
     "JPEG gray": {"channels": 1, "photometric": 1, "compression": 7, "encode": slides.jpeg},
     "JPEG 2000": {"compression": 34712, "encode": jpeg_2000},
-    "JPEG 2000 YCbCr": {"compression": 33003, "encode": jpeg_2000},
+    "JPEG 2000 YCbCr": {"compression": 33003, "photometric": 6, "encode": jpeg_2000},
     "JPEG 2000 16 bit": {
         **{"channels": 1, "dtype": "uint16", "photometric": 1},
         **{"compression": 34712, "encode": jpeg_2000},

@@ -33,7 +33,7 @@ def jpeg_2000(tile):
 KINDS = {
     "jpeg": {"compression": 7, "photometric": 6, "encode": slides.jpeg_ycbcr},
     "raw": {"compression": 1, "encode": bytes},
-    "33003": {"compression": 33003, "encode": jpeg_2000},
+    "33003": {"compression": 33003, "photometric": 6, "encode": jpeg_2000},
 }
 
 

@@ -9,10 +9,16 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
+import tifffile
 
 from napari_wsigpu import Slide, open_slide
 from napari_wsigpu.compat import tiffslide
-from napari_wsigpu.errors import DeviceError, SlideError, UnsupportedSlideError
+from napari_wsigpu.errors import (
+    DeviceError,
+    SlideChangedError,
+    SlideError,
+    UnsupportedSlideError,
+)
 from napari_wsigpu.formats.describe import describe
 from napari_wsigpu.gpu.device import driver
 from napari_wsigpu.gpu.device.devices import Devices
@@ -20,7 +26,7 @@ from napari_wsigpu.slide import runtime
 from napari_wsigpu.slide.runtime import Runtime
 from napari_wsigpu.storage.stream import StreamSource
 from tests.fakes.host_device import HostDevice
-from tests.writers import slides
+from tests.writers import dicomslides, slides, tiffbytes
 
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
 NAME = "JOHN_DOE_1954"
@@ -321,3 +327,41 @@ def test_nothing_is_refused_where_the_parent_has_started_no_gpu(path, caplog, mo
             return slide.device, own.devices.started(0) is None, len(caplog.records)
 
     assert in_child(work) == str(("cuda", False, 0))
+
+
+def test_a_pickle_names_no_other_files_of_the_slide(tmp_path):
+    first, *others = dicomslides_of(tmp_path)
+    with open_slide(first, "cpu") as slide:
+        assert len(slide.layout.files) == 3
+        packed = pickle.dumps([slide, slide.levels[0]])
+        assert not any(other.stem.encode() in packed for other in others)
+        with pickle.loads(packed)[0] as again:
+            assert again.layout.files == slide.layout.files
+            np.testing.assert_array_equal(again.levels[1][...], slide.levels[1][...])
+        others[0].write_bytes(others[0].read_bytes() + b"\0\0")
+        with pytest.raises(SlideChangedError):
+            pickle.loads(packed)[0].levels[1][...]
+
+
+def dicomslides_of(folder):
+    """Write a slide of three files that are named after a patient."""
+    dicomslides.write_slide(folder / "slide", slides.picture(200, 300))
+    files = sorted((folder / "slide").iterdir(), reverse=True)
+    return [path.rename(path.with_stem(f"JANE_{path.stem}")) for path in files]
+
+
+def test_a_pickle_holds_no_comments_of_tables(tmp_path):
+    tables, rest = slides.split_tables(slides.jpeg_ycbcr(slides.picture(64, 64)))
+    comment = b"\xff\xfe\x00\x0aJANEDOE1"
+    told = tables[:2] + comment + tables[2:]
+    page = tiffbytes.page(
+        *(slides.picture(64, 64), lambda _tile: rest),
+        **{"tile": (64, 64), "compression": 7, "photometric": 6},
+        more={347: (tiffbytes.UNDEFINED, told)},
+    )
+    path = tiffbytes.write(tmp_path / "a.tif", [page])
+    with open_slide(path, "cpu") as slide:
+        packed = pickle.dumps([slide, slide.levels[0]])
+        assert b"JANEDOE1" not in packed
+        with pickle.loads(packed)[0] as again:
+            np.testing.assert_array_equal(again.levels[0][...], tifffile.imread(path))

@@ -102,6 +102,20 @@ def write_group(folder: Path, ome: dict[str, Any], version: str = "0.5") -> None
     (folder / ".zattrs").write_text(json.dumps(ome))
 
 
+def multiscale(axes: str, scales: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """Return what a group says of an image whose arrays are 0, 1, ..."""
+    stated = [
+        {"name": letter, "type": TYPES.get(letter, "space")}
+        | ({"unit": UNITS[letter]} if letter in UNITS else {})
+        for letter in axes
+    ]
+    datasets = [
+        {"path": str(number), "coordinateTransformations": [{"type": "scale", "scale": [*scale]}]}
+        for number, scale in enumerate(scales)
+    ]
+    return {"axes": stated, "datasets": datasets, "name": "image"}
+
+
 def write_label(
     folder: Path, name: str, levels: Sequence[np.ndarray[Any, Any]], **options: Any
 ) -> None:

@@ -6,7 +6,9 @@ import gzip
 import json
 import math
 import os
+import stat
 import uuid
+import zlib
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +17,14 @@ import numpy as np
 
 from napari_wsigpu.annotations.annotation import Annotation
 from napari_wsigpu.annotations.rings import polygons
-from napari_wsigpu.model.errors import AnnotationError, TargetWriteError, file_error
+from napari_wsigpu.model.errors import (
+    AnnotationError,
+    SlideError,
+    TargetWriteError,
+    file_error,
+)
+from napari_wsigpu.model.limits import limits
+from napari_wsigpu.model.units import byte_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -49,6 +58,10 @@ KNOWN = {
     "measurements", "childObjects", "children",
 }  # fmt: skip
 DEEPEST = 64
+# How many points a shape has at least, and how far from the corner of a slide one can lie.
+LEAST = {"points": 1, "line": 2, "polygon": 3}
+FARTHEST = 1e12
+GZIP, HALF = b"\x1f\x8b", b"\\ud"
 
 
 def read_geojson(path: str | os.PathLike[str]) -> list[Annotation]:
@@ -79,29 +92,73 @@ def read_geojson(path: str | os.PathLike[str]) -> list[Annotation]:
     >>> tumor.classification, tumor.rings[0]  # doctest: +SKIP
     """
     name = os.fspath(path)
+    text = _text_of(name)
+    count = _Count(name)
     try:
-        data = Path(path).read_bytes()
-        text = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
-    except (EOFError, gzip.BadGzipFile) as error:
-        raise AnnotationError(f"'{name}' is damaged ({error}); export it again.") from error
-    except OSError as error:
-        raise file_error(name, error) from error
-    try:
-        found = json.loads(text, object_hook=_with_arrays)
-    except (ValueError, RecursionError) as error:
+        found = json.loads(text, object_hook=count.with_arrays)
+    except SlideError:
+        raise
+    except (ValueError, RecursionError, OverflowError, MemoryError) as error:
         why = "it is no text" if isinstance(error, UnicodeDecodeError) else error
         raise AnnotationError(
             f"'{name}' is no GeoJSON ({why}); choose a file that QuPath exported."
         ) from error
+    # Halves of characters can be neither shown nor saved; only such an escape makes them.
+    may_be_halves = HALF in text.lower()
+    del text
     annotations: list[Annotation] = []
     for number, feature in enumerate(_features(found, name)):
         try:
-            annotations += _objects(feature, DEEPEST)
-        except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
+            objects = list(_objects(feature, DEEPEST))
+            if may_be_halves:
+                for each in objects:
+                    _feature_text(each).encode()
+        except (
+            KeyError,
+            TypeError,
+            ValueError,
+            IndexError,
+            OverflowError,
+            RecursionError,
+        ) as error:
             raise AnnotationError(
                 f"'{name}' is no GeoJSON that can be read: of feature {number + 1}, {_said(error)}."
             ) from error
+        annotations += objects
     return annotations
+
+
+def _text_of(name: str) -> bytes:
+    """Return what a file holds, unpacked.
+
+    Raises
+    ------
+    AnnotationError
+        If it is no regular file, damaged, or larger than the limits say.
+    SlideError
+        If it can't be read.
+    """
+    most = limits.geojson_bytes
+    try:
+        if not stat.S_ISREG(Path(name).stat().st_mode):  # to open a pipe would wait
+            raise AnnotationError(f"'{name}' is no regular file; choose a GeoJSON file.")
+        with Path(name).open("rb") as file:
+            packed = file.read(2) == GZIP
+            file.seek(0)
+            text = (gzip.GzipFile(fileobj=file) if packed else file).read(most + 1)
+    except SlideError:
+        raise
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise AnnotationError(f"'{name}' is damaged ({error}); export it again.") from error
+    except OSError as error:
+        raise file_error(name, error) from error
+    except ValueError as error:  # a path with a null character
+        raise AnnotationError(f"{name!r} is no path; choose a GeoJSON file.") from error
+    if len(text) > most:
+        raise AnnotationError(
+            f"'{name}' is a text of more than {byte_size(most)}: {limits.advice('geojson_bytes')}."
+        )
+    return text
 
 
 def write_geojson(path: str | os.PathLike[str], annotations: Iterable[Annotation]) -> None:
@@ -127,7 +184,13 @@ def write_geojson(path: str | os.PathLike[str], annotations: Iterable[Annotation
     target = Path(path)
     work = target.with_name(f"{target.name}.part")
     features = ",\n".join(_feature_text(annotation) for annotation in annotations)
-    data = f'{{"type":"FeatureCollection","features":[\n{features}\n]}}\n'.encode()
+    text = f'{{"type":"FeatureCollection","features":[\n{features}\n]}}\n'
+    try:
+        data = text.encode()
+    except UnicodeEncodeError:
+        raise TargetWriteError(
+            f"'{target}' can't be written: a name holds half of a character; correct the names."
+        ) from None
     if target.suffix.lower() == ".gz":
         data = gzip.compress(data, mtime=0)
     try:
@@ -160,17 +223,43 @@ def _features(found: Any, name: str) -> Sequence[Any]:
     return found
 
 
-def _with_arrays(said: dict[str, Any]) -> dict[str, Any]:
-    """Make arrays of a geometry's coordinates as soon as they are parsed.
+class _Count:
+    """Makes arrays of coordinates, and counts what a file holds while it is parsed.
 
-    Lists of all the numbers of a large file would take many times its size, and most of the time.
-    What is wrong with them is said later, when it is known of which feature they are.
+    Parameters
+    ----------
+    name : str
+        The file.
     """
-    kind = _geometry_type(said)
-    if kind and isinstance(said.get("coordinates"), list):
-        with suppress(TypeError, ValueError):
-            said["coordinates"] = tuple(_rings(said["coordinates"], GEOMETRIES[kind][1]))
-    return said
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._objects = self._points = 0
+
+    def with_arrays(self, said: dict[str, Any]) -> dict[str, Any]:
+        """Make arrays of a geometry's coordinates as soon as they are parsed.
+
+        Lists of all the numbers of a large file would take many times its size, and most of the
+        time. What is wrong with them is said later, when it is known of which feature they are.
+
+        Raises
+        ------
+        AnnotationError
+            If there are more objects or points than the limits say.
+        """
+        kind = _geometry_type(said)
+        if kind and isinstance(said.get("coordinates"), list):
+            with suppress(TypeError, ValueError, OverflowError):
+                rings = tuple(_rings(said["coordinates"], GEOMETRIES[kind][1]))
+                said["coordinates"] = rings
+                self._points += sum(map(len, rings))
+            self._objects += 1
+            for what, count in (("objects", self._objects), ("points", self._points)):
+                if count > getattr(limits, what):
+                    raise AnnotationError(
+                        f"'{self._name}' holds more {what} than are read: {limits.advice(what)}."
+                    )
+        return said
 
 
 def _geometry_type(said: Mapping[str, Any]) -> str:
@@ -221,8 +310,8 @@ def _shapes(geometry: Any, depth: int) -> Iterator[tuple[Kind, tuple[NDArray[np.
     if not isinstance(rings, tuple):  # so something is wrong with them
         rings = tuple(_rings(rings, nested))
     if kind == "polygon":
-        rings = tuple(ring for ring in map(_open, rings) if len(ring) > 2)
-    rings = tuple(ring for ring in rings if len(ring))
+        rings = tuple(map(_open, rings))
+    rings = tuple(ring for ring in rings if len(ring) >= LEAST[kind])
     if rings:
         is_ellipse = geometry.get("isEllipse") is True
         yield ("ellipse" if is_ellipse else kind), rings
@@ -240,6 +329,8 @@ def _rings(coordinates: Any, depth: int) -> Iterator[NDArray[np.float64]]:
         return
     if found.ndim != 2 or found.shape[1] < 2 or not np.isfinite(found).all():
         raise ValueError("the coordinates are no pairs of numbers")
+    if abs(found).max() > FARTHEST:
+        raise ValueError("the coordinates lie beyond any slide")
     yield found[:, :2]
 
 
@@ -307,6 +398,8 @@ def _extra(feature: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any
 
 
 def _said(error: Exception) -> str:
+    if isinstance(error, UnicodeEncodeError):
+        return "a text holds half of a character"
     return f"{error} is missing" if isinstance(error, KeyError) else str(error)
 
 

@@ -211,30 +211,21 @@ class EncodedBatch(Sequence["EncodedTile"]):
         """Whether each tile is one segment of the buffer as it was read."""
         return not self._reasons and not self._fills and len(self.starts) == 1
 
-    def fetcher(self, ending: bytes = b"") -> Callable[[int], bytes | memoryview | None]:
-        """Return what gives the bytes of a tile, which is `single`; None if they end otherwise.
+    def fetcher(self) -> Callable[[int], bytes | memoryview | None]:
+        """Return what gives the bytes of a tile, which is `single`; None if it has none.
 
         It may read them, and raise `SlideError` if that can't be done.
         """
-        if self._later is None:
-            return self._segments(ending).__getitem__
-        read = self._later.read
+        return self._segments().__getitem__ if self._later is None else self._later.read
 
-        def fetch(index: int) -> bytes | None:
-            data = read(index)
-            return data if data.endswith(ending) else None
-
-        return fetch
-
-    def _segments(self, ending: bytes) -> list[memoryview | None]:
+    def _segments(self) -> list[memoryview | None]:
         starts, ends = self.starts[0], self.starts[0] + self.lengths[0]
-        good = self._present[0] & (self.lengths[0] >= len(ending))
-        for number, byte in enumerate(reversed(ending), 1):
-            good[good] = self._bytes[ends[good] - number] == byte
         view = self.view
         return [
-            view[start:end] if fits else None
-            for start, end, fits in zip(starts.tolist(), ends.tolist(), good.tolist(), strict=True)
+            view[start:end] if held else None
+            for start, end, held in zip(
+                starts.tolist(), ends.tolist(), self._present[0].tolist(), strict=True
+            )
         ]
 
     def _unless_unreadable(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import imagecodecs
 
-from napari_wsigpu.codecs.jpeg import ends_whole
+from napari_wsigpu.codecs.jpeg import END_OF_IMAGE, header_length
 
 # By the second of the tag's LERC parameters, names of decoders, each of which is a library.
 LERC_WRAPPINGS = {1: "deflate_decode", 2: "zstd_decode"}
@@ -53,8 +53,8 @@ def decode_webp(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) ->
 
 def decode_jpegls(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) -> None:
     """Decode JPEG-LS."""
-    if not ends_whole(data):
-        # CharLS would look for more bits for ever.
+    # CharLS would look for more bits for ever. Within a scan no marker has this value, T.87 C.1.
+    if bytes(data).find(END_OF_IMAGE, header_length(bytes(data))) < 0:
         raise ValueError("its JPEG-LS data end early")
     imagecodecs.jpegls_decode(data, out=out)
 

@@ -14,7 +14,9 @@ brightness that its first code says.
 
 from __future__ import annotations
 
+import re
 import struct
+from contextlib import suppress
 from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,10 +27,20 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-END_OF_IMAGE = b"\xff\xd9"
+END_OF_IMAGE, START_OF_IMAGE = b"\xff\xd9", 0xD8
 START_OF_SCAN, HUFFMAN, QUANTA, RESTART_INTERVAL, ADOBE = 0xDA, 0xC4, 0xDB, 0xDD, 0xEE
+# Comments, and segments of applications but JFIF's and Adobe's, which tell colours.
+WORDS = {0xFE, *range(0xE1, 0xEE), 0xEF}
 FRAMES = {*range(0xC0, 0xD0)} - {HUFFMAN, 0xC8, 0xCC}
 SEQUENTIAL = (0xC0, 0xC1)
+RESTARTS = range(0xD0, 0xD8)
+WITHOUT_SEGMENT = {0, 1, *RESTARTS}
+# Fill bytes may precede a marker (B.1.1.2); within a scan 0xFF 0x00 is a byte of data.
+MARKER, SCAN_MARKER = (
+    re.compile(rb"\xff+([^\xff])", re.DOTALL),
+    re.compile(rb"\xff+([^\0\xff])", re.DOTALL),
+)
+ENDS_EARLY, DAMAGED_SEGMENT = "its JPEG data end early", "a segment of its JPEG is damaged"
 FIRST_SEGMENT, ALONE = 0xC0, {*range(0xD0, 0xDA), 0xFF}
 BLOCK = 8
 BITS = 8
@@ -80,9 +92,141 @@ class Header(NamedTuple):
     restarts: bool
 
 
-def ends_whole(data: Any) -> bool:
-    """Whether a JPEG or JPEG-LS has its end, behind which there may be zeros."""
-    return bytes(data[-2:]) == END_OF_IMAGE or bytes(data).rstrip(b"\0").endswith(END_OF_IMAGE)
+def end_of_image(data: Any, tables: bytes | None = None) -> int:
+    """Return where a JPEG ends, behind its EOI, whatever follows.
+
+    This decides, before a tile is decoded, what its structure reveals: for the CPU and for GPUs,
+    and for any part of the tile. The native core has the same rule, `native/jpeg_markers.h`.
+
+    Parameters
+    ----------
+    data : buffer
+        The JPEG, and maybe more.
+    tables : bytes, optional
+        The tables that it shares with others.
+
+    Raises
+    ------
+    ValueError
+        If it lacks its end, a segment, a table or a restart interval, or if restart markers are out
+        of order. libjpeg would show gray instead, and say nothing.
+    """
+    return _Markers(*_shared(tables)).end(data)
+
+
+def is_lossless(data: Any) -> bool:
+    """Whether a JPEG's frame is lossless: SOF3, or one of its kin (T.81, table B.1)."""
+    head = bytes(data[:LONGEST_HEADER])
+    return next((marker & 3 == 3 for marker, _, _ in segments(head) if marker in FRAMES), False)
+
+
+class _Markers:
+    """Reads the segments of a JPEG (ISO/IEC 10918-1, annex B), and the markers in its scans."""
+
+    def __init__(self, huffman: frozenset[tuple[int, int]], quanta: frozenset[int]) -> None:
+        self.huffman, self.quanta = set(huffman), set(quanta)
+        self._frame, self._interval = 0, 0
+        self._height, self._width = 0, 0
+        self._components: dict[int, tuple[int, int, int]] = {}
+        self._most = 1, 1
+
+    def end(self, data: Any, *, only_tables: bool = False) -> int:
+        if bytes(data[:2]) != b"\xff\xd8":
+            raise ValueError("it is no JPEG")
+        at, scanned = 2, False
+        while (found := MARKER.search(data, at)) is not None:
+            code, at = found[1][0], found.end()
+            if code == END_OF_IMAGE[1]:
+                if not scanned and not only_tables:
+                    raise ValueError("its JPEG has no scan")
+                return at
+            if code in WITHOUT_SEGMENT:
+                continue
+            if code == START_OF_IMAGE:
+                raise ValueError("its JPEG begins twice")
+            length = bytes(data[at : at + 2])
+            size = int.from_bytes(length, "big")
+            if len(length) == 2 and size < 2:
+                raise ValueError(DAMAGED_SEGMENT)
+            if len(length) < 2 or at + size > len(data):
+                break
+            content = bytes(data[at + 2 : at + size])
+            at += size
+            if code == QUANTA:
+                self.quanta.update(_first_quanta(content))
+            elif code == HUFFMAN:
+                self.huffman.update(_tables(content))
+            elif code == RESTART_INTERVAL and len(content) > 1:
+                self._interval = int.from_bytes(content[:2], "big")
+            elif code in FRAMES:
+                self._read_frame(code, content)
+            elif code == START_OF_SCAN:
+                at, scanned = self._behind_scan(data, at, self._check_scan(content)), True
+        raise ValueError(ENDS_EARLY)
+
+    def _read_frame(self, code: int, content: bytes) -> None:
+        if self._frame:
+            raise ValueError("its JPEG has several frames")
+        if len(content) < 6 or not content[5] or len(content) != 6 + 3 * content[5]:
+            raise ValueError(DAMAGED_SEGMENT)
+        self._frame = code
+        self._height, self._width = struct.unpack_from(">HH", content, 1)
+        for number, factors, table in zip(content[6::3], content[7::3], content[8::3], strict=True):
+            across, down = factors >> 4, factors & 15
+            self._components.setdefault(number, (across, down, table & 15))
+            self._most = max(self._most[0], across), max(self._most[1], down)
+
+    def _check_scan(self, content: bytes) -> int:
+        """Return how many restart intervals a scan has; 0 if they are not counted."""
+        if not self._frame:
+            raise ValueError("its JPEG has no frame")
+        if len(content) < 6 or len(content) != 4 + 2 * content[0]:
+            raise ValueError(DAMAGED_SEGMENT)
+        lossless = self._frame & 3 == 3
+        for number, tables in zip(content[1:-3:2], content[2:-3:2], strict=True):
+            across, down, quanta = self._components.get(number, (0, 0, 0))
+            if not across or not down:
+                raise ValueError(DAMAGED_SEGMENT)
+            # Without any, libjpeg takes those of K.3, as for frames of Motion JPEG.
+            coded = not self.huffman or {(0, tables >> 4), (1, tables & 15)} <= self.huffman
+            if (self._frame in SEQUENTIAL and not coded) or (
+                not lossless and quanta not in self.quanta
+            ):
+                raise ValueError("tables of its JPEG are missing")
+        if not self._interval or not self._height:
+            return 0
+        side, (most_across, most_down) = 1 if lossless else BLOCK, self._most
+        wide, high = _parts(self._width, side * most_across), _parts(self._height, side * most_down)
+        if content[0] == 1:  # a unit is one block of this component, A.2.2
+            across, down, _ = self._components[content[1]]
+            wide = _parts(_parts(self._width * across, most_across), side)
+            high = _parts(_parts(self._height * down, most_down), side)
+        return _parts(wide * high, self._interval)
+
+    def _behind_scan(self, data: Any, at: int, intervals: int) -> int:
+        """Return where the first marker behind a scan is that is no restart."""
+        for restarts, found in enumerate(SCAN_MARKER.finditer(data, at)):
+            code = found[1][0]
+            if code not in RESTARTS:
+                if restarts + 1 < intervals:
+                    raise ValueError("restart intervals of its JPEG are missing")
+                return found.start()
+            if not self._interval or code != RESTARTS[restarts % 8]:
+                raise ValueError("restart markers of its JPEG are out of order")
+        raise ValueError(ENDS_EARLY)
+
+
+def _parts(whole: int, part: int) -> int:
+    return -(-whole // part)
+
+
+@lru_cache(maxsize=256)
+def _shared(tables: bytes | None) -> tuple[frozenset[tuple[int, int]], frozenset[int]]:
+    """Return which Huffman and which quantisation tables tiles share."""
+    found = _Markers(frozenset(), frozenset())
+    with suppress(ValueError):  # what they lack or get wrong shows at the scan that needs it
+        found.end(tables or b"", only_tables=True)
+    return frozenset(found.huffman), frozenset(found.quanta)
 
 
 def segments(data: bytes) -> Iterator[tuple[int, int, int]]:
@@ -102,6 +246,18 @@ def segments(data: bytes) -> Iterator[tuple[int, int, int]]:
         if marker == START_OF_SCAN:
             return
         offset = end
+
+
+@lru_cache(maxsize=256)
+def without_words(data: bytes) -> bytes:
+    """Return tables, or a header, without comments and what programs add: no decoder needs these.
+
+    Levels hold them, and travel to other processes.
+    """
+    cuts = [(start, end) for marker, start, end in segments(data) if marker in WORDS]
+    for start, end in reversed(cuts):
+        data = data[:start] + data[end:]
+    return data
 
 
 def header_length(data: bytes) -> int:

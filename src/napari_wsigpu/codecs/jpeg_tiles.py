@@ -13,18 +13,29 @@ from typing import TYPE_CHECKING, Any
 import imagecodecs
 import numpy as np
 
-from napari_wsigpu.codecs.jpeg import END_OF_IMAGE, FRAMES, START_OF_SCAN, ends_whole, segments
+from napari_wsigpu import native
+from napari_wsigpu.codecs.jpeg import (
+    END_OF_IMAGE,
+    FRAMES,
+    START_OF_SCAN,
+    end_of_image,
+    is_lossless,
+    segments,
+)
 from napari_wsigpu.model.limits import limits
+from napari_wsigpu.native import tables as records
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.model.layout import Encoding
+    from napari_wsigpu.model.layout import Encoding, JpegColor
 
 RESTARTS = frozenset(bytes((0xFF, 0xD0 + number)) for number in range(8))
 TALLEST = 0xFFFF
+RUNS_OUT = "its JPEG data run out within a row"  # as native/core.cpp says
+NO_PARTS = np.zeros(0, records.PART)
 SCAN = bytes((0xFF, START_OF_SCAN))
 PROGRESSIVE = b"\xff\xc2", b"\xff\xca"
 COLORS: dict[str, dict[str, Any]] = {
@@ -57,25 +68,52 @@ def check_scans(data: Any, samples: int) -> None:
 
 
 def decode_jpeg(data: Any, encoding: Encoding, plane: int, out: NDArray[Any]) -> None:
-    """Decode a JPEG; see `codecs.table.Decode`."""
+    """Decode a JPEG; see `codecs.table.Decode`.
+
+    By the native core if it can, which tells whether libjpeg ran out of data and filled in gray.
+    """
     check_scans(data, out.size)
-    if not ends_whole(data):
-        # libjpeg would fill what is missing with gray and say nothing.
-        raise ValueError("its JPEG data end early")
-    imagecodecs.jpeg8_decode(
-        data, tables=encoding.jpeg_tables[plane], out=out, **COLORS[encoding.jpeg_color]
-    )
+    tables = encoding.jpeg_tables[plane]
+    if not _decode_by_core(data, tables, encoding.jpeg_color, out):
+        data = memoryview(data)[: end_of_image(data, tables)]
+        # Lossless JPEG is never converted (T.81, H): what it is said to store makes no difference.
+        color = "stored" if out.shape[2] == 3 and is_lossless(data) else encoding.jpeg_color
+        imagecodecs.jpeg8_decode(data, tables=tables, out=out, **COLORS[color])
 
 
-def jpeg_decoder(encoding: Encoding) -> Callable[[Any, NDArray[Any]], Any]:
-    """Return what decodes JPEGs of 8 bits that are known to be whole; it refuses others."""
-    tables, colors = encoding.jpeg_tables[0], COLORS[encoding.jpeg_color]
+def _decode_by_core(data: Any, tables: bytes | None, color: JpegColor, out: NDArray[Any]) -> bool:
+    """Decode by the native core; False if it leaves the JPEG to other decoders.
 
-    def decode(data: Any, out: NDArray[Any]) -> None:
-        check_scans(data, out.size)
-        imagecodecs.jpeg8_decode(data, tables=tables, out=out, **colors)
+    Raises
+    ------
+    ValueError
+        If the data run out.
+    """
+    if native.core is None or out.dtype != np.uint8 or not out.flags.c_contiguous:
+        return False
+    if color not in records.COLORS or not len(data):
+        return False
+    form, _ = _form(tables, color, out.shape)
+    height, width = out.shape[:2]
+    encoded = np.frombuffer(data, np.uint8)
+    whole = (0, len(encoded), out.ctypes.data, 0, 0, height, width, records.DONE, 0)
+    tile = np.array([whole], records.TILE)
+    found = native.core.read_tiles(form.ctypes.data, tile, NO_PARTS, memory=encoded.ctypes.data)
+    if found.get(0) == RUNS_OUT:
+        raise ValueError(RUNS_OUT)
+    return not found and (tile["height"][0], tile["width"][0]) == (height, width)
 
-    return decode
+
+@lru_cache(maxsize=256)
+def _form(
+    tables: bytes | None, color: JpegColor, shape: tuple[int, int, int]
+) -> tuple[NDArray[Any], NDArray[np.uint8]]:
+    """Describe JPEGs to the core: a `FORMAT` record, and the tables whose address it holds."""
+    shared = np.frombuffer(tables or b"", np.uint8)
+    address = shared.ctypes.data if len(shared) else 0
+    sizes = (*shape, 1, shape[2], 0)
+    record = (address, len(shared), records.JPEG, records.COLORS[color], *sizes)
+    return np.array([record], records.FORMAT), shared
 
 
 def decode_intervals(

@@ -10,8 +10,7 @@ import imagecodecs
 import numpy as np
 
 from napari_wsigpu.codecs.images import LERC_WRAPPINGS, decode_lerc
-from napari_wsigpu.codecs.jpeg import END_OF_IMAGE
-from napari_wsigpu.codecs.jpeg_tiles import decode_intervals, decode_jpeg, jpeg_decoder
+from napari_wsigpu.codecs.jpeg_tiles import decode_intervals
 from napari_wsigpu.codecs.libraries import PILLOW, load
 from napari_wsigpu.codecs.table import BY_CODE, ByteCompression, compression_name
 from napari_wsigpu.model.tags import FILLORDER, PHOTOMETRIC, PREDICTOR
@@ -154,8 +153,6 @@ def whole_tiles(
     if isinstance(compression, ByteCompression):
         return None
     decode = compression.decode
-    if decode is decode_jpeg:
-        return jpeg_decoder(encoding), batch.fetcher(END_OF_IMAGE)
     return (lambda data, out: decode(data, encoding, 0, out)), batch.fetcher()
 
 

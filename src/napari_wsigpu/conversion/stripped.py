@@ -7,10 +7,11 @@ corrected, and a tile that carries nothing stays as it is, byte for byte.
 from __future__ import annotations
 
 import re
+import zlib
 from typing import TYPE_CHECKING
 
-from napari_wsigpu.codecs.jpeg import ADOBE, START_OF_SCAN
-from napari_wsigpu.model.tags import COMPRESSION, JPEG_2000, JPEG_XL, WEBP
+from napari_wsigpu.codecs.jpeg import ADOBE, FRAMES, HUFFMAN, QUANTA, START_OF_SCAN
+from napari_wsigpu.model.tags import COMPRESSION, DEFLATE, JPEG_2000, JPEG_XL, WEBP, ZSTD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,6 +25,9 @@ BEGIN, END, COMMENT, APPLICATIONS = 0xD8, 0xD9, 0xFE, range(0xE0, 0xF0)
 # What tells colours, and how long it is; JFIF may hold a thumbnail, too.
 TELLING = {0xE0: (b"JFIF\0", 14), ADOBE: (b"Adobe", 12)}
 
+SMALLEST = {QUANTA: 64, HUFFMAN: 16}
+AT_ONCE = 1 << 20
+SKIPPED_FRAME, ZSTD_FRAME = 0x184D2A50, 0xFD2FB528
 CODESTREAM = b"\xff\x4f"
 TILE_PART, TILE_DATA, END_2000, COMMENT_2000 = 0xFF90, 0xFF93, 0xFFD9, 0xFF64
 CONTAINERS = (b"\0\0\0\x0cjP  \r\n\x87\n", b"\0\0\0\x0cJXL \r\n\x87\n")
@@ -60,8 +64,12 @@ def stripped(data: memoryview, compression: int) -> memoryview:
 
 
 def _jpeg(data: memoryview) -> Iterator[Edit]:
-    """Find what is in comments, segments of applications, between segments and behind the end."""
+    """Find what is in comments, segments of applications, between segments and behind the end.
+
+    Also in tables that no scan uses; of those that tiles share, each may be used.
+    """
     offset, in_scan = 0, False
+    tables = _Tables(data)
     while found := JPEG_MARKER.search(data, offset):
         marker, start = data[found.end() - 1], found.end()
         if not in_scan and bytes(data[offset : found.start()]).strip(b"\xff"):
@@ -69,6 +77,7 @@ def _jpeg(data: memoryview) -> Iterator[Edit]:
         in_scan = marker == START_OF_SCAN
         if marker == END:
             yield _blank(start, len(data))
+            yield from tables.unused if tables.scanned else ()
             return
         if marker == BEGIN:
             offset = start
@@ -77,10 +86,101 @@ def _jpeg(data: memoryview) -> Iterator[Edit]:
         offset, start = end, min(start + 2, end)
         if marker == COMMENT:
             yield _blank(start, end)
+        elif marker in (QUANTA, HUFFMAN):
+            tables.define(marker, start, end)
+        elif marker in FRAMES or marker == START_OF_SCAN:
+            tables.use(marker, bytes(data[start:end]))
         elif marker in APPLICATIONS:
             name, length = TELLING.get(marker, (b"", 0))
             known = bytes(data[start : start + len(name)]) == name
             yield _blank(min(start + length * known, end), end)
+
+
+class _Tables:
+    """The tables of a JPEG, and which of them its scans use."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+        self._quanta: dict[int, int] = {}
+        self._held: dict[tuple[int, int], Edit] = {}
+        self._replaced: list[Edit] = []
+        self.scanned = False
+
+    @property
+    def unused(self) -> list[Edit]:
+        """What blanks the values of tables that no scan has used."""
+        return [*self._replaced, *self._held.values()]
+
+    def define(self, marker: int, start: int, end: int) -> None:
+        """Note the tables of a segment; one that it replaces, unused, was never needed."""
+        while end - start > SMALLEST[marker]:
+            number = self._data[start]
+            if marker == QUANTA:
+                first, past = start + 1, start + 1 + 64 * (1 + (number > 15))
+                key = marker, number & 15
+            else:
+                first = start + 17  # behind the numbers of codes, which say how long it is
+                past, key = first + sum(self._data[start + 1 : first]), (marker, number)
+            if key in self._held:
+                self._replaced.append(self._held[key])
+            self._held[key] = _blank(first, min(past, end))
+            start = past
+
+    def use(self, marker: int, content: bytes) -> None:
+        """Note which tables a frame names, and which of them a scan uses."""
+        if marker != START_OF_SCAN:
+            self._quanta = dict(zip(content[6::3], content[8::3], strict=False))
+            return
+        self.scanned = True
+        for component, numbers in zip(content[1:-3:2], content[2:-3:2], strict=False):
+            self._held.pop((QUANTA, self._quanta.get(component, -1)), None)
+            self._held.pop((HUFFMAN, numbers >> 4), None)
+            self._held.pop((HUFFMAN, numbers & 15 | 16), None)
+
+
+def _deflate(data: memoryview) -> Iterator[Edit]:
+    """Find what lies behind a stream of deflate."""
+    reader, rest = zlib.decompressobj(), bytes(data)
+    try:
+        while rest and not reader.eof:
+            reader.decompress(rest, AT_ONCE)
+            rest = reader.unconsumed_tail
+    except zlib.error:
+        return
+    if reader.eof:
+        yield _blank(len(data) - len(reader.unused_data), len(data))
+
+
+def _zstd(data: memoryview) -> Iterator[Edit]:
+    """Find what lies in frames that are skipped, and behind all frames (RFC 8878, 3.1)."""
+    offset, found = 0, False
+    while offset + 8 <= len(data):
+        magic = int.from_bytes(data[offset : offset + 4], "little")
+        if magic & 0xFFFFFFF0 == SKIPPED_FRAME:
+            size = int.from_bytes(data[offset + 4 : offset + 8], "little")
+            yield _blank(offset + 8, min(len(data), offset + 8 + size))
+            offset += 8 + size
+        elif magic == ZSTD_FRAME:
+            offset, found = _end_of_frame(data, offset), True
+        else:
+            break
+    if found:
+        yield _blank(min(offset, len(data)), len(data))
+
+
+def _end_of_frame(data: memoryview, offset: int) -> int:
+    """Return where a zstd frame ends; the end of the data if it is cut off."""
+    descriptor = data[offset + 4]
+    single, checked = descriptor >> 5 & 1, descriptor >> 2 & 1
+    content = (single, 2, 4, 8)[descriptor >> 6]
+    offset += 5 + (1 - single) + (0, 1, 2, 4)[descriptor & 3] + content
+    while offset + 3 <= len(data):
+        block = int.from_bytes(data[offset : offset + 3], "little")
+        repeated = block >> 1 & 3 == 1
+        offset += 3 + (1 if repeated else block >> 3)
+        if block & 1:
+            return offset + 4 * checked
+    return len(data)
 
 
 def _jpeg2000(data: memoryview) -> Iterator[Edit]:
@@ -157,5 +257,7 @@ WALKS: dict[int, Callable[[memoryview], Iterator[Edit]]] = {
     COMPRESSION.JPEG: _jpeg,
     **dict.fromkeys(JPEG_2000, _jpeg2000),
     **dict.fromkeys(WEBP, _webp),
+    **dict.fromkeys(DEFLATE, _deflate),
+    **dict.fromkeys(ZSTD, _zstd),
     **dict.fromkeys(JPEG_XL, _container),
 }

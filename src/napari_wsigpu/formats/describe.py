@@ -16,6 +16,7 @@ from typing import IO, TYPE_CHECKING
 import numpy as np
 import tifffile
 
+from napari_wsigpu.formats import foreign
 from napari_wsigpu.formats.dicom import dicom, dicom_served
 from napari_wsigpu.formats.fields import finite, iso_date
 from napari_wsigpu.formats.registry import PATH_FORMATS, TIFF_FORMATS
@@ -317,6 +318,9 @@ def _check_head(name: str, head: bytes, *, served: bool = False) -> None:
     if not head:
         raise NotASlideError(f"'{name}' is empty; get a fresh copy of it.")
     if not head.startswith(TIFF_MAGIC):
+        found = foreign.refusal(name, head)
+        if found is not None:
+            raise found
         advice = "choose a slide's file"
         if served:
             advice = "other formats are not read from servers, but for OME-Zarr: download it"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -14,8 +15,17 @@ from napari_wsigpu.model.tags import COMPRESSION, FILLORDER, PHOTOMETRIC, PREDIC
 if TYPE_CHECKING:
     from napari_wsigpu.model.layout import JpegColor
 
+# What pictures beside a slide are called by others, as whole words.
+BESIDE = {"label": "label", "macro": "macro", "overview": "macro", "thumbnail": "thumbnail"}
+WORD = re.compile(rf"(?<![a-z0-9])({'|'.join(BESIDE)})(?![a-z0-9])")
 JPEG_HEAD = 1 << 16
 JFIF = 0xE0
+
+
+def beside_name(title: str) -> str | None:
+    """Return which picture beside a slide a title names; None if it names none."""
+    found = WORD.search(title.lower())
+    return BESIDE[found[1]] if found else None
 
 
 def encoding(

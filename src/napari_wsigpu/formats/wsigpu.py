@@ -196,7 +196,7 @@ def _channels(values: Any) -> list[Channel]:
     items = values if isinstance(values, list) else []
     return [
         Channel(name, _color(item.get("color")))
-        for item in items[: tiff.MOST_CHANNELS]
+        for item in items
         if isinstance(item, Mapping) and (name := _text(item, "name"))
     ]
 

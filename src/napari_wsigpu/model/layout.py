@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from itertools import count
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 JpegColor = Literal["gray", "stored", "ycbcr", "auto", "cmyk"]
 # The axes of a Zarr array that lie in its tiles, in their order.
 SHOWN = "yxc"
+DIGEST = "sha256:"
+ZARR_DOCUMENTS = frozenset({"zarr.json", ".zarray", ".zattrs", ".zgroup"})
+NO_STARTS: Mapping[str, float] = {}
 COMPUTED_TILE = 512
 LARGEST_COMPUTED_TILE, LARGEST_COMPUTED_BYTES = 2048, 64 << 20
 LARGEST_STEP = 2.1
@@ -229,6 +234,8 @@ class Scattered:
         Its first row and column of pixels in the tile.
     on : Rects
         Where it lies on the mosaic.
+    first : int
+        First channel of the mosaic that the tiles show; they leave those alone that they lack.
     """
 
     image: LevelLayout
@@ -237,6 +244,7 @@ class Scattered:
     tops: NDArray[np.int64]
     lefts: NDArray[np.int64]
     on: Rects
+    first: int = 0
 
     @classmethod
     def stacked(
@@ -333,8 +341,8 @@ class LevelLayout:
         Whether the file lacks this level, so that all its tiles are "missing".
     parts : tuple of Part or Scattered
         The pictures that lie on this level where it is a mosaic, earlier ones on top; all have
-        its channels and type. `encoding` is the first one's then, and so is `grid` unless that
-        is `Scattered`.
+        its type, and its channels or, if `Scattered`, some of them. `encoding` is the first
+        one's then, and so is `grid` unless that is `Scattered`.
     reduction : float or None
         How many pixels of level 0 one of this level spans, where the file says so.
     array : ZarrArray or None
@@ -367,8 +375,9 @@ class LevelLayout:
         height: int,
         parts: Sequence[Part | Scattered],
         reduction: float | None = None,
+        channels: int | None = None,
     ) -> LevelLayout:
-        """Make a mosaic of pictures, earlier ones on top."""
+        """Make a mosaic of pictures, earlier ones on top; `channels` if a picture may lack some."""
         first = parts[0].image
         grid = first.grid
         if isinstance(parts[0], Scattered):
@@ -377,7 +386,7 @@ class LevelLayout:
         return cls(
             width,
             height,
-            first.channels,
+            channels or first.channels,
             first.encoding,
             grid,
             parts=tuple(parts),
@@ -499,6 +508,11 @@ class SlideFile:
             path, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino or None
         )
 
+    def unnamed(self, own: str) -> SlideFile:
+        """Return it without its path, which can name a patient, unless the slide's own tells it."""
+        is_own = self.path == own or PurePath(self.path).name in ZARR_DOCUMENTS
+        return self if is_own else replace(self, path=digest(self.path))
+
     def is_still(self, status: stat_result) -> bool:
         """Whether a file is the one that was described, as far as its status says."""
         # Each read asks: one comparison after the other is the quickest.
@@ -546,6 +560,8 @@ class Planes:
         Micrometres from one plane along z to the next.
     time_step : float or None
         Seconds from one plane along t to the next.
+    starts : Mapping of str to float
+        Where the first plane along "z" and "t" lies, in the same units; 0 where it doesn't say.
     """
 
     z: int = 0
@@ -554,6 +570,7 @@ class Planes:
     size_t: int = 1
     z_spacing: float | None = None
     time_step: float | None = None
+    starts: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -577,10 +594,11 @@ class Planes:
         positions: Mapping[str, tuple[int, int]],
         z_spacing: float | None = None,
         time_step: float | None = None,
+        starts: Mapping[str, float] = NO_STARTS,
     ) -> Planes:
         """Make them of the plane and the number of planes along "z" and "t", where they are."""
         (z, size_z), (t, size_t) = (positions.get(axis, (0, 1)) for axis in "zt")
-        return cls(z, t, size_z, size_t, z_spacing, time_step)
+        return cls(z, t, size_z, size_t, z_spacing, time_step, starts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -607,6 +625,9 @@ class SlideLayout:
         Value of pixels that the file does not hold.
     mpp : tuple of float or None
         Micrometres a pixel of level 0, (x, y).
+    first : tuple of float
+        Where the centre of the first pixel of level 0 lies, (x, y): in micrometres, or in pixels
+        where their size is unknown.
     objective : float or None
         Magnification of the objective.
     metadata : Mapping
@@ -641,6 +662,7 @@ class SlideLayout:
     channels: tuple[Channel, ...] = ()
     background: float = 0
     mpp: tuple[float, float] | None = None
+    first: tuple[float, float] = (0.0, 0.0)
     objective: float | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     hidden_planes: int = 0
@@ -665,9 +687,13 @@ class SlideLayout:
         return tuple(level.downsample(self.levels[0]) for level in self.levels)
 
     def without_words(self) -> SlideLayout:
-        """Return what pixels need of it, but nothing of what can name a patient."""
+        """Return what pixels need of it, but nothing of what can name a patient.
+
+        Whoever compares it with the slide as it is described again compares both without words.
+        """
         return replace(
             self,
+            files=self.files if self.remote else tuple(f.unnamed(self.path) for f in self.files),
             metadata={},
             scan_date=None,
             barcode=None,
@@ -748,6 +774,13 @@ class PyramidLevel(NamedTuple):
         """Return a level of that number that is computed from this one by 2 x 2 averages."""
         size = -(-self.layout.width // 2), -(-self.layout.height // 2)
         return PyramidLevel(number, computed_level(self.layout, *size), self.number, inserted)
+
+
+def digest(name: str) -> str:
+    """Return what tells a name from others, and nothing else of it; again, it stays."""
+    if name.startswith(DIGEST):
+        return name
+    return DIGEST + sha256(name.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def computed_level(finer: LevelLayout, width: int, height: int) -> LevelLayout:

@@ -61,6 +61,12 @@ class Limits:
         Levels of a slide.
     tiles : int
         Tiles of all levels of a slide whose number only its size tells.
+    geojson_bytes : int
+        Bytes of a GeoJSON text, unpacked.
+    objects : int
+        Objects in a GeoJSON text.
+    points : int
+        Points of all of them.
     first_byte_seconds : float
         How long to wait for a server's answer to a request, and for its next bytes.
     bytes_per_second : float
@@ -79,6 +85,9 @@ class Limits:
     planes: int = 1 << 18
     levels: int = 64
     tiles: int = 1 << 23
+    geojson_bytes: int = 1 << 30
+    objects: int = 1 << 22
+    points: int = 1 << 27
     first_byte_seconds: float = 10.0
     bytes_per_second: float = 1000.0
 

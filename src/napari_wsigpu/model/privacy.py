@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 MASK = "[hidden]"
 PRIVATE_IMAGES = frozenset({"label", "macro"})
 
-SHORTEST_REPEAT, SHORTEST_NUMBER = 4, 6
+# Shorter texts are repeated by chance, and the shortest of these within other words.
+SHORTEST_REPEAT, SHORTEST_NUMBER, WHOLE_WORD = 3, 6, 3
 LONGEST_TEXT = 4096
 MOST_REPEATED = 1 << 15
 
@@ -34,10 +35,11 @@ DYE = re.compile(
 )
 # Words of files that name nobody, and that sentences about slides need.
 COMMON = frozenset({
-    "area", "associated", "channel", "channels", "data", "default", "file", "image", "images",
-    "label", "labels", "level", "levels", "macro", "name", "none", "other", "part", "pixel",
-    "pixels", "plane", "planes", "region", "scan", "slide", "test", "thumbnail", "tile", "tiles",
-    "unknown", "untitled",
+    "and", "area", "associated", "channel", "channels", "data", "default", "file", "for", "image",
+    "images", "label", "labels", "level", "levels", "macro", "name", "none", "not", "off", "one",
+    "other", "part", "pixel", "pixels", "plane", "planes", "raw", "red", "region", "rgb", "row",
+    "scan", "set", "slide", "test", "the", "thumbnail", "tile", "tiles", "two", "unknown",
+    "untitled", "yes",
 })  # fmt: skip
 PATH = re.compile(r"\\|\.[A-Za-z]\w*$")
 # A document (XML, JSON), which repeats all a file says; a date; a path to a folder.
@@ -89,8 +91,12 @@ class Screen:
         self.metadata: dict[str, Any] = self._cleared(shown)
 
     def text(self, text: str) -> str:
-        """Return a name that is shown, as that of a channel, without what is hidden elsewhere."""
-        return self._repeats.hidden(text)
+        """Return a name that is shown, as that of a channel, as `metadata` shows a text.
+
+        People type what they like where a name is asked for, also whose slide it is.
+        """
+        shown: str = self._cleared(_Technical(text))
+        return shown
 
     def sentence(self, text: str) -> str:
         """Return a sentence of this program, without what it quotes of the file or its siblings."""
@@ -245,7 +251,7 @@ class _Repeats:
         node = self._root
         for at, letter in enumerate(folded):
             node = self._after(node, letter)
-            if node.length[0]:
+            if node.length[0] and not _is_within(folded, at + 1 - node.length[0], at + 1):
                 begin, end = places[at + 1 - node.length[0]], places[at] + 1
                 while found and begin <= found[-1][1]:
                     begin = min(begin, found.pop()[0])
@@ -260,6 +266,12 @@ class _Repeats:
                 return node
             node = node.shorter[0]
         return node.following[letter]
+
+
+def _is_within(text: str, begin: int, end: int) -> bool:
+    """Whether a short text is only a part of a word."""
+    around = text[begin - 1 : begin] if begin else "", text[end : end + 1]
+    return end - begin <= WHOLE_WORD and any(map(str.isalnum, around))
 
 
 def _folded(text: str) -> tuple[str, Sequence[int]]:

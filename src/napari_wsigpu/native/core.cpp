@@ -26,7 +26,10 @@
 #include <new>
 
 #include <jpeglib.h>
+// Behind jpeglib.h, which it needs.
+#include <jerror.h>
 
+#include "jpeg_markers.h"
 #include "pool.h"
 
 namespace {
@@ -176,11 +179,10 @@ struct JpegError {
 
 void on_message(j_common_ptr) {}  // libjpeg counts warnings; it need not print them
 
-// Whether data end with the EOI marker, after which some writers pad with zeros. Without it
-// libjpeg would show gray for what is missing, and only warn.
-bool ends_whole(const uint8_t* data, int64_t size) {
-    while (size && !data[size - 1]) --size;
-    return size >= 2 && data[size - 2] == 0xFF && data[size - 1] == 0xD9;
+// libjpeg shows gray for what is missing where it runs out of data, and only warns: that is damage.
+void on_trace(j_common_ptr info, int level) {
+    if (level < 0) ++info->err->num_warnings;
+    if (level < 0 && info->err->msg_code == JWRN_HIT_MARKER) info->err->error_exit(info);
 }
 
 // Decode the rectangle `box` of the image into rows of `pitch` bytes, through a row of scratch
@@ -234,25 +236,29 @@ bool is_possible(const Format& format, const Tile& tile, int height, int width) 
 
 int decode_jpeg(Scratch& scratch, const Format& format, Tile& tile, const uint8_t* data,
                 const Part* parts, char* message) {
-    if (!ends_whole(data, tile.length)) return fail(message, DAMAGED, "its JPEG data end early");
+    JpegMarkers markers;
+    const int64_t size = markers.end(format.tables, format.tables_size, data, tile.length);
+    if (size < 0) return fail(message, DAMAGED, markers.damage);
     jpeg_decompress_struct info = {};
     JpegError error;
     info.err = jpeg_std_error(&error.base);
     error.base.error_exit = on_error;
     error.base.output_message = on_message;
+    error.base.emit_message = on_trace;
     // Below, no object with a destructor may be created: longjmp skips it.
     if (setjmp(error.jump)) {
         char text[JMSG_LENGTH_MAX];
         error.base.format_message(reinterpret_cast<j_common_ptr>(&info), text);
+        const bool ran_out = error.base.msg_code == JWRN_HIT_MARKER;
         jpeg_destroy_decompress(&info);
-        return fail(message, DAMAGED, text);
+        return fail(message, DAMAGED, ran_out ? "its JPEG data run out within a row" : text);
     }
     jpeg_create_decompress(&info);
     if (format.tables_size) {
         jpeg_mem_src(&info, format.tables, static_cast<unsigned long>(format.tables_size));
         jpeg_read_header(&info, FALSE);
     }
-    jpeg_mem_src(&info, data, static_cast<unsigned long>(tile.length));
+    jpeg_mem_src(&info, data, static_cast<unsigned long>(size));
     jpeg_read_header(&info, TRUE);
     const int height = int(info.image_height), width = int(info.image_width);
     const int64_t samples = int64_t(height) * width * format.samples;

@@ -177,6 +177,8 @@ class DeviceBackend:
             return None
         if any(len(plan.blanks) for plan in plans[1:]):
             return None  # in a picture above others, even the background hides what is below
+        if any(plan.channels is not None for plan in plans):
+            return None  # the device pastes all channels of a pixel
         image = self.parts.images[number]
         samples = () if options.channel is not None else (image.channels,)
         shape = (int(offsets[-1]), *samples)

@@ -277,9 +277,11 @@ class HostBackend:
     def _read(
         self, number: int, plans: Sequence[ReadPlan], regions: Targets, options: ReadOptions
     ) -> dict[TileKey, str]:
-        blank = self.blank(number, options.table)
-        if options.channel is not None and options.table is not None:
-            blank = blank[options.channel]
+        blank, wanted = self.blank(number, options.table), options.channel
+        if wanted is not None and options.table is not None:
+            blank = blank[wanted]
+        if wanted is not None:
+            plans = [plan for plan in plans if wanted in plan.shown(wanted + 1)]
         covered = np.zeros(len(regions), np.bool_)
         for plan in plans:
             covered |= plan.covered
@@ -287,9 +289,14 @@ class HostBackend:
             regions[index][...] = blank
 
         def canvas_of(plan: ReadPlan) -> Paste:
+            own, channel = regions, wanted
+            if plan.channels is not None and channel is None:
+                own = [region[..., plan.channels] for region in regions]
+            elif plan.channels is not None and channel is not None:
+                channel -= plan.channels.start
             for region, y, end_y, x, end_x, *_ in slices_of(plan.blanks, plan.regions.step):
-                regions[region][y:end_y, x:end_x] = blank
-            return Paste(plan, regions, options.channel, blank)
+                own[region][y:end_y, x:end_x] = blank
+            return Paste(plan, own, channel, blank)
 
         return execute(self, plans, canvas_of, options)
 

@@ -103,7 +103,8 @@ class Paste:
     @property
     def _pixel_bytes(self) -> int:
         """Bytes from one pixel to the next, 0 if regions differ or have no such rows."""
-        if self._channel is not None or self._step != (1, 1):
+        whole = self._channel is None and self._plan.channels is None
+        if not whole or self._step != (1, 1):
             return 0
         alike = isinstance(self._regions, np.ndarray)
         found = {_pixel_bytes(each) for each in (self._regions[:1] if alike else self._regions)}

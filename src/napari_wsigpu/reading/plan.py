@@ -163,6 +163,8 @@ class ReadPlan:
         Where regions show the background instead of a tile.
     covered : ndarray of bool, shape (regions,)
         Which regions lie in the image as a whole.
+    channels : slice or None
+        The channels of the regions that it pastes; None for all.
     """
 
     image: int
@@ -173,6 +175,7 @@ class ReadPlan:
     starts: Integers
     blanks: Pastes
     covered: NDArray[np.bool_]
+    channels: slice | None = None
 
     def __repr__(self) -> str:
         shapes = {f"{height} x {width}" for height, width in self.regions.shapes}
@@ -182,6 +185,10 @@ class ReadPlan:
             f"{len(self.tiles)} tiles ({np.count_nonzero(self.computed)} computed), "
             f"{len(self.pastes)} pastes, {len(self.blanks)} blank>"
         )
+
+    def shown(self, channels: int) -> range:
+        """Return which channels of so many the plan pastes."""
+        return range(channels)[self.channels or slice(None)]
 
     def pastes_of(self, tiles: Integers) -> Pastes:
         """Return the parts of some tiles, by their indices."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -170,7 +170,11 @@ def _plan_scattered(
     some = (height > 0) & (width > 0)
     columns = (region, y, x, source_y, source_x, height, width)
     parts = [column[some] for column in columns]
-    return _of_parts(number, part.image, regions, place[some], parts)
+    plan = _of_parts(number, part.image, regions, place[some], parts)
+    if part.image.channels == mosaic.channels:
+        return plan
+    channels = slice(part.first, part.first + part.image.channels)
+    return replace(plan, covered=np.zeros_like(plan.covered), channels=channels)
 
 
 def _of_parts(

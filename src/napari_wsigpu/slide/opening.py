@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from napari_wsigpu.formats.describe import described
 from napari_wsigpu.gpu.device import driver
 from napari_wsigpu.model.errors import UnsupportedSlideError, changed_error
+from napari_wsigpu.model.layout import DIGEST, digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,6 +20,10 @@ if TYPE_CHECKING:
     from napari_wsigpu.model.layout import SlideLayout
     from napari_wsigpu.storage.source import ByteSource
     from napari_wsigpu.storage.stream import StreamSource
+
+
+# Folders below the slide's own in which its files lie.
+DEEPEST = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +105,8 @@ class Opening:
         address = own.path if remote is None else remote.url
         at = {"z": shown.z if z is None else z, "t": shown.t if t is None else t}
         with described(address, at if shown.names else None) as (layout, source):
-            if layout.files != own.files or layout.remote != remote:
+            now, known = layout.without_words(), own.without_words()
+            if now.files != known.files or layout.remote != remote:
                 raise changed_error(own.path)
             yield replace(self, layout=layout), source
 
@@ -116,6 +124,35 @@ class Opening:
         if self.stream is not None:
             raise self._stream_error()
         return replace(self, layout=self.layout.without_words())
+
+    def with_files(self) -> Opening:
+        """Return it with the paths of the slide's other files, which don't travel.
+
+        They are looked for beside the slide and below, where all formats have them.
+
+        Raises
+        ------
+        SlideChangedError
+            If one is not there any more.
+        """
+        layout = self.layout
+        missing = {file.path for file in layout.files if file.path.startswith(DIGEST)}
+        if not missing:
+            return self
+        own = Path(layout.path)
+        root = own if own.is_dir() else own.parent
+        found: dict[str, str] = {}
+        for folder, below, names in os.walk(root):
+            # Such a folder has the slide's name in its own; others may be large.
+            below.sort(key=lambda name: own.stem not in name)
+            if len(Path(folder).relative_to(root).parts) == DEEPEST:
+                below.clear()
+            paths = (os.path.join(folder, name) for name in names)  # noqa: PTH118 - many
+            found |= {key: path for path in paths if (key := digest(path)) in missing}
+            if len(found) == len(missing):
+                files = (replace(f, path=found.get(f.path, f.path)) for f in layout.files)
+                return replace(self, layout=replace(layout, files=tuple(files)))
+        raise changed_error(layout.path)
 
     def in_child(self) -> Opening:
         """Return how a forked process opens the slide: by the CPU if its parent uses a GPU."""

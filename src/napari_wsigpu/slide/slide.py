@@ -1458,7 +1458,7 @@ def reopened(opening: Opening) -> Slide:
     if opening.label is not None:
         with opening.described() as (found, _):
             return _opened(found)
-    slide = _opened(opening)
+    slide = _opened(opening.with_files())
     slide._described = None
     return slide
 

@@ -56,8 +56,8 @@ class Place(NamedTuple):
 
 
 def place_of(slide: Slide) -> Place:
-    """Return where a slide lies: at the origin, or a region where it was cut from its slide."""
+    """Return where a slide lies, as its file says; a region, where it was cut from its slide."""
     region = region_of(slide.metadata)
     if region is None:
-        return Place(slide.mpp or (1.0, 1.0), (0.0, 0.0), slide.mpp is not None)
+        return Place(slide.mpp or (1.0, 1.0), slide.layout.first, slide.mpp is not None)
     return Place(*first_pixel(region, slide.dimensions, slide.mpp), slide.mpp is not None)

@@ -260,7 +260,10 @@ def along_planes(planes: Planes, attributes: dict[str, Any]) -> dict[str, Any]:
         attributes = attributes | {"units": (*of_planes, *of_pixels)}
     return attributes | {
         "scale": (*(steps[name] or 1.0 for name in planes.names), *attributes["scale"]),
-        "translate": (*(0.0 for _ in planes.names), *attributes["translate"]),
+        "translate": (
+            *(planes.starts.get(name, 0.0) if steps[name] else 0.0 for name in planes.names),
+            *attributes["translate"],
+        ),
         "axis_labels": (*planes.names, *attributes["axis_labels"]),
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -35,6 +36,7 @@ from napari_wsigpu.model.layout import (
     SlideLayout,
     TileGrid,
 )
+from napari_wsigpu.model.limits import limits
 from napari_wsigpu.model.tags import COMPRESSION, CZI_ZSTD
 
 if TYPE_CHECKING:
@@ -159,7 +161,7 @@ def _choose(
     found: Subblocks, path: Path, problems: list[str], at: Mapping[str, int] = tiff.MIDDLE
 ) -> _Shown:
     found = _readable(found, path, problems)
-    channels, kind = _channel_numbers(found, problems)
+    channels, kind = _channel_numbers(found, path, problems)
     planes = np.stack([found.starts[letter] for letter in CHOSEN + FIRST], axis=1)
     hidden = len(np.unique(planes, axis=0)) - 1
     box = _box(found)
@@ -209,18 +211,22 @@ def _readable(found: Subblocks, path: Path, problems: list[str]) -> Subblocks:
     return found[readable]
 
 
-def _channel_numbers(found: Subblocks, problems: list[str]) -> tuple[list[int], int]:
+def _channel_numbers(found: Subblocks, path: Path, problems: list[str]) -> tuple[list[int], int]:
     """Return the channels that can be laid over the first one, and their kind of pixels."""
     channels = np.unique(found.starts["C"])
-    kinds = [int(found.pixel_type[found.starts["C"] == channel][0]) for channel in channels]
+    _, firsts = np.unique(found.starts["C"], return_index=True)
+    kinds = found.pixel_type[firsts].tolist()
     kind = kinds[0]
     alike = [
         channel for channel, other in zip(channels.tolist(), kinds, strict=True) if other == kind
     ]
     if PIXELS[kind][1] == 3:
         alike = alike[:1]
-    if len(alike) > tiff.MOST_CHANNELS:
-        raise ValueError(f"it is said to have {len(alike)} channels")
+    if len(alike) > limits.planes:
+        raise UnsupportedSlideError(
+            f"'{path}' claims {len(alike)} channels, more than any slide has: "
+            f"{limits.advice('planes')}."
+        )
     if len(alike) < len(kinds):
         problems.append(
             f"{len(kinds) - len(alike)} channels are not shown: they can't be laid over the first "
@@ -244,19 +250,22 @@ def _box(found: Subblocks) -> Rect:
 # Where they lie
 
 
-class _Tiles(NamedTuple):
-    """Subblocks of a level that show one position, one a channel; of those the first tells where.
+class _Stack(NamedTuple):
+    """Subblocks of neighbouring channels that lie alike, in the order in which they are laid down.
 
     Attributes
     ----------
-    first : Subblocks
-        One a tile, in the order in which they are laid down.
+    first : int
+        Which of the channels that are shown is the first one.
     members : ndarray of int64, shape (channels, tiles)
-        Number of the subblock of each channel among the level's; -1 where there is none.
+        Number of each subblock among the level's.
+    alike : ndarray of int64, shape (6, tiles)
+        Scene, place, size and compression, which are the same for all channels.
     """
 
-    first: Subblocks
+    first: int
     members: Integers
+    alike: Integers
 
 
 def _levels(
@@ -268,11 +277,11 @@ def _levels(
     levels: list[LevelLayout] = []
     for scale in np.unique(scales).tolist():
         here = found[scales == scale]
-        tiles = _grouped(here, shown.channels)
+        stacks = _stacked(here, shown.channels)
         size = (-(-box.width // scale), -(-box.height // scale))
         areas: dict[int, float] = {}
         parts = list(
-            _parts(czi, file, here, tiles, (box.left, box.top), scale, areas, path, problems)
+            _parts(czi, file, here, stacks, (box.left, box.top), scale, areas, path, problems)
         )
         scenes = np.unique(found.starts["S"])
         area = np.array([areas.get(scene, 0.0) for scene in scenes.tolist()]) * scale**2
@@ -280,7 +289,10 @@ def _levels(
             base = area
         elif not (area >= COVERED * base).all():
             continue  # it does not show all; what it shows is computed from the finer level
-        levels.append(LevelLayout.mosaic(*size, parts, scale / _first_scale(scales)))
+        channels = len(shown.channels) * parts[0].image.encoding.samples
+        reduction = scale / _first_scale(scales)
+        levels.append(LevelLayout.mosaic(*size, parts, reduction, channels))
+        tiff.check_tile_size(levels[-1], str(path))
     if _first_scale(scales) > 1:
         problems.append("Its pictures of full resolution are missing; the finest others are shown.")
     return levels
@@ -299,27 +311,34 @@ def _scales(found: Subblocks) -> Integers:
     return np.maximum(1, np.where(near, power, np.round(ratio))).astype(np.int64)
 
 
-def _grouped(found: Subblocks, channels: Sequence[int]) -> _Tiles:
-    """Put the channels' subblocks of one position together; higher M and later ones on top."""
-    names = ("M", "S", "Y", "X")
-    keys = np.stack(
-        [*(found.starts[name] for name in names), found.stored_height, found.stored_width], axis=1
-    )
-    unique, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-    inverse = inverse.reshape(-1)
-    order = np.lexsort((first, unique[:, 0]))
-    place = np.empty_like(order)
-    place[order] = np.arange(len(order))
-    members = np.full((len(channels), len(order)), -1, np.int64)
-    members[np.searchsorted(channels, found.starts["C"]), place[inverse]] = np.arange(len(found))
-    return _Tiles(found[first[order]], members)
+def _stacked(found: Subblocks, channels: Sequence[int]) -> list[_Stack]:
+    """Join channels whose subblocks lie alike; higher M and later ones on top.
+
+    A file may hold a channel on another grid, shifted, in another compression or only in part.
+    What a subblock has no samples of is another stack's, not its own background.
+    """
+    stacks: list[_Stack] = []
+    order = np.lexsort((found.starts["M"], found.starts["C"]))
+    bounds = np.searchsorted(found.starts["C"][order], [*channels, channels[-1] + 1])
+    for index, (begin, end) in enumerate(pairwise(bounds.tolist())):
+        own = order[begin:end]
+        places = [found.starts[name] for name in "SYX"]
+        stored = (found.stored_height, found.stored_width, found.compression)
+        alike = np.stack([values[own] for values in (*places, *stored)])
+        last = stacks[-1] if stacks else None
+        joins = last is not None and last.first + len(last.members) == index
+        if last is not None and joins and np.array_equal(last.alike, alike):
+            stacks[-1] = last._replace(members=np.vstack([last.members, own]))
+        elif len(own):
+            stacks.append(_Stack(index, own[None], alike))
+    return stacks
 
 
 def _parts(
     czi: CziFile,
     file: IO[bytes],
     found: Subblocks,
-    tiles: _Tiles,
+    stacks: Sequence[_Stack],
     corner: tuple[int, int],
     scale: int,
     areas: dict[int, float],
@@ -328,46 +347,68 @@ def _parts(
 ) -> Iterator[Scattered]:
     """Lay down a level's tiles; those that are compressed otherwise in parts of their own.
 
-    `areas` gets how many pixels of each scene are shown.
+    `areas` gets how many pixels of each scene are shown, of all channels.
     """
     offsets, lengths = czi.payloads(found.position)
-    for code in np.unique(tiles.first.compression).tolist():
-        chosen = tiles.first.compression == code
-        first, members = tiles.first[chosen], tiles.members[:, chosen]
-        held = (members >= 0) & (found.compression[members] == code)
-        compression = COMPRESSIONS[code]
-        dtype, samples = PIXELS[int(first.pixel_type[0])]
-        pixel = np.dtype(dtype).itemsize * samples
-        wanted = first.stored_height * first.stored_width * pixel
-        begins = np.where(held, offsets[members], 0)
-        counts = np.where(held, lengths[members], 0)
-        if compression == COMPRESSION.NONE:  # a shorter one is damaged, and said to be so
-            counts = np.minimum(counts, wanted)
-        lost = int(np.count_nonzero(held & (counts == 0)))
-        if lost:
-            problems.append(
-                f"{lost} of its pictures are missing or cut off; get a fresh copy of the file."
-            )
-            counts = np.where(held, np.maximum(counts, 1), 0)
-        height, width = int(first.stored_height.max()), int(first.stored_width.max())
-        sizes = np.stack([first.stored_height, first.stored_width])[:, None]
-        alike = bool((sizes == [[[height]], [[width]]]).all())
-        grid = TileGrid(height, width, begins[:, None], counts[:, None], None if alike else sizes)
-        how = _encoding(file, compression, dtype, samples, begins, counts)
-        how = replace(how, jpeg_tables=(None,) * len(members))
-        image = side_by_side(grid, how)
-        tiff.check_tile_size(image, str(path))
+    for stack in stacks:
+        first = found[stack.members[0]]
         lefts = _whole((first.starts["X"] - corner[0]) / scale)
         tops = _whole((first.starts["Y"] - corner[1]) / scale)
         rects = Rects(tops, lefts, tops + first.stored_height, lefts + first.stored_width)
-        numbers = np.stack([np.zeros(len(first), np.int64), np.arange(len(first))], axis=1)
-        part = Scattered.stacked(image, numbers, np.zeros_like(numbers), rects)
-        on = part.on
+        # Before they are sorted by compression, as a tile of one may cover one of another.
+        owner, on = rects.visible()
         area = (on.bottoms - on.tops).astype(float) * (on.rights - on.lefts)
-        scenes = first.starts["S"][part.columns]
+        scenes = first.starts["S"][owner]
         for scene in np.unique(scenes).tolist():
-            areas[scene] = areas.get(scene, 0.0) + float(area[scenes == scene].sum())
-        yield part
+            shown = float(area[scenes == scene].sum()) * len(stack.members)
+            areas[scene] = areas.get(scene, 0.0) + shown
+        for code in np.unique(first.compression[owner]).tolist():
+            chosen = first.compression == code
+            members = stack.members[:, chosen]
+            places = offsets[members], lengths[members]
+            image = _image(file, first[chosen], code, *places, path, problems)
+            here = chosen[owner]
+            columns = (np.cumsum(chosen) - 1)[owner[here]]
+            yield Scattered(
+                image,
+                np.zeros_like(columns),
+                columns,
+                on.tops[here] - tops[owner[here]],
+                on.lefts[here] - lefts[owner[here]],
+                on[here],
+                stack.first,
+            )
+
+
+def _image(
+    file: IO[bytes],
+    tiles: Subblocks,
+    code: int,
+    begins: Integers,
+    lengths: Integers,
+    path: Path,
+    problems: list[str],
+) -> LevelLayout:
+    """Put tiles of one compression side by side; they begin there, shape (channels, tiles)."""
+    compression = COMPRESSIONS[code]
+    dtype, samples = PIXELS[int(tiles.pixel_type[0])]
+    pixel = np.dtype(dtype).itemsize * samples
+    if compression == COMPRESSION.NONE:  # a shorter one is damaged, and said to be so
+        lengths = np.minimum(lengths, tiles.stored_height * tiles.stored_width * pixel)
+    lost = int(np.count_nonzero(lengths == 0))
+    if lost:
+        problems.append(
+            f"{lost} of its pictures are missing or cut off; get a fresh copy of the file."
+        )
+    counts = np.maximum(lengths, 1)
+    height, width = int(tiles.stored_height.max()), int(tiles.stored_width.max())
+    sizes = np.stack([tiles.stored_height, tiles.stored_width])[:, None]
+    alike = bool((sizes == [[[height]], [[width]]]).all())
+    grid = TileGrid(height, width, begins[:, None], counts[:, None], None if alike else sizes)
+    how = _encoding(file, compression, dtype, samples, begins, counts)
+    image = side_by_side(grid, replace(how, jpeg_tables=(None,) * len(begins)))
+    tiff.check_tile_size(image, str(path))
+    return image
 
 
 def _whole(values: NDArray[np.float64]) -> Integers:

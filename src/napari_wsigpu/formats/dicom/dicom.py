@@ -40,6 +40,8 @@ FILE_META = 1024
 MOST_ENTRIES = 4096
 MOST_STRANGERS = 64
 CONTRADICTORY = 0.01
+# Pixels by which writers round the sides of levels, and what is left of a pixel by computing.
+MOST_ROUNDED, ROUNDED = 2, 0.01
 ASSOCIATED = {"LABEL": "label", "OVERVIEW": "macro", "THUMBNAIL": "thumbnail"}
 
 
@@ -262,6 +264,8 @@ def _layout(
             )
             continue
         level = _level(path, groups[size], same[z], starts, ends[-1], problems)
+        if levels:
+            level = _unpadded(level, groups[size][0], levels[0], main[0])
         if levels and not _is_same_picture(level, levels[0]):
             problems.append(
                 f"The level of {level.width} x {level.height} pixels is left out, as it differs "
@@ -269,6 +273,8 @@ def _layout(
             )
         else:
             levels.append(level)
+    if any(level.reduction is not None for level in levels):
+        levels[0] = replace(levels[0], reduction=1.0)
     tiff.check_tiles_present(levels, path, ends[-1])
     metadata = main[0].metadata
     labels = [each.metadata for each in instances if each.flavor == "LABEL"]
@@ -329,7 +335,7 @@ def _level(
     rows = math.ceil(first.height / first.tile_height)
     columns = math.ceil(first.width / first.tile_width)
     shape = (len(shown), rows, columns)
-    if len(shown) > tiff.MOST_CHANNELS or math.prod(shape) > limits.tiles:
+    if math.prod(shape) > limits.tiles:
         raise UnsupportedSlideError(
             f"'{first.path}' claims {len(shown)} channels of {rows * columns} frames, more than a "
             "slide can have; get a fresh copy of the file."
@@ -457,15 +463,44 @@ def _first_optical_path(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _mpp(instance: Instance, problems: list[str]) -> tuple[float, float] | None:
     """Return micrometres a pixel (x, y) by the spacing in mm of rows and columns."""
-    measures = _pixel_measures(instance)
-    spacing = measures.get("PixelSpacing")
-    values = spacing if isinstance(spacing, list) else []
-    found = [number * 1000 for value in values if (number := positive_number(value))]
-    if len(found) == len(values) == 2:
-        return found[1], found[0]
-    if measures:
-        problems.append(f"'{instance.path.name}' states no pixel size that can be.")
-    return None
+    stated = _pixel_measures(instance).get("PixelSpacing")
+    values = stated if isinstance(stated, list) else [stated]
+    if stated is not None and (len(values) != 2 or None in map(positive_number, values)):
+        problems.append(f"'{instance.path.name}' states no pixel spacing that can be.")
+    if instance.spacing is None:
+        return None
+    row, column = instance.spacing
+    return column * 1000, row * 1000
+
+
+def _unpadded(
+    level: LevelLayout, instance: Instance, base: LevelLayout, main: Instance
+) -> LevelLayout:
+    """Return a level without what fills up its last tiles, and with its downsample.
+
+    Philips counts whole tiles as a level's size, so that its sides do not say how much smaller
+    it is: the spacing of its pixels does.
+    """
+    if instance.spacing is None or main.spacing is None:
+        return level
+    ratios = [own / whole for own, whole in zip(instance.spacing, main.spacing, strict=True)]
+    if min(ratios) <= 1 or abs(ratios[0] - ratios[1]) > CONTRADICTORY * ratios[0]:
+        return level
+    height, width = (
+        math.ceil(side / ratio - ROUNDED)
+        for side, ratio in zip((base.height, base.width), ratios, strict=True)
+    )
+    grid = level.grid
+    padding = level.height - height, level.width - width
+    if max(padding) <= MOST_ROUNDED or not all(
+        0 <= beyond < tile
+        for beyond, tile in zip(padding, (grid.tile_height, grid.tile_width), strict=True)
+    ):
+        return level
+    rows, columns = math.ceil(height / grid.tile_height), math.ceil(width / grid.tile_width)
+    held = (slice(None), slice(rows), slice(columns))
+    grid = replace(grid, offsets=grid.offsets[held], byte_counts=grid.byte_counts[held])
+    return replace(level, height=height, width=width, grid=grid, reduction=sum(ratios) / 2)
 
 
 def _pixel_measures(instance: Instance) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from pydicom.dataelem import RawDataElement
 from pydicom.filereader import read_dataset, read_partial, read_preamble
 from pydicom.multival import MultiValue
 from pydicom.sequence import Sequence as DicomSequence
+from pydicom.tag import BaseTag
 from pydicom.uid import (
     JPEG2000,
     UID,
@@ -59,7 +60,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
     from pydicom import Dataset
-    from pydicom.tag import BaseTag
     from wsidicom.instance import WsiDataset
 
     File = Path | ServedFile
@@ -75,21 +75,23 @@ COMPRESSIONS = {
     JPEGLSLossless: JPEG_LS,
     JPEGLSNearLossless: JPEG_LS,
 }
-# By compression and photometric interpretation: what the codecs call it.
-COLORS: dict[tuple[int, str], tuple[int, JpegColor]] = {
-    (COMPRESSION.NONE, "RGB"): (COMPRESSION.NONE, "auto"),
-    (JPEG_LS, "RGB"): (JPEG_LS, "auto"),
-    (COMPRESSION.JPEG, "RGB"): (COMPRESSION.JPEG, "stored"),
-    (COMPRESSION.JPEG, "YBR_FULL"): (COMPRESSION.JPEG, "ycbcr"),
-    (COMPRESSION.JPEG, "YBR_FULL_422"): (COMPRESSION.JPEG, "ycbcr"),
-    (COMPRESSION.JPEG2000, "RGB"): (COMPRESSION.JPEG2000, "auto"),
-    (COMPRESSION.JPEG2000, "YBR_ICT"): (COMPRESSION.JPEG2000, "auto"),
-    (COMPRESSION.JPEG2000, "YBR_RCT"): (COMPRESSION.JPEG2000, "auto"),
-    (COMPRESSION.JPEG2000, "YBR_FULL"): (COMPRESSION.APERIO_JP2000_YCBC, "auto"),
-    (COMPRESSION.JPEG2000, "YBR_FULL_422"): (COMPRESSION.APERIO_JP2000_YCBC, "auto"),
+# By compression and photometric interpretation: what the codecs call colours of JPEG.
+COLORS: dict[tuple[int, str], JpegColor] = {
+    (COMPRESSION.NONE, "RGB"): "auto",
+    (JPEG_LS, "RGB"): "auto",
+    (COMPRESSION.JPEG, "RGB"): "stored",
+    (COMPRESSION.JPEG, "YBR_FULL"): "ycbcr",
+    (COMPRESSION.JPEG, "YBR_FULL_422"): "ycbcr",
+    (COMPRESSION.JPEG2000, "RGB"): "auto",
+    (COMPRESSION.JPEG2000, "YBR_ICT"): "auto",
+    (COMPRESSION.JPEG2000, "YBR_RCT"): "auto",
+    (COMPRESSION.JPEG2000, "YBR_FULL"): "auto",
+    (COMPRESSION.JPEG2000, "YBR_FULL_422"): "auto",
 }
 PER_FRAME_GROUPS = 0x52009230
 MOST_FRAMES = 1 << 22
+# By how much of it the size of the whole image may contradict the spacing of pixels.
+UNLIKE = 0.01
 ITEM, ITEM_HEADER = 0xE000FFFE, 8
 Z_DECIMALS = 6
 LONGEST_VALUE = 1 << 16
@@ -161,6 +163,8 @@ class Instance:
         Whether `frames` says focal planes in micrometres.
     icc : tuple of (int, int) or None
         Offset and length of the ICC profile in the file.
+    spacing : tuple of float or None
+        Millimetres from one row of pixels to the next, and from one column to the next.
     metadata : dict
         All attributes by keyword, JSON-serialisable.
     problems : tuple of str
@@ -180,6 +184,7 @@ class Instance:
     frames: Frames
     has_depths: bool
     icc: tuple[int, int] | None
+    spacing: tuple[float, float] | None
     metadata: dict[str, Any]
     problems: tuple[str, ...]
 
@@ -303,6 +308,21 @@ def _read(path: File, stream: BinaryIO, file: SlideFile, series: str | None) -> 
         depth = dataset.z_offset if part else float(np.median(frames.z))
         frames = frames._replace(z=np.full_like(frames.z, depth))
     _check_fragments(path, stream, reader, frames)
+    spacing = _pixel_spacing(header, stream)
+    sizes = (height, tile_height), (width, tile_width)
+    volume = [positive_number(header.get(f"ImagedVolume{side}")) for side in ("Height", "Width")]
+    if spacing is None and None not in volume:
+        found = [(length or 0) / size for length, (size, _) in zip(volume, sizes, strict=True)]
+        spacing = found[0], found[1]
+    elif spacing is not None and not all(
+        # The last tiles may be counted as a whole.
+        length is None or abs(length / step - size) <= max(tile, UNLIKE * size)
+        for length, step, (size, tile) in zip(volume, spacing, sizes, strict=True)
+    ):
+        problems.append(
+            f"'{path.name}' states a pixel spacing, which counts, and a size of the whole image "
+            "that contradicts it."
+        )
     return Instance(
         path=path,
         file=file,
@@ -321,6 +341,7 @@ def _read(path: File, stream: BinaryIO, file: SlideFile, series: str | None) -> 
             or not np.ptp(frames.z)
         ),
         icc=icc,
+        spacing=spacing,
         metadata=metadata,
         problems=tuple(problems),
     )
@@ -372,9 +393,9 @@ def _encoding(path: File, reader: WsiDicomReader, header: Dataset) -> Encoding:
     allocated = int(header.get("BitsAllocated", bits))
     photometric = str(dataset.photometric_interpretation)
     compression = COMPRESSIONS.get(reader.transfer_syntax)
-    color: tuple[int, JpegColor] | None = None
+    color: JpegColor | None = None
     if compression is not None and samples == 1:
-        color = (compression, "gray" if compression == COMPRESSION.JPEG else "auto")
+        color = "gray" if compression == COMPRESSION.JPEG else "auto"
     elif compression is not None and samples == 3:
         color = COLORS.get((compression, photometric))
     possible = {
@@ -389,15 +410,19 @@ def _encoding(path: File, reader: WsiDicomReader, header: Dataset) -> Encoding:
             f"{UID(reader.transfer_syntax).name} are not supported; "
             "convert it to JPEG or JPEG 2000."
         )
+    # Whatever JPEG 2000 is said to be, components that a code stream does not transform are stored
+    # by it: YBR_ICT without a transform, as converters of Aperio's 33003 write it, is plain YCbCr.
+    ycbcr = compression == COMPRESSION.JPEG2000 and photometric.startswith("YBR")
+    colors = PHOTOMETRIC.YCBCR if ycbcr else PHOTOMETRIC.RGB
     return Encoding(
-        compression=color[0],
-        photometric=PHOTOMETRIC.MINISBLACK if samples == 1 else PHOTOMETRIC.RGB,
+        compression=compression,
+        photometric=PHOTOMETRIC.MINISBLACK if samples == 1 else colors,
         predictor=PREDICTOR.NONE,
         fill_order=FILLORDER.MSB2LSB,
         byte_order="<",
         dtype="uint8" if bits == 8 else "uint16",
         samples=samples,
-        jpeg_color=color[1],
+        jpeg_color=color,
     )
 
 
@@ -476,6 +501,29 @@ def _spacing(dataset: WsiDataset) -> float | None:
     """Return micrometres from one focal plane to the next, where that is stated."""
     spacing = positive_number(dataset.spacing_between_slices)  # in millimetres
     return None if spacing is None else spacing * 1000
+
+
+def _pixel_spacing(header: Dataset, stream: BinaryIO) -> tuple[float, float] | None:
+    """Return the spacing of rows and columns that all frames share, or else the first one's."""
+    shared = _measures(header.get("SharedFunctionalGroupsSequence"))
+    if shared is None:
+        stream.seek(0)
+        frames = read_partial(
+            stream,
+            lambda tag, *_: int(tag) > PER_FRAME_GROUPS,
+            specific_tags=[BaseTag(PER_FRAME_GROUPS)],
+        )
+        shared = _measures(frames.get("PerFrameFunctionalGroupsSequence"))
+    values = shared.get("PixelSpacing") if shared is not None else None
+    found = [positive_number(value) for value in (values if isinstance(values, MultiValue) else ())]
+    return (found[0], found[1]) if len(found) == 2 and found[0] and found[1] else None
+
+
+def _measures(groups: Any) -> Dataset | None:
+    """Return what the first one of functional groups says of the size of pixels."""
+    first = next(iter(groups or ()), None)
+    measures = None if first is None else first.get("PixelMeasuresSequence")
+    return next(iter(measures or ()), None)
 
 
 def _is_one_plane(header: Dataset, frames: Frames) -> bool:

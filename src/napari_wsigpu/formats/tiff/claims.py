@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import struct
 from contextlib import suppress
 from functools import cache, partial
@@ -293,6 +295,35 @@ def check_planes(name: str, count: int) -> None:
         raise UnsupportedSlideError(
             f"'{name}' claims {count} planes, more than any slide has: {limits.advice('planes')}."
         )
+
+
+def distrust_shape(file: TiffFile) -> str | None:
+    """Say that a description by tifffile contradicts the pages, which then are all that counts."""
+    if not file.is_shaped:
+        return None
+    try:
+        said = file.pages.first.shaped_description or ""
+        sound = _is_shaped(file, json.loads(said)["shape"])
+    except (KeyError, TypeError, ValueError, IndexError):
+        sound = False
+    if sound:
+        return None
+    setattr(file, "is_shaped", False)  # noqa: B010 - tifffile looks it up
+    return "Its description of the shape (JSON) contradicts its pages, which count."
+
+
+def _is_shaped(file: TiffFile, shape: list[int]) -> bool:
+    """Whether a file has as many pages as an array of that shape needs, each of its last axes."""
+    first = file.pages.first
+    own, stated = ([side for side in sides if side != 1] for sides in (first.shape, shape))
+    count, held = math.prod(stated) // math.prod(own), len(file.pages)
+    if min(stated, default=0) < 1 or stated[len(stated) - len(own) :] != own:
+        return False
+    if count > held == 1:  # the others lie behind the first one, without pages of their own
+        behind = file.filehandle.size - first.dataoffsets[0]
+        return bool(first.is_contiguous) and behind >= count * first.nbytes
+    # Behind the last one, another array's begin.
+    return count == held or (count < held and bool(file.pages[count].aspage().is_shaped))
 
 
 def check_xml(file: TiffFile, path: str) -> None:

@@ -11,7 +11,8 @@ from tifffile import TiffFile, TiffFileError
 
 from napari_wsigpu.formats import markup, wsigpu
 from napari_wsigpu.formats.fields import even_step, number, positive_number
-from napari_wsigpu.formats.tiff import claims, companion, tiff
+from napari_wsigpu.formats.pictures import beside_name
+from napari_wsigpu.formats.tiff import claims, companion, pixel_size, tiff
 from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.model.layout import AssociatedLayout, Channel, SlideFile, SlideLayout
 from napari_wsigpu.model.limits import limits
@@ -36,9 +37,6 @@ MOST_NAMED = 5
 # Files of an image: a plane, channel or time each.
 MOST_BESIDE = 1024
 PLACES = ("IFD", "FirstC", "FirstZ", "FirstT", "PlaneCount", "NumPlanes")
-ASSOCIATED = {
-    "label": "label", "macro": "macro", "overview": "macro", "thumbnail": "thumbnail"
-}  # fmt: skip
 
 
 class OmeDescription(NamedTuple):
@@ -74,25 +72,30 @@ def parse(file: TiffFile, source: SlideFile, at: Mapping[str, int] = tiff.MIDDLE
     if distrust is not None:
         # tifffile would look for images where such XML says.
         setattr(file, "is_ome", False)  # noqa: B010
-    layout = tiff.parse(file, source, at)
+    layout = tiff.layout_of(file, source, at)
+    main = tiff.main_image(file, source.path)
+    page = tiff.keyframe(main)
     if distrust is not None and len(layout.files) == 1:
         unnamed = not layout.rgb and layout.levels[0].channels > 1
         said = (distrust, TAKEN) if unnamed else (distrust,)
         layout = replace(layout, problems=(*layout.problems, *said))
     if root is None or distrust == CONTRADICTION:
-        return layout
-    main = tiff.main_image(file, source.path)
+        return pixel_size.with_size(layout, file, page)
     index = _index_of(main, file, root) if main.kind == "ome" else _only_one_of(main, root)
     described = None if index is None else describe(root, index)
     if described is None:
-        return layout
+        return pixel_size.with_size(layout, file, page)
     if distrust is None and main.kind != "ome":
         layout = replace(layout, problems=(*layout.problems, *_unplaced(described, layout)))
     count = layout.levels[0].channels
     stated = described.metadata["Pixels"]
     flat = stated.get("SizeZ") == stated.get("SizeT") == "1"
     known = not layout.rgb and (distrust is None or flat)  # else planes may stand for channels
-    named = known and len(described.channels) == count
+    channels = described.channels
+    if main.kind == "ome" and len(channels) > count:  # those of missing pages are left out
+        held = tiff.held_channels(main, {"z": layout.planes.z, "t": layout.planes.t})
+        channels = tuple(channels[index] for index in held if index < len(channels))
+    named = known and len(channels) == count
     associated, problems = layout.associated, list[str]()
     if main.kind == "ome":
         associated, problems = _other_images(main, file, source.path)
@@ -103,11 +106,11 @@ def parse(file: TiffFile, source: SlideFile, at: Mapping[str, int] = tiff.MIDDLE
     if len(xml) <= LONGEST_KEPT:
         described.metadata["OME"] = markup.nested(root)
         metadata["tiff"].pop("ImageDescription", None)
+    layout = pixel_size.with_size(layout, file, page, described.mpp)
     return replace(
         layout,
         associated=associated,
-        channels=described.channels if named else layout.channels,
-        mpp=described.mpp,
+        channels=channels if named else layout.channels,
         planes=replace(layout.planes, z_spacing=described.z_spacing, time_step=described.time_step),
         objective=described.objective,
         scanner=described.scanner or layout.scanner,
@@ -331,8 +334,7 @@ def _other_images(
     for series in tiff.images(file):
         if series is main:
             continue
-        given = series.name.lower()
-        name = next((name for word, name in ASSOCIATED.items() if word in given), None)
+        name = beside_name(series.name) if tiff.can_be_beside(series) else None
         if name is None or name in associated:
             width, height = tiff.size(series)
             unshown.append(f"{series.name[:60]!r} ({width} x {height})")

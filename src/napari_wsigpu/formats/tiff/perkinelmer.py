@@ -87,9 +87,11 @@ def _kind(page: TiffPage, root: Element | None, first: TiffPage) -> str:
 
 
 def _channels(roots: list[Element | None]) -> tuple[Channel, ...]:
+    """Name channels by what they show, or else by the dye or the filter."""
+    names = (markup.text(root, "Biomarker") or markup.text(root, "Name") for root in roots)
     return tuple(
-        Channel(markup.text(root, "Name") or f"channel {index}", _color(markup.text(root, "Color")))
-        for index, root in enumerate(roots)
+        Channel(name or f"channel {index}", _color(markup.text(root, "Color")))
+        for index, (name, root) in enumerate(zip(names, roots, strict=True))
     )
 
 

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 from tifffile import TiffPage
 
+from napari_wsigpu.codecs.jpeg import without_words
 from napari_wsigpu.codecs.table import is_of_images
-from napari_wsigpu.formats.tiff import claims, imagej
+from napari_wsigpu.formats.pictures import beside_name
+from napari_wsigpu.formats.tiff import claims, imagej, pixel_size
 from napari_wsigpu.formats.tiff.frames import pages_of
 from napari_wsigpu.formats.tiff.siblings import PageFiles, check_stack, stack_problem
 from napari_wsigpu.model.errors import (
@@ -40,6 +42,7 @@ from napari_wsigpu.model.limits import limits
 from napari_wsigpu.model.tags import (
     COMPRESSION,
     FILETYPE,
+    JPEG_2000,
     PHOTOMETRIC,
     PLANARCONFIG,
     PREDICTOR,
@@ -55,11 +58,14 @@ if TYPE_CHECKING:
 
 MIDDLE: Mapping[str, int] = MappingProxyType({})
 LARGEST_SIDE = 1 << 31
-MOST_CHANNELS = 64
+# How many times a tile's limit all planes of one may take that are stored apart.
+MOST_PLANES = 4
 # A scanner's name; longer ones are texts in the wrong place.
 LONGEST_NAME = 80
 RAW_BLOCK = 4 << 20
 UNNAMED_CHANNELS = 5
+# Channels whose pages are looked at for names.
+MOST_NAMED = 1024
 TEXT_TAGS = {
     "Make": Tag.MAKE,
     "Model": Tag.MODEL,
@@ -80,8 +86,9 @@ RESOLUTION_UNITS = {
     RESUNIT.NONE: "none",
     RESUNIT.INCH: "inch",
     RESUNIT.CENTIMETER: "centimeter",
+    RESUNIT.MILLIMETER: "millimeter",
+    RESUNIT.MICROMETER: "micrometer",
 }
-MICROMETRES = {RESUNIT.INCH: 25400.0, RESUNIT.CENTIMETER: 10000.0}
 
 # Bits of samples of which several share a byte.
 PACKED = (1, 2, 4)
@@ -97,10 +104,11 @@ CONVERTED = (
     PHOTOMETRIC.MINISWHITE, PHOTOMETRIC.MINISBLACK, PHOTOMETRIC.RGB, PHOTOMETRIC.YCBCR
 )  # fmt: skip
 SHORTEST_PROFILE = 128
+SHORTEST_JFIF = 10
 # Names become those of files and folders where a slide is converted.
 NO_NAME = re.compile(r"[/\\\0]|^\.")
 KNOWN_COLORS = frozenset(PHOTOMETRIC)
-BESIDE, LONGEST_TITLE = re.compile(r"\b(label|macro|overview)\b", re.IGNORECASE), 256
+LONGEST_TITLE = 256
 
 
 def probe(file: TiffFile) -> bool:
@@ -113,24 +121,39 @@ def parse(file: TiffFile, source: SlideFile, at: Mapping[str, int] = MIDDLE) -> 
 
     `at` says which one along "z" and "t"; by default it is the middle one along z, the first of t.
     """
+    layout = layout_of(file, source, at)
+    return pixel_size.with_size(layout, file, keyframe(main_image(file, source.path)))
+
+
+def layout_of(file: TiffFile, source: SlideFile, at: Mapping[str, int] = MIDDLE) -> SlideLayout:
+    """Describe it as `parse` does, but for the size of its pixels."""
     claims.check_xml(file, source.path)
+    contradiction = claims.distrust_shape(file)
     main = main_image(file, source.path)
     at = at or _default_plane(main)
     files = PageFiles(file, source, main)
     levels = [series_level(series, source.path, files, at) for series in _pyramid(file, main)]
     page = keyframe(main)
-    problems = [problem] if (problem := stack_problem(file, main)) else []
+    problems = [problem for problem in (contradiction, stack_problem(file, main)) if problem]
+    held, stated = held_channels(main, at), len(_all_pages(main, at))
+    if len(held) < stated:
+        problems.append(f"{stated - len(held)} of {stated} channels are missing from the file.")
     if page.is_reduced:
         problems.append(NOT_WHOLE)
-    layout = slide_layout(files.whole, "generic-tiff", levels, page, problems=problems)
-    hidden_planes = _image_count(main) // len(_channel_pages(main, at)) - 1
+    said = imagej.channels(file, _image_count(main), stated, _shown_of(main, at))
+    if not said and main.kind in ("generic", "uniform", "shaped"):
+        said = _page_names(_channel_pages(main, at))
+    layout = slide_layout(
+        files.whole, "generic-tiff", levels, page, channels=said, problems=problems
+    )
+    hidden_planes = _image_count(main) // stated - 1
     scale = imagej.scale_of(file, page)
     return replace(
         layout,
         background=page.nodata,
         hidden_planes=hidden_planes,
         planes=Planes.along(_shown_of(main, at), scale.z_spacing, scale.time_step),
-        mpp=layout.mpp or scale.mpp,
+        mpp=None,
         files=files.files,
         icc=layout.icc if page.parent is file else None,
     )
@@ -193,7 +216,7 @@ def slide_layout(
         rgb=rgb,
         channels=() if rgb else channel_names(base.channels, channels),
         background=background(base),
-        mpp=resolution_mpp(page),
+        mpp=pixel_size.by_tags(page),
         metadata=metadata,
         scanner=_make_and_model(tags),
         scan_date=tags.get("DateTime"),
@@ -246,18 +269,6 @@ def is_rgb(level: LevelLayout) -> bool:
 def background(level: LevelLayout) -> int:
     """Return what is shown where nothing was scanned: white in RGB, else 0."""
     return int(np.iinfo(level.dtype).max) if is_rgb(level) and level.dtype.kind == "u" else 0
-
-
-def resolution_mpp(page: TiffPage) -> tuple[float, float] | None:
-    """Return micrometres a pixel (x, y) by the resolution tags, or None."""
-    micrometres = MICROMETRES.get(page.tags.valueof(Tag.RESOLUTION_UNIT, RESUNIT.INCH))
-    if micrometres is None:
-        return None
-    x, y = (number_tag(page, code) or 0 for code in (Tag.X_RESOLUTION, Tag.Y_RESOLUTION))
-    if min(x, y) <= 0:
-        return None
-    mpp = micrometres / x, micrometres / y
-    return mpp if math.isfinite(sum(mpp)) else None
 
 
 def number_tag(page: TiffPage, code: int) -> float | None:
@@ -393,8 +404,10 @@ def _check_averages(levels: Sequence[LevelLayout], path: str) -> None:
 
 
 def check_tile_size(level: LevelLayout, path: str) -> None:
-    """Refuse a level whose tiles are too large to decode."""
-    if level.tile_bytes > limits.tile_bytes:
+    """Refuse a level whose tiles are too large to decode; channels may be stored apart."""
+    apart = level.channels if level.array is not None or level.parts else level.grid.planes
+    most = limits.tile_bytes * min(MOST_PLANES, apart)
+    if level.tile_bytes > most or level.tile_bytes // apart > limits.tile_bytes:
         raise UnsupportedSlideError(
             f"'{path}' claims tiles of {level.grid.tile_width} x {level.grid.tile_height} pixels "
             f"({byte_size(level.tile_bytes)} each), too large to decode: "
@@ -452,10 +465,16 @@ def _is_in(file: TiffFile, series: TiffPageSeries) -> bool:
 
 
 def _is_beside(series: TiffPageSeries) -> bool:
-    """Whether an image says of itself that it is a picture beside the slide."""
+    """Whether an image says of itself that it is a picture beside the slide, and can be one."""
     lines = keyframe(series).description[:LONGEST_TITLE].splitlines()[:2]
     first_words = {line.split()[0].lower() for line in lines if line.split()}
-    return bool(BESIDE.search(series.name) or first_words & {"label", "macro"})
+    named = beside_name(series.name) in ("label", "macro") or first_words & {"label", "macro"}
+    return bool(named) and can_be_beside(series)
+
+
+def can_be_beside(series: TiffPageSeries) -> bool:
+    """Whether an image can be a picture beside the slide: one of 8 bits, gray or in colours."""
+    return series.dtype == np.uint8 and _image_count(series) == 1
 
 
 def _is_mask(page: TiffPage) -> bool:
@@ -512,12 +531,10 @@ def _axes_of_pages(series: TiffPageSeries) -> list[tuple[str, int]]:
 
 
 def _default_plane(series: TiffPageSeries) -> Mapping[str, int]:
-    """Return the middle plane along z, or the first one where that is missing."""
-    try:
-        _channel_pages(series, MIDDLE)
-    except CorruptSlideError:
-        return {"z": 0, "t": 0}
-    return MIDDLE
+    """Return the middle plane along z, or the first one where channels of that are missing."""
+    first = {"z": 0, "t": 0}
+    held = {each: len(held_channels(series, at)) for each, at in enumerate((MIDDLE, first))}
+    return MIDDLE if held[0] >= held[1] else first
 
 
 def _shown_of(series: TiffPageSeries, at: Mapping[str, int]) -> dict[str, tuple[int, int]]:
@@ -527,7 +544,29 @@ def _shown_of(series: TiffPageSeries, at: Mapping[str, int]) -> dict[str, tuple[
     return {axis: (at.get(axis, middle[axis]), length) for axis, length in sizes.items()}
 
 
+def held_channels(series: TiffPageSeries, at: Mapping[str, int] = MIDDLE) -> list[int]:
+    """Return which channels of a plane have pages; a file may hold fewer than its XML claims."""
+    return [index for index, page in enumerate(_all_pages(series, at)) if page is not None]
+
+
 def _channel_pages(series: TiffPageSeries, at: Mapping[str, int]) -> list[TiffPage | TiffFrame]:
+    """Return the pages of a plane, one for each channel that the file holds.
+
+    Raises
+    ------
+    CorruptSlideError
+        If it holds none.
+    """
+    found = [page for page in _all_pages(series, at) if page is not None]
+    if not found:
+        raise CorruptSlideError(
+            f"A plane of '{keyframe(series).parent.filename}' is missing; get a fresh copy of all "
+            "files."
+        )
+    return found
+
+
+def _all_pages(series: TiffPageSeries, at: Mapping[str, int]) -> list[TiffPage | TiffFrame | None]:
     """Return one page a channel: of z and t the plane `at`, of any other axis the first."""
     leading = _axes_of_pages(series)
     count = _image_count(series)
@@ -541,13 +580,18 @@ def _channel_pages(series: TiffPageSeries, at: Mapping[str, int]) -> list[TiffPa
         if not (axis == "C" or unnamed):
             plane, _ = shown.get(axis.lower(), (0, 1))
             pages = np.take(pages, [plane], axis=position)
-    found = pages_of(series, count, pages.ravel().tolist())
-    if any(page is None for page in found):
-        raise CorruptSlideError(
-            f"A channel of '{keyframe(series).parent.filename}' is missing; get a fresh copy of "
-            "all files."
-        )
-    return cast("list[TiffPage | TiffFrame]", found)
+    return pages_of(series, count, pages.ravel().tolist())
+
+
+def _page_names(pages: Sequence[TiffPage | TiffFrame]) -> tuple[Channel, ...]:
+    """Return channels as the names of their pages call them, if each has one of its own.
+
+    Mass cytometers' software (MCD) writes such files.
+    """
+    if not 1 < len(pages) <= MOST_NAMED:
+        return ()
+    names = [text_tag(page.aspage(), Tag.PAGE_NAME)[:LONGEST_NAME] for page in pages]
+    return tuple(map(Channel, names)) if all(names) and len({*names}) == len(names) else ()
 
 
 def _page_of(series: TiffPageSeries, pages: Sequence[TiffPage | TiffFrame | None]) -> TiffPage:
@@ -632,7 +676,7 @@ def _build_level(
         samples=samples,
         jpeg_color=_jpeg_color(page, separate) if page.compression == COMPRESSION.JPEG else "auto",
         jpeg_tables=tuple(tables),
-        jpeg_header=page.jpegheader,
+        jpeg_header=None if page.jpegheader is None else without_words(page.jpegheader),
         lerc_wrapping=int(lerc[1]) if lerc is not None and len(lerc) > 1 else 0,
         bits=int(page.bitspersample),
         table=table,
@@ -645,12 +689,20 @@ def _build_level(
 def _jpeg_tables(page: TiffPage | TiffFrame) -> bytes | None:
     """Return the tables that JPEGs of a page share; None where its tag holds anything else."""
     tables = getattr(page, "jpegtables", None)
-    return tables if isinstance(tables, bytes) else None
+    return without_words(tables) if isinstance(tables, bytes) else None
 
 
 def _photometric(page: TiffPage, channels: int) -> int:
-    """Return what samples are; brightness where they are said to be what they can't."""
+    """Return what samples are; brightness where they are said to be what they can't.
+
+    Aperio's tag is wrong where tiles are JPEG 2000: its own compressions say which have YCbCr
+    (https://openslide.org/formats/aperio). Others write these codes, too, and mean the tag.
+    """
     said = page.photometric
+    if page.compression in JPEG_2000 and page.parent.is_svs:
+        ycbcr = page.compression == COMPRESSION.APERIO_JP2000_YCBC
+        said = PHOTOMETRIC.YCBCR if ycbcr and channels == 3 else said
+        said = PHOTOMETRIC.RGB if said == PHOTOMETRIC.YCBCR and not ycbcr else said
     colors = said in (PHOTOMETRIC.RGB, PHOTOMETRIC.YCBCR)
     several = said == PHOTOMETRIC.RGB and channels > 4
     if said not in KNOWN_COLORS or (colors and channels < 3) or several:
@@ -695,10 +747,10 @@ def _check_size(page: TiffPage, width: int, height: int, channels: int, path: st
         )
     if min(width, height, channels) < 1:
         raise CorruptSlideError(f"'{path}' holds an image without pixels; get a fresh copy of it.")
-    if max(width, height) >= LARGEST_SIDE or channels > MOST_CHANNELS:
+    if max(width, height) >= LARGEST_SIDE:
         raise UnsupportedSlideError(
-            f"'{path}' claims {width} x {height} pixels of {channels} channel(s), more than a "
-            f"slide can have; get a fresh copy of the file."
+            f"'{path}' claims {width} x {height} pixels, more than a slide can have; get a fresh "
+            "copy of the file."
         )
     bits = page.bitspersample
     dtype = page.dtype
@@ -758,8 +810,19 @@ def _jpeg_color(page: TiffPage, separate: bool) -> JpegColor:
     if page.photometric == PHOTOMETRIC.YCBCR:
         return "ycbcr"
     if page.photometric == PHOTOMETRIC.RGB:
-        return "auto" if page.is_jfif else "stored"
+        return "auto" if _is_jfif(page) else "stored"
     return "cmyk" if page.samplesperpixel == 4 else "auto"
+
+
+def _is_jfif(page: TiffPage) -> bool:
+    """Whether JPEGs are JFIF, and so YCbCr. tifffile looks at the first tile, even if missing."""
+    segments = zip(page.dataoffsets, page.databytecounts, strict=False)
+    offset = next((offset for offset, count in segments if offset and count > SHORTEST_JFIF), None)
+    if offset is None:
+        return False
+    handle = page.parent.filehandle
+    handle.seek(offset)
+    return bool(handle.read(SHORTEST_JFIF)[6:] == b"JFIF")
 
 
 def channel_names(count: int, names: Sequence[Channel] = ()) -> tuple[Channel, ...]:

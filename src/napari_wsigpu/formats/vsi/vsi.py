@@ -307,7 +307,7 @@ def _tiles_of(
         if channel is not None and channel < ets.coordinates.shape[1]:
             chosen &= ets.coordinates[:, channel] == ets.coordinates[:, channel].min()
         return [chosen], positions, hidden
-    numbers = np.unique(ets.coordinates[:, channel])[: tiff.MOST_CHANNELS]
+    numbers = np.unique(ets.coordinates[:, channel])
     return (
         [chosen & (ets.coordinates[:, channel] == number) for number in numbers],
         positions,

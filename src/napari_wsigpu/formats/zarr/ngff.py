@@ -5,21 +5,25 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from napari_wsigpu.model.layout import Channel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from numpy.typing import NDArray
+
 MICROMETRES = {
     "angstrom": 1e-4, "picometer": 1e-6, "nanometer": 1e-3, "micrometer": 1.0, "micron": 1.0,
     "millimeter": 1e3, "centimeter": 1e4, "decimeter": 1e5, "meter": 1e6, "kilometer": 1e9,
     "femtometer": 1e-9, "inch": 25400.0, "foot": 304800.0, "yard": 914400.0,
-    "pm": 1e-6, "nm": 1e-3, "um": 1.0, "µm": 1.0, "\N{GREEK SMALL LETTER MU}m": 1.0, "mm": 1e3,
-    "cm": 1e4, "m": 1e6,
+    "pm": 1e-6, "nm": 1e-3, "um": 1.0, "\N{MICRO SIGN}m": 1.0, "mm": 1e3, "cm": 1e4, "m": 1e6,
+    "å": 1e-4,
 }  # fmt: skip
 SECONDS = {
     "day": 86400.0, "hour": 3600.0, "minute": 60.0, "second": 1.0, "millisecond": 1e-3,
-    "microsecond": 1e-6, "nanosecond": 1e-9, "s": 1.0, "ms": 1e-3,
+    "microsecond": 1e-6, "nanosecond": 1e-9, "s": 1.0, "ms": 1e-3, "sec": 1.0, "min": 60.0,
 }  # fmt: skip
 OLDEST_AXES = "tczyx"
 BY_TYPE = {"time": "t", "channel": "c"}
@@ -92,30 +96,116 @@ def _stated_axes(stated: Any) -> Axes | None:
         name, kind = str(said.get("name")).lower(), str(said.get("type", "")).lower()
         letter = BY_TYPE.get(kind, name)
         letters += letter if letter in set(OLDEST_AXES) - set(letters) else OTHER
-        units.append((SECONDS if letter == "t" else MICROMETRES).get(str(said.get("unit")).lower()))
+        units.append((seconds if letter == "t" else micrometres)(said.get("unit")))
     if not {"y", "x"} <= set(letters):
         return None
     return Axes(letters, tuple(units))
 
 
-def transform(stated: Any, dimensions: int) -> Transform | None:
-    """Return what a list of scales and translations amounts to; None if one can't be."""
-    scale, translation = [1.0] * dimensions, [0.0] * dimensions
-    for step in stated if isinstance(stated, list) else ():
-        kind = step.get("type") if isinstance(step, dict) else None
-        if kind == "identity":
-            continue
-        values = numbers(step.get(kind), dimensions) if kind in ("scale", "translation") else None
-        if values is None or (kind == "scale" and min(values) <= 0):
+def micrometres(unit: Any) -> float | None:
+    """Return how many micrometres a unit of length has; None if it is not known."""
+    return _worth(unit, MICROMETRES)
+
+
+def seconds(unit: Any) -> float | None:
+    """Return how many seconds a unit of time has; None if it is not known."""
+    return _worth(unit, SECONDS)
+
+
+def _worth(unit: Any, known: Mapping[str, float]) -> float | None:
+    """Look a unit up, which may be in the plural, in British spelling, or with a Greek letter."""
+    name = str(unit).strip().lower().replace("\N{GREEK SMALL LETTER MU}", "\N{MICRO SIGN}")
+    name = name.replace("metre", "meter")
+    found = known.get(name)
+    return known.get(name.removesuffix("s")) if found is None else found
+
+
+def axes_of(image: Mapping[str, Any]) -> Any:
+    """Return what a multiscale image says of its axes: by itself, or since 0.6 by a system.
+
+    Of several coordinate systems it is the one that the arrays are transformed to.
+    """
+    systems = {str(each.get("name")): each for each in _mappings(image.get("coordinateSystems"))}
+    datasets = _mappings(image.get("datasets"))
+    steps = _mappings(datasets[0].get("coordinateTransformations")) if datasets else []
+    output = steps[0].get("output") if steps else None
+    name = output.get("name") if isinstance(output, dict) else output
+    system = systems.get(str(name)) or next(iter(systems.values()), {})
+    return image.get("axes", system.get("axes"))
+
+
+def is_named(step: Any) -> bool:
+    """Whether a transformation of a whole image leads to another coordinate system, as since 0.6.
+
+    An older one applies to all levels.
+    """
+    return "output" in _mapping(step)
+
+
+def transform(stated: Sequence[Any], dimensions: int, problems: list[str]) -> Transform | None:
+    """Return what a list of transformations amounts to; None if one can't be.
+
+    `problems` gets a sentence for what of them is not applied.
+    """
+    matrix = np.eye(dimensions + 1)
+    for step in stated:
+        found = _matrix(step, dimensions)
+        if found is None:
             return None
-        if kind == "scale":
-            scale = [a * b for a, b in zip(scale, values, strict=True)]
-            translation = [a * b for a, b in zip(translation, values, strict=True)]
-        else:
-            translation = [a + b for a, b in zip(translation, values, strict=True)]
-    possible = all(SMALLEST <= value <= LARGEST for value in scale)
-    possible = possible and all(abs(value) <= LARGEST for value in translation)
-    return Transform(tuple(scale), tuple(translation)) if possible else None
+        matrix = found @ matrix
+    turning, translation = matrix[:-1, :-1], matrix[:-1, -1]
+    scale = np.diagonal(turning).copy()
+    if np.count_nonzero(turning - np.diag(scale)):
+        problems.append(
+            "It lies rotated, sheared or with exchanged axes in space (an affine transformation), "
+            "but is shown as it is stored; sizes of pixels are right."
+        )
+        scale = np.linalg.norm(turning, axis=0)
+    if (scale < 0).any():
+        problems.append(
+            "It lies mirrored in space (a negative scale), but is shown as it is stored."
+        )
+    scale = abs(scale)
+    possible = bool(((scale >= SMALLEST) & (scale <= LARGEST)).all())
+    possible = possible and bool((abs(translation) <= LARGEST).all())
+    return Transform(tuple(scale.tolist()), tuple(translation.tolist())) if possible else None
+
+
+def _matrix(step: Any, dimensions: int) -> NDArray[np.float64] | None:
+    """Return a transformation as a matrix of homogeneous coordinates; None if it is none."""
+    said, matrix = _mapping(step), np.eye(dimensions + 1)
+    kind = said.get("type")
+    value = said.get(kind) if isinstance(kind, str) else None
+    if kind == "identity":
+        return matrix
+    if kind == "sequence":
+        steps = [_matrix(each, dimensions) for each in _mappings(said.get("transformations"))]
+        for found in steps:
+            if found is None:
+                return None
+            matrix = found @ matrix
+        return matrix
+    if kind in ("scale", "translation"):
+        values = numbers(value, dimensions)
+        if values is not None and kind == "scale":
+            return np.diag([*values, 1.0])
+        if values is None:
+            return None
+        matrix[:-1, -1] = values
+        return matrix
+    if kind in ("affine", "rotation") and isinstance(value, list) and len(value) == dimensions:
+        width = dimensions + (kind == "affine")
+        rows = [numbers(row, width) for row in value]
+        if None not in rows:
+            matrix[:-1, :width] = rows
+            return matrix
+    if (
+        kind == "mapAxis"
+        and isinstance(value, list)
+        and sorted(map(str, value)) == sorted(map(str, range(dimensions)))
+    ):
+        return matrix[[*map(int, value), dimensions]]
+    return None
 
 
 def numbers(values: Any, count: int) -> tuple[float, ...] | None:
@@ -138,12 +228,32 @@ def default_position(omero: Any, letter: str, length: int) -> int:
     return value if type(value) is int and 0 <= value < length else default
 
 
-def channels(omero: Any, count: int) -> tuple[Channel, ...]:
-    """Return names, colours and windows of channels; empty if they are not so many."""
+def channels(omero: Any, count: int, problems: list[str]) -> tuple[Channel, ...]:
+    """Return names, colours and windows of channels; empty if nothing is said of any.
+
+    `problems` gets a sentence if they are said of fewer or more channels than there are.
+    """
     stated = _mapping(omero).get("channels")
-    if not isinstance(stated, list) or len(stated) != count:
+    if not isinstance(stated, list) or not stated:
         return ()
-    return tuple(_channel(_mapping(said), index) for index, said in enumerate(stated))
+    if len(stated) != count:
+        problems.append(f"Names and colours are given for {len(stated)} of {count} channel(s).")
+    said = [_mapping(each) for each in (stated + [None] * count)[:count]]
+    wrong = [each["color"] for each in said if each.get("color") and not _color(each["color"])]
+    if wrong:
+        problems.append(
+            f"{len(wrong)} channel(s) have a colour that is none ({str(wrong[0])[:20]})."
+        )
+    return tuple(_channel(each, index) for index, each in enumerate(said))
+
+
+def _color(stated: Any) -> str | None:
+    """Return a colour of six hexadecimal digits, or of eight: opacity is last, or first (.NET)."""
+    if not isinstance(stated, str) or not re.fullmatch(r"#?([0-9a-fA-F]{2}){3,4}", stated):
+        return None
+    digits = stated.lstrip("#").lower()
+    opacity_first = len(digits) == 8 and digits[:2] == "ff" != digits[-2:]
+    return f"#{digits[2:] if opacity_first else digits[:6]}"
 
 
 def is_inverted(omero: Any) -> bool:
@@ -158,11 +268,7 @@ def _channel(said: Mapping[str, Any], index: int) -> Channel:
     limits = numbers([window.get("start"), window.get("end")], 2)
     return Channel(
         name=(label[:LONGEST_NAME] if isinstance(label, str) else "") or f"channel {index}",
-        color=(
-            f"#{color[-6:].lower()}"
-            if isinstance(color, str) and re.fullmatch(r"#?[0-9a-fA-F]{6}", color)
-            else None
-        ),
+        color=_color(color),
         window=(limits[0], limits[1]) if limits and limits[0] < limits[1] else None,
         visible=said.get("active") is not False,
     )

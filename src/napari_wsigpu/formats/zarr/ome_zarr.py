@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from napari_wsigpu.formats import markup, wsigpu
+from napari_wsigpu.formats.pictures import beside_name
 from napari_wsigpu.formats.tiff import ome, tiff
 from napari_wsigpu.formats.zarr import ngff
 from napari_wsigpu.formats.zarr.zarr_image import (
@@ -111,7 +112,8 @@ def _layout(
         mpp=_mpp(image),
         metadata={vendor: _attributes(node)},
         hidden_planes=image.hidden_planes,
-        planes=Planes.along(image.planes, image.spacing("z"), image.spacing("t")),
+        planes=Planes.along(image.planes, image.spacing("z"), image.spacing("t"), image.starts),
+        first=image.first,
         problems=tuple(problems),
         files=files,
     )
@@ -156,8 +158,7 @@ def _collection(node: Node, problems: list[str], at: Mapping[str, int]) -> Slide
     described, names = _described(node.folder / "OME" / "METADATA.ome.xml", problems)
     unshown = []
     for index, path in enumerate(stated[1:MOST_IMAGES], 1):
-        given = names[index].lower() if index < len(names) else ""
-        name = next((name for word, name in ome.ASSOCIATED.items() if word in given), None)
+        name = beside_name(names[index]) if index < len(names) else None
         if name is None or name in images:
             unshown.append(str(path)[:40])
             continue
@@ -166,6 +167,9 @@ def _collection(node: Node, problems: list[str], at: Mapping[str, int]) -> Slide
             picture = read_image(other, problems, end)
         except SlideError as error:
             problems.append(f"The {name} image is left out. {error}")
+            continue
+        if picture.levels[0].dtype != np.uint8 or picture.levels[0].channels not in (1, 3, 4):
+            unshown.append(str(path)[:40])
             continue
         images[name] = AssociatedLayout(name, picture.levels[0])
         files += [*map(slide_file, other.documents), *picture.files]

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.model.layout import Channel
     from napari_wsigpu.storage.zarr.array import Folder, Node
 
-VERSIONS = ("0.1", "0.2", "0.3", "0.4", "0.5")
+VERSIONS = ("0.1", "0.2", "0.3", "0.4", "0.5", "0.6")
 SMALLEST_TILE = 256
 LARGEST_GROWN = 4 << 20
 LONGEST_PATH = 1024
@@ -65,6 +65,18 @@ class ZarrImage(NamedTuple):
             return None
         step, _, known = self.along(letter)
         return step if known and step > 0 else None
+
+    @property
+    def starts(self) -> dict[str, float]:
+        """Where the first plane along "z" and "t" lies, in micrometres and seconds."""
+        return {letter: self.along(letter)[1] for letter in "zt" if self.spacing(letter)}
+
+    @property
+    def first(self) -> tuple[float, float]:
+        """Where the first pixel's centre lies, (x, y): in micrometres, or else in pixels."""
+        known = self.along("x")[2] and self.along("y")[2]
+        x, y = (shift / (1 if known else size) for size, shift, _ in map(self.along, "xy"))
+        return x, y
 
     def along(self, letter: str) -> tuple[float, float, bool]:
         """Return the size of a pixel, where the first one lies, and if that's in micrometres."""
@@ -123,7 +135,7 @@ def read_image(
     said = _multiscale(node, problems)
     arrays = _arrays(node, said, problems)
     shape = arrays[0][2].shape
-    axes = ngff.axes(said.get("axes"), len(shape), problems)
+    axes = ngff.axes(ngff.axes_of(said), len(shape), problems)
     if axes is None:
         raise UnsupportedSlideError(
             f"'{node.folder}' holds arrays of {len(shape)} dimensions and does not say which are "
@@ -131,7 +143,7 @@ def read_image(
         )
     omero = node.ome.get("omero")
     count = dict(zip(axes.letters, shape, strict=True)).get("c", 1)
-    channels = ngff.channels(omero, count)
+    channels = ngff.channels(omero, count, problems)
     photometric = PHOTOMETRIC.MINISBLACK
     if count == 3 and ngff.are_rgb(channels, arrays[0][2].dtype.name):
         photometric = PHOTOMETRIC.RGB
@@ -157,11 +169,19 @@ def read_image(
                 raise
             problems.append(f"A level is left out. {error}")
             continue
-        stated = [_steps(dataset), _steps(said)]
-        place = ngff.transform([*stated[0], *stated[1]], len(shape)) if any(stated) else None
-        if place is None and any(stated):
+        steps = [*_steps(dataset), *(step for step in _steps(said) if not ngff.is_named(step))]
+        wrong: list[str] = []
+        place = ngff.transform(steps, len(shape), wrong) if steps else None
+        problems += [problem for problem in wrong if problem not in problems]
+        if place is None and steps:
             problems.append(f"The scale of the level {array_node.folder.name!r} is not possible.")
         found.append((replace(level, categorical=labelled is not None), place, array_node, array))
+    further = [step for step in _steps(said) if ngff.is_named(step)]
+    if further:
+        problems.append(
+            f"It is said to lie in {len(further)} further coordinate system(s); positions are not "
+            "those in them."
+        )
     if _is_scaled(found[0][1], axes) and None in map(axes.unit, "xy"):
         problems.append("The size of a pixel has no known unit of length, so that none is given.")
     hidden = math.prod(
@@ -191,7 +211,7 @@ def _multiscale(node: Node, problems: list[str]) -> dict[str, Any]:
     if len(stated) > 1:
         problems.append(f"{len(stated) - 1} further multiscale image(s) are not shown.")
     version = (node.ome if "ome" in node.attributes else stated[0]).get("version")
-    if version is not None and version not in VERSIONS:
+    if version is not None and str(version)[:3] not in VERSIONS:
         problems.append(
             f"It is of version {str(version)[:20]!r} of OME-Zarr, which is not known; "
             "it is read like those that are."
@@ -349,7 +369,7 @@ def _level(
     width, height, count = sizes["x"], sizes["y"], sizes.get("c", 1)
     if min(*shape, *chunks) < 1:
         raise CorruptSlideError(f"'{folder}' holds no pixels; get a fresh copy of it.")
-    if max(*shape, *chunks) >= tiff.LARGEST_SIDE or count > tiff.MOST_CHANNELS:
+    if max(*shape, *chunks) >= tiff.LARGEST_SIDE:
         raise UnsupportedSlideError(
             f"'{folder}' claims a shape of {_product(shape)} in chunks of {_product(chunks)}, more "
             "than a slide can have; get a fresh copy of it."

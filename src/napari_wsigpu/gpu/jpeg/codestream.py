@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from weakref import WeakKeyDictionary
 
 from napari_wsigpu.codecs.jpeg import LONGEST_HEADER
+from napari_wsigpu.codecs.jpeg2000 import is_transformed, may_be_ycbcr
 from napari_wsigpu.codecs.table import storage_name
 from napari_wsigpu.gpu.jpeg.library_handles import ImageFormat
 from napari_wsigpu.model.tags import COMPRESSION, JPEG_2000
@@ -40,7 +41,7 @@ class Recipe(NamedTuple):
         Names of what to ask nvImageCodec for, so that stored samples come out as they are meant;
         empty if only our kernels decode them.
     convert : bool
-        Whether the samples are YCbCr afterwards.
+        Whether the samples are YCbCr afterwards; of JPEG 2000, unless `is_transformed`.
     """
 
     kind: str
@@ -116,7 +117,7 @@ def _recipe_jpeg2000(level: LevelLayout, name: str) -> Recipe | str:
         return f"JPEG 2000 of {encoding.dtype} is decoded on the CPU only"
     if encoding.samples > MOST_INTERLEAVED:
         return f"{name} of {encoding.samples} channels is decoded on the CPU only"
-    ycbcr = encoding.compression == COMPRESSION.APERIO_JP2000_YCBC and encoding.samples == 3
+    ycbcr = may_be_ycbcr(encoding)
     if ycbcr and encoding.dtype != "uint8":
         return "YCbCr in JPEG 2000 of more than 8 bits is decoded on the CPU only"
     by_library = encoding.dtype in LIBRARY_TYPES and level.grid.planes == 1
@@ -214,14 +215,16 @@ class Jpeg2000Streams:
         self, batch: EncodedBatch, indices: Iterable[int], work: Workspace
     ) -> Prepared:
         """Make code streams of some tiles of a batch."""
-        taken = []
+        taken, converted = [], set[int]()
         starts, lengths = batch.starts[0].tolist(), batch.lengths[0].tolist()
         for index in indices:
             start, length = starts[index], lengths[index]
             head = bytes(batch.view[start : start + min(length, SIZE_HEADER + 3 * MOST_COMPONENTS)])
             if self._fits(head) and work.streams.add(batch.address + start, length):
                 taken.append(index)
-        return _SingleTiles(taken, self._image, work, convert=self._convert)
+                if self._convert and not is_transformed(batch.view[start : start + length]):
+                    converted.add(index)
+        return _SingleTiles(taken, converted, self._image, work)
 
     def _fits(self, head: bytes) -> bool:
         """Whether the size header is as the level says."""
@@ -247,16 +250,17 @@ class _SingleTiles(Prepared):
     kind = "jpeg2000"
 
     def __init__(
-        self, tiles: list[int], image: ImageFormat, work: Workspace, *, convert: bool
+        self, tiles: list[int], converted: set[int], image: ImageFormat, work: Workspace
     ) -> None:
         self.groups = [[index] for index in tiles]
-        self.work, self._image, self._convert = work, image, convert
+        self.work, self._image, self._converted = work, image, converted
 
     def describe(self, addresses: Sequence[int], stream: Stream) -> None:
         for (index,) in self.groups:
             self.work.images.add(addresses[index], self._image, stream.ptr)
 
     def finish(self, worked: list[bool], slots: Slots, device: CudaDevice, stream: Stream) -> None:
-        if self._convert:
-            indices = [index for (index,), good in zip(self.groups, worked, strict=True) if good]
+        if self._converted:
+            good = {index for (index,), good in zip(self.groups, worked, strict=True) if good}
+            indices = sorted(good & self._converted)
             device.ycbcr_to_rgb(slots.addresses[indices], slots.tile, stream)

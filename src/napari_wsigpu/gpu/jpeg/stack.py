@@ -16,6 +16,7 @@ from napari_wsigpu.codecs.jpeg import (
     LONGEST_HEADER,
     NO_MARKS,
     Stacking,
+    end_of_image,
     header_length,
     header_of_tile,
     read_header,
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.storage.source import ByteSource
 
-SHORTEST, MOST_PADDING = 4, 64
 LEAST_STACKS = 2
 YCBCR_TRANSFORM = 1
 RGB_IDS = b"RGB"
@@ -111,7 +111,7 @@ class JpegStreams:
         self._channels = level.channels
         self._colors = level.encoding.jpeg_color
         self._how = how
-        tables = level.encoding.jpeg_tables[0]
+        tables = self._shared = level.encoding.jpeg_tables[0]
         self._tables = tables[: tables.rfind(END_OF_IMAGE)] if tables else b""
         self._sampling: tuple[int, int] | None = None
         self._lock = threading.Lock()
@@ -143,7 +143,10 @@ class JpegStreams:
         offsets, lengths = (each[0] for each in level.grid.ranges(*tiles.T))
         if lengths.min() <= len(header) + len(END_OF_IMAGE):
             return None
-        stacks = self._stacks(header, len(tiles), self._most(len(tiles), worker.device))
+        most = self._most(len(tiles), worker.device)
+        if not self._joins(header, len(tiles), most):
+            return None  # what their scans hold is looked at before they are decoded alone
+        stacks = self._stacks(header, len(tiles), most)
         joined = join(stacks, header, offsets, lengths)
         buffer = worker.take_buffer(joined.end)
         if not source.read_scans(joined.scans, header, buffer):
@@ -177,7 +180,8 @@ class JpegStreams:
         most = self._most(count, work.device)
         starts, lengths = batch.starts[0, :count], batch.lengths[0, :count]
         usual = self._usual
-        if usual and lengths.min(initial=len(usual)) > len(usual) + len(END_OF_IMAGE):
+        long = lengths.min(initial=len(usual)) > len(usual) + len(END_OF_IMAGE)
+        if usual and long and self._joins(usual, count, most):
             joined = join(self._stacks(usual, count, most), usual, starts, lengths)
             work.make_room(joined.end, 0, 0)
             if joined.copy(batch, work.encoded):
@@ -212,7 +216,7 @@ class JpegStreams:
         ends = (batch.starts[0, :count] + batch.lengths[0, :count]).tolist()
         found: defaultdict[bytes, list[tuple[int, int]]] = defaultdict(list)
         for index, (start, past) in enumerate(zip(starts, ends, strict=True)):
-            end = _end_before_padding(view, start, past)
+            end = self._end(view, start, past)
             if view[start : start + len(header)] != header:
                 head = bytes(view[start : min(end, start + LONGEST_HEADER)])
                 header = self._check(head) or header
@@ -222,6 +226,18 @@ class JpegStreams:
                 found[header].append((index, end))
         columns = {key: np.array(tiles, np.int64).T for key, tiles in found.items()}
         return {key: (indices, ends) for key, (indices, ends) in columns.items()}
+
+    def _end(self, view: memoryview, start: int, past: int) -> int:
+        """Return where a stream ends; its start if its structure reveals damage.
+
+        What is followed by anything but zeros is left to the CPU, which notices if an end came too
+        early.
+        """
+        try:
+            end = start + end_of_image(view[start:past], self._shared)
+        except ValueError:
+            return start
+        return start if bytes(view[end:past]).strip(b"\0") else end
 
     def _check(self, data: bytes) -> bytes:
         """Return a header that is not the usual one, empty if it is not as the level says."""
@@ -258,16 +274,18 @@ class JpegStreams:
 
     def _new_stacks(self, header: bytes, count: int, most: int) -> tuple[Stack, ...]:
         """Return the stacks of so many tiles with this header."""
-        if most > 1 and count > 1:
-            stacking = self._stacking(header)
-            most = min(most, stacking.most)
-        if most == 1 or count == 1:
+        if not self._joins(header, count, most):
             return (Stack(self._whole(header), 1, b"", NO_MARKS),) * count
+        stacking = self._stacking(header)
         end = stacking.strip + END_OF_IMAGE
         return tuple(
             Stack(stacking.begin(last - first), last - first, end, stacking.marks)
-            for first, last in pairwise(cut(count, most))
+            for first, last in pairwise(cut(count, min(most, stacking.most)))
         )
+
+    def _joins(self, header: bytes, count: int, most: int) -> bool:
+        """Whether tiles with this header are joined, not decoded one by one."""
+        return min(most, count) > 1 and self._stacking(header).most > 1
 
 
 class StackedTiles(Prepared):
@@ -410,11 +428,3 @@ def plan_of(stacks: tuple[tuple[int, bool], ...], shape: Shape) -> Plan:
     places[:, :3] += numbers[:, None] * np.array(steps)
     places[ends - 1, 3] = strips
     return Plan(place, images, places)
-
-
-def _end_before_padding(view: memoryview, start: int, end: int) -> int:
-    """Return where a stream ends that may be padded with zeros; its start if it has no end."""
-    tail = bytes(view[max(start, end - MOST_PADDING) : end]).rstrip(b"\0")
-    if end - start < SHORTEST or not tail.endswith(END_OF_IMAGE):
-        return start
-    return max(start, end - MOST_PADDING) + len(tail)

@@ -128,8 +128,12 @@ class _Tiles(Prepared):
     def finish(self, worked: list[bool], slots: Slots, device: CudaDevice, stream: Stream) -> None:
         if self._convert:
             good = {index for index, good in zip(self._own, worked, strict=False) if good}
-            whole = [part.tiles for part in self._parts if not part.form.ycbcr]
-            indices = [index for tiles in whole for index in tiles if index in good]
+            stored = [
+                part.tiles
+                for part in self._parts
+                if not part.form.ycbcr and not part.form.header.transform
+            ]
+            indices = [index for tiles in stored for index in tiles if index in good]
             device.ycbcr_to_rgb(slots.addresses[indices], slots.tile, stream)
         self._others.finish(worked[len(self._own) :], slots, device, stream)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import imagecodecs
 import numpy as np
@@ -27,7 +27,7 @@ DENIED = frozenset(
 GROWING = frozenset({"zstd", "blosc", "gzip", "zlib", "bz2", "lzma", "lz4"})
 CHECKSUM, CHECKSUM_BYTES = "crc32c", 4
 SHARDS, PREFIX = "sharding_indexed", "numcodecs."
-INDEX_CODECS, EMPTY = ["bytes", "crc32c"], (1 << 64) - 1
+PLACES, EMPTY = ("start", "end"), (1 << 64) - 1
 MOST_BESIDE = 64 << 10
 BLOSC_HEADER = 16  # bytes; the last four say how many there are with the header
 
@@ -46,9 +46,13 @@ class Guard(NamedTuple):
     sharded : bool
         Whether a file holds several.
     held : int
-        How many a file holds; 0 if that is not known.
+        How many a file holds.
     index_first : bool
         Whether the index of these lies before them.
+    index_behind : int
+        Bytes of a checksum behind that index.
+    index_order : {"<", ">"}
+        Byte order of its numbers.
     """
 
     codec: str | None
@@ -57,59 +61,53 @@ class Guard(NamedTuple):
     sharded: bool
     held: int = 0
     index_first: bool = False
+    index_behind: int = 0
+    index_order: Literal["<", ">"] = "<"
 
-    def check(self, data: Any) -> None:
-        """Refuse a chunk that is larger decoded than its array says.
+    def check_read(self, data: Any, byte_range: Any) -> None:
+        """Refuse what a store has read, if it is larger decoded than its array says.
 
-        Raises
-        ------
-        ValueError
-            If it is, or can't be decoded, or can't be known to be not.
-        """
-        if self.codec is not None and self.sharded:
-            raise ValueError("they are stored in a way that has to be trusted; save it with zstd")
-        self.check_inner(data)
-
-    def check_shard(self, data: Any) -> None:
-        """Refuse a file of several chunks of which one is larger decoded than its array says.
+        Parameters
+        ----------
+        data : buffer
+            What was read.
+        byte_range : zarr.abc.store.ByteRequest or None
+            Which part of a file that is; None for the whole.
 
         Raises
         ------
         ValueError
-            If one is, or can't be decoded, or can't be found.
+            If a chunk is too large, can't be decoded, or lies in the index of others.
         """
-        size = self.index_bytes
-        if not self.held or len(data) < size:
-            raise ValueError("they are stored in a way that has to be trusted; save it with zstd")
-        for offset, length in self._chunks(data[:size] if self.index_first else data[-size:]):
-            self.check_inner(data[offset : offset + length])
+        if self.codec is None:
+            return
+        if not self.sharded:
+            self.check_inner(data)
+        elif byte_range is None:
+            index = data[: self.index_bytes] if self.index_first else data[-self.index_bytes :]
+            for offset, length in self._chunks(index):
+                self.check_inner(data[offset : offset + length])
+        elif self.index_first and (byte_range.start, byte_range.end) == (0, self.index_bytes):
+            if any(offset < self.index_bytes for offset, _ in self._chunks(data)):
+                raise ValueError("their index says that one lies in it")
+        elif hasattr(byte_range, "end"):  # others ask for the index behind chunks
+            self.check_inner(data)
 
     @property
     def index_bytes(self) -> int:
         """How many bytes the index of several chunks has."""
-        return 16 * self.held + CHECKSUM_BYTES
-
-    def check_index(self, index: Any) -> None:
-        """Refuse an index that lies before its chunks, and says that one is the index itself.
-
-        Raises
-        ------
-        ValueError
-            If one is.
-        """
-        if any(offset < self.index_bytes for offset, _ in self._chunks(index)):
-            raise ValueError("their index says that one lies in it")
+        return 16 * self.held + self.index_behind
 
     def _chunks(self, index: Any) -> list[list[int]]:
         """Return (offset, length) of each chunk."""
-        found = np.frombuffer(index[:-CHECKSUM_BYTES], "<u8").reshape(-1, 2)
+        if len(index) < self.index_bytes:
+            raise ValueError("they are cut off")
+        found = np.frombuffer(index[: 16 * self.held], f"{self.index_order}u8").reshape(-1, 2)
         chunks: list[list[int]] = found[found[:, 0] != EMPTY].tolist()
         return chunks
 
     def check_inner(self, data: Any) -> None:
-        """Refuse a chunk of a file that holds several; see `check`."""
-        if self.codec is None:
-            return
+        """Refuse a chunk that is larger decoded than its array says; see `check_read`."""
         room = np.empty(self.most + 1, np.uint8)
         options = {"header": True} if self.codec == "lz4" else {}
         is_blosc = self.codec == "blosc"
@@ -152,33 +150,53 @@ def guard_of(document: Mapping[str, Any], folder: Path | str) -> Guard:
     growing = [name for name in chain if name in GROWING]
     behind = [name for name in chain[chain.index(growing[0]) + 1 :] if growing] if growing else []
     around = any(name in GROWING for outer in chains[:-1] for name in outer)
-    if len(growing) > 1 or around or behind not in ([], [CHECKSUM]) or len(chains) > 2:
+    if len(chains) > 2:
+        raise UnsupportedSlideError(
+            f"'{folder}' has shards within shards, which is not supported; save it with shards of "
+            "plain chunks."
+        )
+    if len(growing) > 1 or around or behind not in ([], [CHECKSUM]):
         raise UnsupportedSlideError(
             f"'{folder}' is compressed more than once, or around its shards, as no image is; "
             "save it with zstd."
         )
     codec = growing[0] if growing else None
-    sharded = len(chains) > 1
-    held, index_first = _held(document) if sharded else (0, False)
-    return Guard(codec, _most(document), CHECKSUM_BYTES * len(behind), sharded, held, index_first)
+    most, checksum = _most(document), CHECKSUM_BYTES * len(behind)
+    if len(chains) < 2:
+        return Guard(codec, most, checksum, sharded=False)
+    held = _held(document)
+    if held is None and codec is not None:
+        raise UnsupportedSlideError(
+            f"'{folder}' has shards whose index is encoded in a way that is not supported; save it "
+            "with an index of bytes and crc32c."
+        )
+    return Guard(codec, most, checksum, True, *(held or ()))
 
 
-def _held(document: Mapping[str, Any]) -> tuple[int, bool]:
-    """Return how many chunks a shard holds, and whether its index is first.
+def _held(
+    document: Mapping[str, Any],
+) -> tuple[int, bool, int, Literal["<", ">"]] | None:
+    """Return how many chunks a shard holds, and where and how their index lies; see `Guard`.
 
-    No chunks if the index is not of the usual kind.
+    None if the index is compressed or transposed.
     """
     try:
         (shards,) = (item["configuration"] for item in document["codecs"] if item["name"] == SHARDS)
-        index = [item if isinstance(item, str) else item["name"] for item in shards["index_codecs"]]
+        index = [
+            item if isinstance(item, dict) else {"name": item} for item in shards["index_codecs"]
+        ]
+        names = [item["name"] for item in index]
+        little = index[0].get("configuration", {}).get("endian", "little") == "little"
         place = shards.get("index_location", "end")
-        if index != INDEX_CODECS or place not in ("start", "end"):
-            return 0, False
+        if names not in (["bytes"], ["bytes", CHECKSUM]) or place not in PLACES:
+            return None
         outer = document["chunk_grid"]["configuration"]["chunk_shape"]
         ratios = zip(outer, shards["chunk_shape"], strict=True)
-        return math.prod(whole // part for whole, part in ratios), place == "start"
+        held = math.prod(whole // part for whole, part in ratios)
+        behind = CHECKSUM_BYTES * (len(names) - 1)
+        return held, place == "start", behind, "<" if little else ">"
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
-        return 0, False
+        return None
 
 
 def _chains(document: Mapping[str, Any]) -> Iterator[list[str]]:
@@ -229,7 +247,7 @@ def _kind() -> Any:
             raise ValueError("they are no regular files")
         found = await LocalStore.get(store, key, prototype, byte_range)
         if found is not None and path.name not in store.documents:
-            store.guard.check(found.to_bytes())
+            store.guard.check_read(found.to_bytes(), byte_range)
         return found
 
     return type("GuardedStore", (LocalStore,), {"get": get})

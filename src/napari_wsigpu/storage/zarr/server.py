@@ -171,18 +171,6 @@ class ServerFolder:
         return store
 
 
-def _check(guard: Guard, data: memoryview, byte_range: Any) -> None:
-    """Refuse what would decode to more than its array says; see `Guard.check`."""
-    if not guard.sharded:
-        guard.check(data)
-    elif byte_range is None:
-        guard.check_shard(data)
-    elif guard.index_first and (byte_range.start, byte_range.end) == (0, guard.index_bytes):
-        guard.check_index(data)
-    elif hasattr(byte_range, "end"):  # others ask for the index behind chunks
-        guard.check_inner(data)
-
-
 @cache
 def _kind() -> Any:
     """Return the class of stores; zarr is an extra."""
@@ -206,7 +194,7 @@ def _kind() -> Any:
             return None
         except (CancelledError, asyncio.CancelledError):
             raise closed_error(store.server.name) from None
-        _check(store.guard, answer.data, byte_range)
+        store.guard.check_read(answer.data, byte_range)
         return prototype.buffer.from_bytes(bytes(answer.data))
 
     async def get_partial_values(store: Any, prototype: Any, key_ranges: Any) -> Any:

@@ -1,0 +1,125 @@
+"""Files that are not read, by how they begin or end: each is named for what it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from napari_wsigpu.model.errors import NotASlideError, SlideError, UnsupportedSlideError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+BY_VENDOR = "export it as TIFF or DICOM by its vendor's software"
+BY_BIO_FORMATS = "convert it to OME-TIFF, for example by Bio-Formats"
+UNPACK = "unpack it and open what is in it"
+
+
+class Foreign(NamedTuple):
+    """A kind of file.
+
+    Attributes
+    ----------
+    name : str
+        What it is.
+    advice : str
+        What to do.
+    begins : sequence of (int, bytes)
+        What it begins with, at these offsets; any of them tells.
+    endings : tuple of str
+        How names of such files end, where their begin tells nothing.
+    is_slide : bool
+        Whether it holds images of slides or of microscopes.
+    """
+
+    name: str
+    advice: str
+    begins: Sequence[tuple[int, bytes]] = ()
+    endings: tuple[str, ...] = ()
+    is_slide: bool = True
+
+
+# Endings that two vendors use are left out; what has both a begin and an ending goes by either.
+FOREIGN = (
+    Foreign("a slide by KFBio (KFB)", BY_VENDOR, endings=(".kfb", ".kfbf")),
+    Foreign("a slide by Sqray (SDPC)", BY_VENDOR, ((0, b"SQ\0\0"),), (".sdpc", ".dyqx")),
+    Foreign("a slide by UNIC (TMAP)", BY_VENDOR, ((0, b"TMAP"),), (".tmap",)),
+    Foreign("a slide by Motic (MDS)", BY_VENDOR, endings=(".mds", ".mdsx")),
+    Foreign("a slide by InteMedic (TRON)", BY_VENDOR, endings=(".tron",)),
+    Foreign("a slide by Zhuan Zhi (ZYP)", BY_VENDOR, endings=(".zyp",)),
+    Foreign("tiles of an Olympus slide (ETS)", "open its .vsi file", ((0, b"SIS\0"),)),
+    Foreign("Leica LAS X images (LIF)", BY_BIO_FORMATS, ((0, b"\x70\0\0\0"),), (".lif",)),
+    Foreign(
+        "Nikon images (ND2)",
+        BY_BIO_FORMATS,
+        ((0, b"\xda\xce\xbe\x0a"),),
+        (".nd2",),
+    ),
+    Foreign("Imaris images (IMS)", BY_BIO_FORMATS, endings=(".ims",)),
+    Foreign("Olympus images (OIR)", BY_BIO_FORMATS, ((0, b"OLYMPUSRAWFORMAT"),), (".oir",)),
+    Foreign(
+        "images in an OLE file (OIB, ZVI)",
+        BY_BIO_FORMATS,
+        ((0, b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"),),
+    ),
+    Foreign("images in HDF5", BY_BIO_FORMATS, ((0, b"\x89HDF\r\n\x1a\n"),), (".h5", ".hdf5")),
+    Foreign("an MRC volume", BY_BIO_FORMATS, ((208, b"MAP "),)),
+    Foreign("NRRD images", BY_BIO_FORMATS, ((0, b"NRRD0"),)),
+    Foreign(
+        "a list of Hamamatsu slides (NDPIS)",
+        "open one of the .ndpi files that it names",
+        ((0, b"[NanoZoomer Digital Pathology Image Set]"),),
+        (".ndpis",),
+    ),
+    Foreign(
+        "a list of Aperio slides (AFI)", "open one of the .svs files that it names", (), (".afi",)
+    ),
+    Foreign("an archive of OME-Zarr", UNPACK, endings=(".ozx", ".zarr.zip")),
+    *(
+        Foreign(name, "convert it to TIFF", begins, is_slide=False)
+        for name, *begins in (
+            ("a JPEG 2000 picture", (0, b"\0\0\0\x0cjP  "), (0, b"\xff\x4f\xff\x51")),
+            ("a JPEG picture", (0, b"\xff\xd8\xff")),
+            ("a PNG picture", (0, b"\x89PNG\r\n\x1a\n")),
+            ("a WebP picture", (8, b"WEBP")),
+            ("a JPEG XL picture", (0, b"\0\0\0\x0cJXL "), (0, b"\xff\x0a")),
+            ("a GIF picture", (0, b"GIF8")),
+            ("a Photoshop picture", (0, b"8BPS")),
+        )
+    ),
+    Foreign("a ZIP archive", UNPACK, ((0, b"PK\3\4"), (0, b"PK\5\6")), is_slide=False),
+    Foreign("a gzip archive", UNPACK, ((0, b"\x1f\x8b"),), is_slide=False),
+    Foreign("a 7z archive", UNPACK, ((0, b"7z\xbc\xaf\x27\x1c"),), is_slide=False),
+    Foreign("a RAR archive", UNPACK, ((0, b"Rar!\x1a\7"),), is_slide=False),
+    Foreign("a tar archive", UNPACK, ((257, b"ustar"),), is_slide=False),
+    Foreign("a PDF document", "choose a slide's file", ((0, b"%PDF-"),), is_slide=False),
+    Foreign(
+        "a web page, not the file itself",
+        "download the file again, signed in where that is needed",
+        ((0, b"<!DOCTYPE html"), (0, b"<!doctype html"), (0, b"<html")),
+        is_slide=False,
+    ),
+)
+
+
+def refusal(name: str, head: bytes) -> SlideError | None:
+    """Return an error that says what a file is, if it is of a known kind.
+
+    Parameters
+    ----------
+    name : str
+        Its path.
+    head : bytes
+        Its begin.
+    """
+    small = name.lower()
+    by_begin = (each for each in FOREIGN if any(_is_at(head, *place) for place in each.begins))
+    found = next((each for each in FOREIGN if small.endswith(each.endings)), None)
+    found = found or next(by_begin, None)
+    if found is None:
+        return None
+    kind = UnsupportedSlideError if found.is_slide else NotASlideError
+    return kind(f"'{name}' is {found.name}, which is not supported; {found.advice}.")
+
+
+def _is_at(head: bytes, offset: int, magic: bytes) -> bool:
+    return head[offset : offset + len(magic)] == magic

@@ -1,0 +1,137 @@
+"""Colours of JPEG 2000: what a file's tags, its writer and the code stream make of them."""
+
+from __future__ import annotations
+
+import imagecodecs
+import numpy as np
+import pytest
+import tifffile
+from pydicom.uid import JPEG2000, JPEG2000Lossless
+
+from napari_wsigpu import convert, open_slide
+from tests import oracles
+from tests.writers import dicomslides, slides, tiffbytes
+
+PIXELS = slides.picture(90, 130)
+SIDE = 64
+
+
+def ycbcr(tile):
+    """Convert RGB to YCbCr of full range."""
+    red, green, blue = np.moveaxis(tile.astype(float), -1, 0)
+    y = 0.299 * red + 0.587 * green + 0.114 * blue
+    planes = np.stack([y, 128 + (blue - y) / 1.772, 128 + (red - y) / 1.402], -1)
+    return np.clip(np.round(planes), 0, 255).astype(np.uint8)
+
+
+def encode(tile, *, transform):
+    return imagecodecs.jpeg2k_encode(tile.squeeze(), level=0, codecformat="J2K", mct=transform)
+
+
+def transformed(tile):
+    return encode(tile, transform=True)
+
+
+def plain(tile):
+    return encode(tile, transform=False)
+
+
+def plain_ycbcr(tile):
+    return encode(ycbcr(tile), transform=False)
+
+
+def written(folder, pixels, encoded, *, compression=33003, photometric=2, description=""):
+    page = tiffbytes.page(
+        *(pixels, encoded),
+        **{"tile": (SIDE, SIDE), "compression": compression, "photometric": photometric},
+        description=description,
+    )
+    return tiffbytes.write(folder / "slide.tif", [page])
+
+
+def read(path):
+    with open_slide(path, device="cpu") as slide:
+        return slide.levels[0][...]
+
+
+@pytest.mark.parametrize("compression", [33003, 33004, 33005, 34712])
+@pytest.mark.parametrize("encoded", [plain, transformed])
+@pytest.mark.parametrize("description", ["", "QuPath", "OME Bio-Formats 7.0"])
+def test_rgb_of_other_writers_than_aperio(tmp_path, compression, encoded, description):
+    path = written(tmp_path, PIXELS, encoded, compression=compression, description=description)
+    np.testing.assert_array_equal(read(path), tifffile.imread(path))
+
+
+@pytest.mark.parametrize("samples", [1, 2, 4])
+@pytest.mark.parametrize("dtype", ["uint8", "uint16"])
+def test_other_numbers_of_components_are_never_converted(tmp_path, samples, dtype):
+    pixels = slides.picture(90, 130, samples, dtype)
+    path = written(tmp_path, pixels, plain, photometric=2 if samples == 4 else 1)
+    found = tifffile.imread(path)
+    np.testing.assert_array_equal(read(path), found.reshape(*found.shape[:2], samples))
+
+
+@pytest.mark.parametrize("compression", [33003, 34712])
+@pytest.mark.parametrize("encoded", [plain_ycbcr, transformed])
+def test_a_component_transform_outweighs_the_photometric_tag(tmp_path, compression, encoded):
+    path = written(tmp_path, PIXELS, encoded, compression=compression, photometric=6)
+    assert abs(read(path).astype(int) - PIXELS).max() <= (0 if encoded is transformed else 2)
+
+
+@pytest.mark.parametrize("photometric", [2, 6])
+@pytest.mark.parametrize(("compression", "encoded"), [(33003, plain_ycbcr), (33005, plain)])
+def test_aperio_means_its_compressions(tmp_path, photometric, compression, encoded):
+    options = {"compression": compression, "photometric": photometric}
+    description = slides.aperio_text(PIXELS.shape[1], PIXELS.shape[0])
+    path = written(tmp_path, PIXELS, encoded, **options, description=description)
+    assert abs(read(path).astype(int) - oracles.openslide_level(path)).max() <= 1
+
+
+@pytest.mark.parametrize("bits", [10, 12, 16])
+def test_ycbcr_of_more_than_8_bits(tmp_path, bits):
+    half = 1 << (bits - 1)
+    pixels = np.full((SIDE, SIDE, 3), half, np.uint16)
+    pixels[:32, :, 0] = 1
+
+    def deep(tile):
+        return imagecodecs.jpeg2k_encode(
+            tile, level=0, codecformat="J2K", mct=False, bitspersample=bits
+        )
+
+    # Chroma in the middle of its range is gray.
+    gray = np.repeat(pixels[..., :1], 3, axis=2)
+    np.testing.assert_array_equal(read(written(tmp_path, pixels, deep, photometric=6)), gray)
+
+
+YBR = "YBR_ICT", "YBR_RCT", "YBR_FULL", "YBR_FULL_422"
+
+
+@pytest.mark.parametrize(
+    ("photometric", "encoded"),
+    [
+        ("RGB", plain),
+        *((photometric, transformed) for photometric in ("RGB", *YBR)),
+        *((photometric, plain_ycbcr) for photometric in YBR),
+    ],
+)
+@pytest.mark.parametrize("syntax", [JPEG2000, JPEG2000Lossless])
+def test_dicom_that_contradicts_its_code_streams(
+    tmp_path, monkeypatch, photometric, syntax, encoded
+):
+    monkeypatch.setitem(dicomslides.KINDS, "tested", (syntax, photometric, encoded))
+    dicomslides.save(tmp_path / "a.dcm", dicomslides.instance(PIXELS, "tested"))
+    found = read(tmp_path / "a.dcm").astype(int)
+    assert abs(found - PIXELS).max() <= (2 if encoded is plain_ycbcr else 0)
+
+
+@pytest.mark.parametrize("suffix", [".tif", ".ome.tif"])
+@pytest.mark.parametrize("encoded", [plain_ycbcr, transformed])
+def test_a_copy_without_aperio_has_the_same_colours(tmp_path, suffix, encoded):
+    path = tmp_path / "slide.svs"
+    options = {"compression": 33003, "encode": encoded, "tile": (SIDE, SIDE)}
+    slides.write_aperio(path, PIXELS, steps=(), **options)
+    copy = tmp_path / f"copy{suffix}"
+    convert(path, copy)
+    with tifffile.TiffFile(copy) as tiff:
+        assert tiff.pages.first.compression == 33003
+    np.testing.assert_array_equal(read(copy), read(path))
