@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from typing import Self
 
+    from napari_wsigpu.model.layout import SlideLayout
+
     Pair = tuple[int, int]
 
 Value = TypeVar("Value")
@@ -100,3 +102,16 @@ def truncated(place: Pair, downsample: float) -> tuple[Pair, Pair]:
     """
     x, y = (int(number / downsample) for number in place)
     return (x, y), (math.floor(x * downsample + 0.5), math.floor(y * downsample + 0.5))
+
+
+def mpp_of(layout: SlideLayout) -> tuple[float, float] | None:
+    """Return micrometres a pixel (x, y) as OpenSlide and tiffslide do.
+
+    They take any resolution of a plain TIFF for a measurement, also the 72 dpi of screens.
+    """
+    tags = layout.metadata.get("tiff")
+    if layout.mpp is not None or layout.vendor != "generic-tiff" or not isinstance(tags, dict):
+        return layout.mpp
+    unit = {"inch": 25400.0, "centimeter": 10000.0}.get(str(tags.get("ResolutionUnit")))
+    x, y = (tags.get(f"{axis}Resolution") for axis in "XY")
+    return (unit / x, unit / y) if unit and x and y else None

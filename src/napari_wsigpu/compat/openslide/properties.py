@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Any
 
+from napari_wsigpu.compat.shared import mpp_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -50,9 +52,10 @@ def openslide_properties(slide: Slide) -> dict[str, str]:
 def _general(slide: Slide) -> Iterator[tuple[str, Any]]:
     layout = slide.layout
     yield "openslide.vendor", layout.vendor
-    if layout.mpp is not None:
-        yield "openslide.mpp-x", layout.mpp[0]
-        yield "openslide.mpp-y", layout.mpp[1]
+    mpp = mpp_of(layout)
+    if mpp is not None:
+        yield "openslide.mpp-x", mpp[0]
+        yield "openslide.mpp-y", mpp[1]
     if layout.objective is not None:
         yield "openslide.objective-power", layout.objective
     if layout.barcode is not None:

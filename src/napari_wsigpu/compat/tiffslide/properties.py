@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from napari_wsigpu.compat.openslide.properties import bounds_of, flat, levels_of
+from napari_wsigpu.compat.shared import mpp_of
 
 if TYPE_CHECKING:
     from napari_wsigpu.model.layout import SlideLayout
@@ -19,7 +20,7 @@ def tiffslide_properties(layout: SlideLayout) -> dict[str, Any]:
     tags = dict(layout.metadata.get("tiff", {}))
     description = tags.get("ImageDescription", "")
     comments = layout.vendor in COMMENTING_VENDORS
-    mpp_x, mpp_y = layout.mpp or (None, None)
+    mpp_x, mpp_y = mpp_of(layout) or (None, None)
     found: dict[str, Any] = {
         "tiffslide.comment": description if comments else None,
         "tiffslide.vendor": None if layout.vendor == "generic-tiff" else layout.vendor,

@@ -69,7 +69,8 @@ class ZarrImage(NamedTuple):
     @property
     def starts(self) -> dict[str, float]:
         """Where the first plane along "z" and "t" lies, in micrometres and seconds."""
-        return {letter: self.along(letter)[1] for letter in "zt" if self.spacing(letter)}
+        starts = {letter: self.along(letter)[1] for letter in "zt" if self.spacing(letter)}
+        return {letter: start for letter, start in starts.items() if start}
 
     @property
     def first(self) -> tuple[float, float]:
