@@ -22,7 +22,7 @@ from napari_wsigpu.gpu.device.verify import Verifier
 from napari_wsigpu.gpu.device.worker import DecodeWorker
 from napari_wsigpu.gpu.jpeg.jpeg_engine import JpegEngine
 from napari_wsigpu.gpu.jpeg.library import CPU_ONLY, HARDWARE, NO_DEVICE, Library
-from napari_wsigpu.gpu.jpeg.library_handles import ImageFormat
+from napari_wsigpu.gpu.jpeg.library_handles import ImageFormat, LibraryImages, LibraryStreams
 from napari_wsigpu.gpu.jpeg.nvimagecodec import NvImageCodecDecoder
 from napari_wsigpu.model.errors import DeviceError
 from napari_wsigpu.model.layout import Encoding, LevelLayout, TileGrid
@@ -316,7 +316,7 @@ class HostStreams:
     """
 
     def __init__(self):
-        self._streams = library().streams()
+        self._streams = LibraryStreams(library())
         self._kept = []
 
     @property
@@ -352,7 +352,7 @@ class HostImages:
 
     def __init__(self, device):
         self._device = device
-        self._images = library().images(on_device=False)
+        self._images = LibraryImages(library(), on_device=False)
 
     @property
     def used(self):

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from napari_wsigpu import open_slide
-from napari_wsigpu.gpu.jpeg2000.decoder import Form, Jpeg2000, Layout
+from napari_wsigpu.gpu.jpeg2000.decoder import Form, Jpeg2000
 from napari_wsigpu.gpu.jpeg2000.engine import form_of_stream
 from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.model.tags import COMPRESSION
@@ -205,14 +205,14 @@ def threads(given: argparse.Namespace) -> tuple[dict[str, Any], bool]:
 class Apart(Jpeg2000):
     """A decoder each part of whose memory is an allocation of its own."""
 
-    def layout(self, tiles: int) -> Layout:
+    def layout(self, tiles: int) -> dict[str, int]:
         """Return the addresses of the parts, for memory that begins at 0."""
         whole = super().layout(tiles)
         if getattr(self, "_whole", None) != whole:
-            sizes = [after - begin for begin, after in pairwise(whole)]
+            sizes = [after - begin for begin, after in pairwise(whole.values())]
             self._parts = [self._device.allocate(size) for size in sizes]
             self._whole = whole
-        return Layout(*(address for address, _ in self._parts), size=1)
+        return dict(zip(whole, [*(address for address, _ in self._parts), 1], strict=True))
 
     def decode(self, *given: Any) -> None:
         """Decode with the parts' own addresses, not from that of the memory on."""

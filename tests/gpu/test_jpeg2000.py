@@ -17,7 +17,7 @@ from napari_wsigpu.gpu.jpeg2000.decoder import Jpeg2000, form_of
 from napari_wsigpu.gpu.jpeg2000.engine import Jpeg2000Engine, form_of_stream
 from napari_wsigpu.gpu.jpeg2000.header import read_header
 from napari_wsigpu.model.errors import DeviceError
-from napari_wsigpu.reading.in_use import ENGINES
+from napari_wsigpu.reading.offload import ENGINES
 from napari_wsigpu.slide import runtime
 from tests.fakes import host_cuda
 from tests.fakes.host_cuda import host_cuda_device
@@ -85,7 +85,7 @@ def decoded(device, streams, reduce=0, kind=Jpeg2000):
     size = int(np.prod(form.shape)) * form.dtype.itemsize
     texts = np.frombuffer(b"".join(streams), np.uint8)
     encoded, held = device.allocate(len(texts))
-    memory, also = device.allocate(decoder.layout(len(streams)).size)
+    memory, also = device.allocate(decoder.layout(len(streams))["size"])
     pixels = device.empty((len(streams), size + GUARD), np.uint8)
     with device.active():
         device.fill(pixels, UNTOUCHED, stream)
@@ -524,7 +524,7 @@ def test_without_kernels_the_cpu_decodes_what_the_library_does_not(on, path):
     scheduled = on.schedule(tiles)
     assert scheduled.wait() == {}
     assert scheduled.pending.on_cpu == 2
-    assert "can't be compiled" in on.decoder.refusal(tiles[0].level)
+    assert "can't be compiled" in on.decoder.maker(tiles[0].level)
 
 
 def test_what_the_kernels_refuse_is_decoded_by_others(on, path):

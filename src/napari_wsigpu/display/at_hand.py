@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     Tile = tuple[int, int]
 
 
+@dataclass(eq=False, repr=False)
 class TilesAtHand:
     """The tiles of a slide that are decoded or need not be, in a display's colours and channel.
 
@@ -51,23 +53,17 @@ class TilesAtHand:
         As given.
     """
 
-    def __init__(
-        self,
-        slide: int,
-        levels: Mapping[int, LevelLayout],
-        overview: NDArray[Any],
-        blank: Any,
-        channel: int | None,
-        cache: TileCache,
-    ) -> None:
-        self.slide = slide
-        self.numbers = list(levels)
-        self.levels = list(levels.values())
-        self.overview = overview
-        self.blank = blank
-        self.channel = channel
-        self._cache = cache
-        self._touched: dict[tuple[int, int, int], bool] = {}
+    slide: int
+    _by_number: Mapping[int, LevelLayout]
+    overview: NDArray[Any]
+    blank: Any
+    channel: int | None
+    _cache: TileCache
+    _touched: dict[tuple[int, int, int], bool] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self.numbers = list(self._by_number)
+        self.levels = list(self._by_number.values())
 
     def key_of(self, level: int, row: int, column: int) -> TileKey:
         """Name a tile."""
@@ -112,13 +108,13 @@ class TilesAtHand:
         return image.missing == "background" and not image.grid.byte_counts[:, row, column].any()
 
 
+@dataclass(eq=False, repr=False)
 class Hand:
     """Tiles that were found at hand during one composition, so that none is looked up twice."""
 
-    def __init__(self, tiles: TilesAtHand, landed: Mapping[TileKey, NDArray[Any]]) -> None:
-        self._at_hand = tiles
-        self._landed = landed
-        self._tiles: dict[tuple[int, Tile], NDArray[Any] | None] = {}
+    _at_hand: TilesAtHand
+    _landed: Mapping[TileKey, NDArray[Any]]
+    _tiles: dict[tuple[int, Tile], NDArray[Any] | None] = field(default_factory=dict)
 
     def tile(self, level: int, tile: Tile) -> NDArray[Any] | None:
         """Return a tile's pixels, or None if it is not at hand."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from napari_wsigpu.display.at_hand import TilesAtHand
 from napari_wsigpu.display.blocks import blocks, covered, touched, under
 from napari_wsigpu.display.device_pixels import DevicePixels
-from napari_wsigpu.display.picture import WORTH_DRAWING, Composed, stand_ins
+from napari_wsigpu.display.picture import WORTH_DRAWING, Composed, LevelPicture, Shown
 from napari_wsigpu.display.resample import Axis
 from napari_wsigpu.gpu.device.tables import SCALED
 from napari_wsigpu.model.geometry import Rect
@@ -84,11 +83,17 @@ class DeviceTilesAtHand(TilesAtHand):
         return others - blank, blank
 
 
-class DevicePicture:
-    """One display's picture of a slide's levels, drawn on a device of the tiles that it has.
+@dataclass(eq=False)
+class _Seen(Shown):
+    """A view, of which nothing but its tiles is known."""
 
-    As `display.picture.Picture`, whose methods it has. Since a device draws a view faster than it
-    would be copied, each is drawn anew.
+    missing: set[Tile] = field(default_factory=set)
+
+
+class DevicePicture(LevelPicture[_Seen]):
+    """A picture that a device draws of the tiles that it has.
+
+    Since a device draws a view faster than it would be copied, each is drawn anew.
 
     Parameters
     ----------
@@ -96,86 +101,56 @@ class DevicePicture:
         Which pixels of the slide are at hand; kept as an attribute.
     table : ColorTable or None
         The colours that pixels get.
-
-    Attributes
-    ----------
-    view : View or None
-        The region that was composed last.
-    found, lacked : list of TileKey
-        The tiles of the view that were at hand when it was composed first, and the others.
     """
 
+    tiles: DeviceTilesAtHand
+
     def __init__(self, tiles: DeviceTilesAtHand, table: ColorTable | None) -> None:
-        self.tiles = tiles
-        self.view: View | None = None
-        self.found: list[TileKey] = []
-        self.lacked: list[TileKey] = []
+        super().__init__(tiles)
         self._table = table
-        self._missing: set[Tile] = set()
-        self._served: set[TileKey] = set()
-        self._count = 0
-        self._landed = threading.Condition()
         self._overview: Any = None
 
-    @property
-    def levels(self) -> list[LevelLayout]:
-        """The levels, finest first."""
-        return self.tiles.levels
-
-    @property
-    def missing(self) -> Collection[Tile]:
-        """Row and column of each tile of the view that is not decoded yet."""
-        return list(self._missing)
-
-    def was_served(self, level: int, row: int, column: int) -> bool:
-        """Whether a tile has landed for this view, though it may be at hand no more."""
-        return self.tiles.key_of(level, row, column) in self._served
-
     def compose(self, view: View, fetch: Callable[[], float] = lambda: 0.0) -> Composed:
-        """Return the best pixels of a region, as `DevicePixels`; see `Picture.compose`."""
-        with self._landed:
+        """Return the best pixels of a region, as `DevicePixels`; see `LevelPicture.compose`."""
+        now = self._now
+        begins = now is None or now.view != view
+        if now is None or begins:
+            now = _Seen(view)
+        with now.landed:
+            self._now = now  # before its tiles are looked up, so that none lands unseen
             cells = touched(self.levels[view.level], view.rect)
-            self._missing, blank = self.tiles.absent(view.level, cells)
-            if view != self.view:
-                self.view = view
-                self._served.clear()
-                keys = [self.tiles.key_of(view.level, *tile) for tile in cells.cells()]
-                self.found = [key for key in keys if (key.row, key.column) not in self._missing]
-                self.lacked = [key for key in keys if (key.row, key.column) in self._missing]
-                self._count = len(keys)
-            self._wait(fetch())
-            if len(self._missing) > WORTH_DRAWING * self._count:
+            now.missing, blank = self.tiles.absent(view.level, cells)
+            if begins:
+                self._list_tiles(now, cells.cells())
+            self._wait(now, fetch())
+            if len(now.missing) > WORTH_DRAWING * now.count:
                 return self._stand_in(view)
-            pixels, gone = self._draw(view, self._missing, blank)
+            pixels, gone = self._draw(view, now.missing, blank)
             if gone:  # what was decoded meanwhile took their place
-                self._missing |= gone
-                self._wait(fetch())
-                pixels, gone = self._draw(view, self._missing, blank)
+                now.missing |= gone
+                self._wait(now, fetch())
+                pixels, gone = self._draw(view, now.missing, blank)
             if gone:
-                self._missing |= gone
+                now.missing |= gone
                 fetch()
-            return Composed(view, pixels, not (self._missing or gone))
+            return Composed(view, pixels, not (now.missing or gone))
 
-    def land(self, landed: Mapping[TileKey, Any]) -> bool:
-        """Take tiles that a device has now; return whether the view is better by them."""
-        with self._landed:
-            view, tiles = self.view, self.tiles
-            if view is None or not self._missing:
-                return False
-            taken = tiles.useful(landed, view.level, self._missing)
-            for key in taken:
-                if not landed[key]:
-                    tiles.failed.add((tiles.numbers.index(key.level), key.row, key.column))
-                if key.level == tiles.numbers[view.level]:
-                    self._missing.discard((key.row, key.column))
-            self._served.update(taken)
-            self._landed.notify_all()
-            return bool(taken)
+    def _take(self, now: _Seen, landed: Mapping[TileKey, Any]) -> None:
+        """Note the tiles that the device has now, and those that failed."""
+        numbers = self.tiles.numbers
+        for key, decoded in landed.items():
+            if not decoded:
+                self.tiles.failed.add((numbers.index(key.level), key.row, key.column))
+            if key.level == numbers[now.view.level]:
+                now.missing.discard((key.row, key.column))
 
-    def _wait(self, until: float) -> None:
-        """Wait for what is missing, but no longer than until a time."""
-        while self._missing and (left := until - time.perf_counter()) > 0:
-            self._landed.wait(left)
+    def _draw_coarser(self, coarse: View, view: View, most_absent: float) -> Any:
+        """Draw what stands in for a view; None if more than this share of its tiles is absent."""
+        cells = touched(self.levels[coarse.level], coarse.rect)
+        absent, blank = self.tiles.absent(coarse.level, cells)
+        if len(absent) > most_absent * cells.height * cells.width:
+            return None
+        return self._draw(coarse, absent, blank)[0]
 
     # Drawing
 
@@ -193,11 +168,11 @@ class DevicePicture:
         """
         number = self.tiles.numbers[view.level]
         drawn: list[Drawn] = []
-        overview: Drawn | None = None
+        of_overview: list[NDArray[np.void]] = []
         for level, block in self._approximations(view, missing):
             tiles, parts = self._scaled(view, level, block)
             if level == len(self.levels) - 1:
-                overview = _joined(overview, tiles, parts)
+                of_overview.append(parts)
             else:
                 drawn.append(Drawn(self.tiles.numbers[level], tiles, parts))
         cells = touched(self.levels[view.level], view.rect)
@@ -206,24 +181,24 @@ class DevicePicture:
         if len(own):
             parts = _own_parts(self.levels[view.level], view.rect, own)
             drawn.append(Drawn(number, own, parts))
-        on_device, overview_pixels = self.tiles.on_device, self.tiles.overview
-        if overview is not None and self._overview is None:
-            self._overview = on_device.send(overview_pixels)
-        flat = overview_pixels.ndim == 2
+        on_device, overview = self.tiles.on_device, self.tiles.overview
+        if of_overview and self._overview is None:
+            self._overview = on_device.backend.send(np.ascontiguousarray(overview))
+        flat = overview.ndim == 2
         pixels, gone = on_device.draw(
             drawn,
             (view.rect.height, view.rect.width),
             (self.tiles.channel or 0) if flat else None,
             self._table,
-            overview,
+            np.concatenate(of_overview) if of_overview else None,
             self._overview,
             self.tiles.blank,
             holes=bool(blank) or bool(self.tiles.failed),
         )
-        channels = 1 if flat else overview_pixels.shape[2]
+        channels = 1 if flat else overview.shape[2]
         address = on_device.device.address(pixels)
         own_gone = {(row, column) for level, row, column in gone if level == number}
-        return DevicePixels(pixels, channels, on_device.fetch, address), own_gone
+        return DevicePixels(pixels, channels, on_device.backend.fetch, address), own_gone
 
     def _approximations(self, view: View, missing: Collection[Tile]) -> Iterator[tuple[int, Rect]]:
         """Yield levels and the blocks of missing tiles that they stand in for, the worst first."""
@@ -284,20 +259,6 @@ class DevicePicture:
                 parts.append((0, target, *size, *held, top, left, by_rows, by_columns))
         return np.array(tiles, np.int64), np.array(parts, SCALED)
 
-    def _stand_in(self, view: View) -> Composed:
-        """Return a view of a coarser level that shows as much."""
-        views = stand_ins(self.levels, view)
-        for coarse in views:
-            level, image = coarse.level, self.levels[coarse.level]
-            if level == len(self.levels) - 1:
-                part = Rect(0, 0, image.height, image.width).slices(coarse.rect)
-                return Composed(coarse, self.tiles.overview[part])
-            cells = touched(image, coarse.rect)
-            absent, blank = self.tiles.absent(level, cells)
-            if coarse == views[-1] or len(absent) <= WORTH_DRAWING * cells.height * cells.width:
-                return Composed(coarse, self._draw(coarse, absent, blank)[0])
-        raise AssertionError("the overview stands in for all levels")
-
 
 def _runs(tiles: NDArray[np.intp]) -> list[tuple[int, int, int]]:
     """Return each tile of a row of pixels, where it begins, and how many pixels it has."""
@@ -322,9 +283,3 @@ def _own_parts(image: LevelLayout, rect: Rect, tiles: NDArray[np.int64]) -> NDAr
     parts["top"], parts["left"] = (begin - first).T
     parts["down"] = parts["across"] = 1
     return parts
-
-
-def _joined(drawn: Drawn | None, tiles: NDArray[np.int64], parts: NDArray[np.void]) -> Drawn:
-    if drawn is None:
-        return Drawn(0, tiles, parts)
-    return Drawn(0, np.concatenate([drawn.tiles, tiles]), np.concatenate([drawn.parts, parts]))

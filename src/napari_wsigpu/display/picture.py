@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import threading
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from napari_wsigpu.display.at_hand import Hand, TilesAtHand
 from napari_wsigpu.display.drawing import Drawing, View
 from napari_wsigpu.model.geometry import Rect
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from numpy.typing import NDArray
 
@@ -46,21 +48,43 @@ class Composed(NamedTuple):
     exact: bool = False
 
 
-class Picture:
+@dataclass(eq=False)
+class Shown:
+    """The view that a picture shows, and what is known of it.
+
+    Attributes
+    ----------
+    view : View
+        The region.
+    missing : collection of (int, int)
+        Row and column of each of its tiles that does not show its own pixels yet.
+    served : set of TileKey
+        The tiles that have landed for it.
+    count : int
+        How many tiles it has.
+    landed : threading.Condition
+        Held by the thread that draws; notified when tiles have landed.
+    """
+
+    view: View
+    missing: Collection[Tile] = ()
+    served: set[TileKey] = field(default_factory=set)
+    count: int = 0
+    landed: threading.Condition = field(default_factory=threading.Condition)
+
+
+AnyShown = TypeVar("AnyShown", bound=Shown)
+
+
+class LevelPicture(ABC, Generic[AnyShown]):
     """One display's picture of a slide's levels, composed of what is at hand.
 
-    Tiles that are not at hand yet show the best other pixels there are: those of the next finer
-    level, else of the coarser ones, at last of the overview, which always is at hand. Where that
-    would be most of a view, a view of a coarser level stands in for it.
-
-    `land` may be called by any thread, and draws in it; everything else by one.
+    `land` may be called by any thread; everything else by one.
 
     Parameters
     ----------
     tiles : TilesAtHand
         Which pixels of the slide are at hand; kept as an attribute.
-    memory : PictureMemory
-        What to compose in.
 
     Attributes
     ----------
@@ -68,12 +92,11 @@ class Picture:
         The tiles of the view that were at hand when it was composed first, and the others.
     """
 
-    def __init__(self, tiles: TilesAtHand, memory: PictureMemory) -> None:
+    def __init__(self, tiles: TilesAtHand) -> None:
         self.tiles = tiles
-        self._memory = memory
-        self._now: _Shown | None = None
         self.found: list[TileKey] = []
         self.lacked: list[TileKey] = []
+        self._now: AnyShown | None = None
 
     @property
     def levels(self) -> list[LevelLayout]:
@@ -83,17 +106,18 @@ class Picture:
     @property
     def view(self) -> View | None:
         """The region that was composed last."""
-        return None if self._now is None else self._now.drawing.view
+        return None if self._now is None else self._now.view
 
     @property
     def missing(self) -> Collection[Tile]:
         """Row and column of each tile of the view that does not show its own pixels yet."""
-        return [] if self._now is None else list(self._now.drawing.missing)
+        return [] if self._now is None else list(self._now.missing)
 
     def was_served(self, level: int, row: int, column: int) -> bool:
         """Whether a tile has landed for this view, though it may be at hand no more."""
         return self._now is not None and self.tiles.key_of(level, row, column) in self._now.served
 
+    @abstractmethod
     def compose(self, view: View, fetch: Callable[[], float] = lambda: 0.0) -> Composed:
         """Return the best pixels of a region.
 
@@ -105,22 +129,105 @@ class Picture:
             Called once it is known what is `missing`, before anything is drawn, to have that
             fetched. Returns until when, by `time.perf_counter`, its landing may be waited for.
         """
+
+    def land(self, landed: Mapping[TileKey, Any]) -> bool:
+        """Take decoded tiles; return whether the view shows better pixels by them, or will."""
+        now = self._now
+        if now is None:
+            return False
+        with now.landed:
+            if not now.missing:
+                return False
+            useful = self.tiles.useful(landed, now.view.level, now.missing)
+            now.served.update(useful)
+            self._take(now, {key: landed[key] for key in useful})
+            now.landed.notify_all()
+            return bool(useful)
+
+    @abstractmethod
+    def _take(self, now: AnyShown, landed: Mapping[TileKey, Any]) -> None:
+        """Use tiles that have landed; the view's lock is held."""
+
+    @abstractmethod
+    def _draw_coarser(self, coarse: View, view: View, most_absent: float) -> Any:
+        """Draw what stands in for a view; None if more than this share of its tiles is absent."""
+
+    def _list_tiles(self, now: AnyShown, tiles: Iterable[Tile]) -> None:
+        """Note which tiles a new view has, and which of them are missing."""
+        keys = [self.tiles.key_of(now.view.level, *tile) for tile in tiles]
+        self.found = [key for key in keys if (key.row, key.column) not in now.missing]
+        self.lacked = [key for key in keys if (key.row, key.column) in now.missing]
+        now.count = len(keys)
+
+    @staticmethod
+    def _wait(now: AnyShown, until: float) -> None:
+        """Wait for what is missing, but no longer than until a time; the view's lock is held."""
+        while now.missing and (left := until - time.perf_counter()) > 0:
+            now.landed.wait(left)
+
+    def _stand_in(self, view: View) -> Composed:
+        """Return a view of a coarser level that shows as much; it is small, and made each time."""
+        views = _stand_ins(self.levels, view)
+        for coarse in views:
+            if coarse.level == len(self.levels) - 1:
+                image = self.levels[coarse.level]
+                part = Rect(0, 0, image.height, image.width).slices(coarse.rect)
+                return Composed(coarse, self.tiles.overview[part])
+            most = 1.0 if coarse == views[-1] else WORTH_DRAWING
+            pixels = self._draw_coarser(coarse, view, most)
+            if pixels is not None:
+                return Composed(coarse, pixels)
+        raise AssertionError("the overview stands in for all levels")
+
+
+@dataclass(eq=False, kw_only=True)
+class _Drawn(Shown):
+    """A view in an array of its own."""
+
+    drawing: Drawing
+    common: Rect | None = None
+    fresh: dict[Tile, NDArray[Any]] = field(default_factory=dict)
+    waited_for: bool = False
+
+
+class Picture(LevelPicture[_Drawn]):
+    """A picture in host memory.
+
+    Tiles that are not at hand yet show the best other pixels there are: those of the next finer
+    level, else of the coarser ones, at last of the overview, which always is at hand. Where that
+    would be most of a view, a view of a coarser level stands in for it.
+
+    `land` draws in the thread that calls it.
+
+    Parameters
+    ----------
+    tiles : TilesAtHand
+        Which pixels of the slide are at hand; kept as an attribute.
+    memory : PictureMemory
+        What to compose in.
+    """
+
+    def __init__(self, tiles: TilesAtHand, memory: PictureMemory) -> None:
+        super().__init__(tiles)
+        self._memory = memory
+
+    def compose(self, view: View, fetch: Callable[[], float] = lambda: 0.0) -> Composed:
+        """Return the best pixels of a region; see `LevelPicture.compose`."""
         now, before = self._now, None
-        begins = now is None or now.drawing.view != view
+        begins = now is None or now.view != view
         if now is None or begins:
             now, before = self._begin(view), now
         if not now.landed.acquire(blocking=begins):
             # Tiles are being drawn in another thread, which tells when they are.
             if now.drawing.undrawn:
                 return self._stand_in(view)
-            return Composed(view, now.drawing.pixels, not now.drawing.missing)
+            return Composed(view, now.drawing.pixels, not now.missing)
         try:
             self._now = now
             until = fetch()
             self._draw_own(now, before)
             now.waited_for = True
-            while now.drawing.missing and (left := until - time.perf_counter()) > 0:
-                now.landed.wait(left)
+            self._wait(now, until)
             now.waited_for = False
             if now.drawing.undrawn:
                 hand = Hand(self.tiles, {})
@@ -131,48 +238,35 @@ class Picture:
                 self._draw_edges(now, before)
         finally:
             now.landed.release()
-        return Composed(view, now.drawing.pixels, not now.drawing.missing)
+        return Composed(view, now.drawing.pixels, not now.missing)
 
-    def land(self, landed: Mapping[TileKey, NDArray[Any]]) -> bool:
-        """Take decoded tiles; return whether the view shows better pixels by them, or will."""
-        now = self._now
-        if now is None:
-            return False
-        with now.landed:
-            drawing, tiles = now.drawing, self.tiles
-            if not drawing.missing:
-                return False
-            level = drawing.view.level
-            own = tiles.numbers[level]
-            useful = tiles.useful(landed, level, drawing.missing)
-            taken = {key: tiles.shown(landed[key]) for key in useful}
-            now.served |= taken.keys()
-            for key, pixels in taken.items():
-                if key.level == own:
-                    drawing.paste((key.row, key.column), pixels)
-            # Not as long as a coarser view stands in for all of it, or it may be exact soon.
-            undrawn, others = drawing.undrawn, any(key.level != own for key in taken)
-            if (undrawn or others) and undrawn < now.count and not now.waited_for:
-                drawing.approximate(Hand(tiles, taken))
-            now.landed.notify_all()
-            return bool(taken)
+    def _take(self, now: _Drawn, landed: Mapping[TileKey, NDArray[Any]]) -> None:
+        """Draw tiles that have landed, and others by them."""
+        drawing, own = now.drawing, self.tiles.numbers[now.view.level]
+        taken = {key: self.tiles.shown(pixels) for key, pixels in landed.items()}
+        for key, pixels in taken.items():
+            if key.level == own:
+                drawing.paste((key.row, key.column), pixels)
+        # Not as long as a coarser view stands in for all of it, or it may be exact soon.
+        undrawn, others = drawing.undrawn, any(key.level != own for key in taken)
+        if (undrawn or others) and undrawn < now.count and not now.waited_for:
+            drawing.approximate(Hand(self.tiles, taken))
 
-    def _begin(self, view: View) -> _Shown:
+    def _begin(self, view: View) -> _Drawn:
         """Find out what of another region is at hand."""
-        now = _Shown(self._new_drawing(view))
-        missing, level = now.drawing.missing, view.level
+        drawing = self._new_drawing(view)
+        missing, level = drawing.missing, view.level
+        now = _Drawn(view, missing, drawing=drawing)
         kept: dict[Tile, int | None] = {}
-        if self._now is not None and self._now.drawing.view.level == level:
+        if self._now is not None and self._now.view.level == level:
             before = self._now.drawing
             ranks, seen = dict(before.missing), before.view.rect
             now.common = view.rect.intersection(seen)
-            for tile in now.drawing.tiles:
-                if seen.contains(now.drawing.part(tile)):
+            for tile in drawing.tiles:
+                if seen.contains(drawing.part(tile)):
                     kept[tile] = ranks.get(tile)
-        keys = []
-        for tile in now.drawing.tiles:
-            keys.append(self.tiles.key_of(level, *tile))
-            rank = kept.get(tile, now.drawing.nothing)
+        for tile in drawing.tiles:
+            rank = kept.get(tile, drawing.nothing)
             if rank is None:
                 continue
             own = self.tiles.get(level, *tile)
@@ -180,9 +274,7 @@ class Picture:
                 missing[tile] = rank
             else:
                 now.fresh[tile] = own
-        now.count = len(keys)
-        self.found = [key for key in keys if (key.row, key.column) not in missing]
-        self.lacked = [key for key in keys if (key.row, key.column) in missing]
+        self._list_tiles(now, drawing.tiles)
         return now
 
     def _new_drawing(self, view: View, magnified: float = 1) -> Drawing:
@@ -190,7 +282,7 @@ class Picture:
         pixels = self._memory.empty(shape, self.levels[view.level].dtype)
         return Drawing(view, self.tiles, pixels, magnified)
 
-    def _draw_own(self, now: _Shown, before: _Shown | None) -> None:
+    def _draw_own(self, now: _Drawn, before: _Drawn | None) -> None:
         """Draw what the last view showed, and tiles that were at hand; once for each view."""
         drawing = now.drawing
         if before is not None and now.common is not None:
@@ -201,7 +293,7 @@ class Picture:
             drawing.paste(tile, own)
         now.fresh.clear()
 
-    def _draw_edges(self, now: _Shown, before: _Shown | None) -> None:
+    def _draw_edges(self, now: _Drawn, before: _Drawn | None) -> None:
         """Draw what the last view showed of tiles that are missing, and reach beyond it."""
         if before is None or now.common is None:
             return
@@ -212,30 +304,23 @@ class Picture:
                 drawn = old.pixels[old.view.rect.slices(part)]
                 new.pixels[new.view.rect.slices(part)] = drawn
 
-    def _stand_in(self, view: View) -> Composed:
-        """Return a view of a coarser level that shows as much; it is small, and made each time."""
-        views = stand_ins(self.levels, view)
-        for coarse in views:
-            level, image = coarse.level, self.levels[coarse.level]
-            if level == len(self.levels) - 1:
-                part = Rect(0, 0, image.height, image.width).slices(coarse.rect)
-                return Composed(coarse, self.tiles.overview[part])
-            drawing = self._new_drawing(coarse, 1 / (image.height / self.levels[view.level].height))
-            hand = Hand(self.tiles, {})
-            at_hand = {tile: hand.tile(level, tile) for tile in drawing.tiles}
-            absent = [tile for tile, pixels in at_hand.items() if pixels is None]
-            if coarse != views[-1] and len(absent) > WORTH_DRAWING * len(at_hand):
-                continue
-            drawing.missing |= dict.fromkeys(absent, drawing.nothing)
-            drawing.approximate(hand)
-            for tile, pixels in at_hand.items():
-                if pixels is not None:
-                    drawing.paste(tile, pixels)
-            return Composed(coarse, drawing.pixels)
-        raise AssertionError("the overview stands in for all levels")
+    def _draw_coarser(self, coarse: View, view: View, most_absent: float) -> Any:
+        """Draw what stands in for a view; None if more than this share of its tiles is absent."""
+        down = self.levels[coarse.level].height / self.levels[view.level].height
+        drawing, hand = self._new_drawing(coarse, 1 / down), Hand(self.tiles, {})
+        at_hand = {tile: hand.tile(coarse.level, tile) for tile in drawing.tiles}
+        absent = [tile for tile, pixels in at_hand.items() if pixels is None]
+        if len(absent) > most_absent * len(at_hand):
+            return None
+        drawing.missing |= dict.fromkeys(absent, drawing.nothing)
+        drawing.approximate(hand)
+        for tile, pixels in at_hand.items():
+            if pixels is not None:
+                drawing.paste(tile, pixels)
+        return drawing.pixels
 
 
-def stand_ins(levels: list[LevelLayout], view: View) -> list[View]:
+def _stand_ins(levels: list[LevelLayout], view: View) -> list[View]:
     """Return the views of coarser levels that may be shown instead of one, the finest first."""
     own = levels[view.level]
     found = []
@@ -250,17 +335,3 @@ def stand_ins(levels: list[LevelLayout], view: View) -> list[View]:
         )
         found.append(View(level, rect))
     return found
-
-
-class _Shown:
-    """The view that a picture shows now, and what is known of it."""
-
-    def __init__(self, drawing: Drawing) -> None:
-        self.drawing = drawing
-        self.count = 0
-        self.common: Rect | None = None
-        self.fresh: dict[Tile, NDArray[Any]] = {}
-        self.served: set[TileKey] = set()
-        # Held by who draws; those who wait for tiles are told when some have been drawn.
-        self.landed = threading.Condition()
-        self.waited_for = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.reading.parts import SlideParts
     from napari_wsigpu.storage.buffers import RegionMemory, TileMemory
 
@@ -46,6 +48,7 @@ class Group(NamedTuple):
     held_pixels: list[NDArray[Any]]
 
 
+@dataclass(frozen=True, eq=False)
 class Averages:
     """Averages tiles of one slide's images.
 
@@ -57,17 +60,9 @@ class Averages:
         Where finer pixels and averaged tiles are kept.
     """
 
-    def __init__(
-        self,
-        parts: SlideParts,
-        region_memory: RegionMemory,
-        tile_memory: TileMemory,
-    ) -> None:
-        self._images = parts.images
-        self._finer = parts.finer
-        self._background = parts.layout.background
-        self._regions = region_memory
-        self._tiles = tile_memory
+    _parts: SlideParts
+    _regions: RegionMemory
+    _tiles: TileMemory
 
     def groups(
         self, number: int, places: NDArray[np.int64], tiles: NDArray[np.int64]
@@ -83,7 +78,7 @@ class Averages:
         tiles : ndarray of int64
             Indices of those to average.
         """
-        image = self._images[number]
+        image = self._parts.images[number]
         pixel = image.channels * image.dtype.itemsize
         group: list[int] = []
         rects: list[Rect] = []
@@ -112,13 +107,13 @@ class Averages:
         pixels : ndarray, shape (height, width, channels)
             Of the finer level.
         """
-        image = self._images[number]
+        image = self._parts.images[number]
         rect = tile_rect(image, *place.tolist())
         shape = (rect.height, rect.width, image.channels)
         memory = self._tiles.take(int(np.prod(shape)) * image.dtype.itemsize)
         tile = memory.view(image.dtype).reshape(shape)
         if not pixels.size:
-            tile[...] = self._background
+            tile[...] = self._parts.layout.background
             return tile
         down, across = self._factors(number)
         if image.categorical:
@@ -126,29 +121,29 @@ class Averages:
         else:
             average = area_average(pixels, down, across)
         tile[: average.shape[0], : average.shape[1]] = average
-        tile[average.shape[0] :] = self._background
-        tile[: average.shape[0], average.shape[1] :] = self._background
+        tile[average.shape[0] :] = self._parts.layout.background
+        tile[: average.shape[0], average.shape[1] :] = self._parts.layout.background
         return tile
 
     def _below(self, number: int, row: int, column: int) -> Rect:
         """Return what of the finer level a tile averages."""
-        finer = self._images[self._finer[number]]
+        finer = self._parts.images[self._parts.finer[number]]
         down, across = self._factors(number)
-        rect = tile_rect(self._images[number], row, column)
+        rect = tile_rect(self._parts.images[number], row, column)
         top, left = min(rect.top * down, finer.height), min(rect.left * across, finer.width)
         height = min(rect.height * down, finer.height - top)
         width = min(rect.width * across, finer.width - left)
         return Rect(top, left, height, width)
 
     def _group(self, number: int, tiles: list[int], rects: list[Rect]) -> Group:
-        level = self._finer[number]
-        image = self._images[level]
+        level = self._parts.finer[number]
+        image = self._parts.images[level]
         pixels, held, held_pixels = [], [], []
         for rect in rects:
             target = self._regions.empty((rect.height, rect.width, image.channels), image.dtype)
             pixels.append(target)
             if self._is_blank(level, rect):
-                target[...] = self._background
+                target[...] = self._parts.layout.background
             else:
                 held.append(rect)
                 held_pixels.append(target)
@@ -158,7 +153,7 @@ class Averages:
         """Whether neither this level nor a finer one holds any tile of a region."""
         if not rect.height or not rect.width:
             return True
-        image = self._images[number]
+        image = self._parts.images[number]
         if image.parts:
             return not touches(image, rect)
         if not image.computed and image.grid.holds_any(*rect):
@@ -168,12 +163,12 @@ class Averages:
         factor_y, factor_x = self._factors(number)
         top, left, height, width = rect
         finer = Rect(top * factor_y, left * factor_x, height * factor_y, width * factor_x)
-        return self._is_blank(self._finer[number], finer)
+        return self._is_blank(self._parts.finer[number], finer)
 
     def _factors(self, number: int) -> tuple[int, int]:
-        """Return how many pixels of the finer level one of a level's averages, (y, x)."""
-        image, finer = self._images[number], self._images[self._finer[number]]
-        return (
-            max(1, round(finer.height / image.height)),
-            max(1, round(finer.width / image.width)),
-        )
+        return factors(self._parts.images[number], self._parts.images[self._parts.finer[number]])
+
+
+def factors(image: LevelLayout, finer: LevelLayout) -> tuple[int, int]:
+    """Return how many rows and columns of the finer level become one."""
+    return max(1, round(finer.height / image.height)), max(1, round(finer.width / image.width))

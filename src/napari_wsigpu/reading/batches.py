@@ -149,12 +149,8 @@ def _ahead(
                 future.cancel()
 
 
-def in_turn(iterators: Iterable[Generator[Item, None, None]]) -> Generator[Item, None, None]:
-    """Yield from some iterators in turn, which all go on meanwhile; close them with this one."""
-    return _in_turn(deque(iterators))
-
-
-def _in_turn(waiting: deque[Generator[Item, None, None]]) -> Generator[Item, None, None]:
+def in_turn(waiting: deque[Generator[Item, None, None]]) -> Generator[Item, None, None]:
+    """Yield from iterators alternately, while all of them read on; close them with this one."""
     with ExitStack() as opened:
         for iterator in waiting:
             opened.enter_context(closing(iterator))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from napari_wsigpu.reading.averages import factors
 from napari_wsigpu.reading.plan import Regions
 from napari_wsigpu.reading.planning import plan_regions
 
@@ -56,23 +57,20 @@ def find_held(
         if not len(pastes):
             continue
         image, below = images[plan.image], images[finer[plan.image]]
-        factors = (
-            max(1, round(below.height / image.height)),
-            max(1, round(below.width / image.width)),
-        )
+        down, across = factors(image, below)
         grid, places = image.grid, plan.tiles[pastes.tile]
-        tops = (places[:, 0] * grid.tile_height + pastes.top) * factors[0]
-        lefts = (places[:, 1] * grid.tile_width + pastes.left) * factors[1]
+        tops = (places[:, 0] * grid.tile_height + pastes.top) * down
+        lefts = (places[:, 1] * grid.tile_width + pastes.left) * across
         for index, window in enumerate(_windows(held, pastes)):
             height, width = window.shape
             under = Regions.alike(
                 tops[index : index + 1],
                 lefts[index : index + 1],
-                height * factors[0],
-                width * factors[1],
+                height * down,
+                width * across,
             )
             found = find_held(finer[plan.image], images, finer, under)
-            blocks = found.reshape(height, factors[0], width, factors[1])
+            blocks = found.reshape(height, down, width, across)
             window[...] = blocks.any(axis=(1, 3))
     return held
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from napari_wsigpu.gpu.device.switching import prompt_switching
 from napari_wsigpu.gpu.device.tables import PASTE
 from napari_wsigpu.gpu.transfer.raw_reader import RawReader
 from napari_wsigpu.model.errors import RegionError, SlideError, device_error
-from napari_wsigpu.reading.executor import Limits, check, execute
+from napari_wsigpu.reading.executor import Decoding, Limits, check, execute
 from napari_wsigpu.storage.file import FileSource
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from napari_wsigpu.gpu.device.device import Device, Stream
+    from napari_wsigpu.gpu.device.cuda import CudaDevice
+    from napari_wsigpu.gpu.device.device import Stream
     from napari_wsigpu.gpu.jpeg.batch import GpuBatch
     from napari_wsigpu.gpu.jpeg.nvimagecodec import NvImageCodecDecoder
     from napari_wsigpu.gpu.transfer.tiles import DeviceTiles, Reserved
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     from napari_wsigpu.reading.plan import Pastes, ReadOptions, ReadPlan
 
     Integers = NDArray[np.int64]
+
+Result = TypeVar("Result")
 
 NO_LIMIT = 1 << 60
 LIMITS = Limits(1024, NO_LIMIT, 256 << 20, 2)
@@ -95,7 +99,7 @@ class DeviceBackend:
     ----------
     parts, decoder, tiles
         As given.
-    device : Device
+    device : CudaDevice
         The device.
     """
 
@@ -109,7 +113,7 @@ class DeviceBackend:
         self.parts = parts
         self.decoder = decoder
         self.tiles = tiles
-        self.device: Device = decoder.worker.device
+        self.device = decoder.worker.device
         self._worker = decoder.worker
         self._timed = timed
         self._raw: RawReader | None = None
@@ -216,15 +220,20 @@ class DeviceBackend:
             If the device has no memory for them.
         """
         self._check(out)
+
+        def task(used: Stream) -> Any:
+            target = self._empty(pixels.shape, pixels.dtype) if out is None else out
+            self.device.send(pixels, target, used)
+            return target
+
         try:
-            with self.device.active(), self._stream(stream) as used:
-                target = self._empty(pixels.shape, pixels.dtype) if out is None else out
-                self.device.follow(used)
-                self.device.send(pixels, target, used)
-                used.synchronize()
+            return self.work(task, stream)
         except MemoryError:
             raise _too_large(pixels.nbytes, self.device.name) from None
-        return target
+
+    def fetch(self, pixels: Any) -> NDArray[Any]:
+        """Copy a device array to the host."""
+        return self.work(partial(self.device.download, pixels))
 
     def drop_tiles(self, level: int, tiles: Integers) -> None:
         """Drop some of a level's tiles on the device; see `DeviceTiles.drop`."""
@@ -239,7 +248,7 @@ class DeviceBackend:
         self._released = True
         self.forget_tiles()
         self.tiles.trim()
-        self.decoder.release()
+        self._worker.trim()
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         """Return a new device array.
@@ -254,7 +263,7 @@ class DeviceBackend:
         except MemoryError:
             raise _too_large(int(np.prod(shape)) * dtype.itemsize, self.device.name) from None
 
-    def work(self, task: Callable[[Stream], Any], stream: Any = None) -> Any:
+    def work(self, task: Callable[[Stream], Result], stream: Any = None) -> Result:
         """Call a task with a stream, or with the caller's, and wait for what it submits.
 
         Raises
@@ -293,7 +302,7 @@ class DeviceBackend:
             self._paste(plan, plan.pastes_of(np.flatnonzero(cached)), addresses, canvas)
         return np.flatnonzero(~cached)
 
-    def begin(self, batch: Batch[DeviceCanvas], *, more: bool) -> _DeviceDecoding | _Done:
+    def begin(self, batch: Batch[DeviceCanvas], *, more: bool) -> Decoding:
         """Read a batch and start decoding it.
 
         Raises
@@ -302,7 +311,8 @@ class DeviceBackend:
             If there is no device memory for any tile.
         """
         if self._reads_raw(batch.image):
-            return _Done(len(batch.tiles), self._read_raw(batch))
+            failures = self._read_raw(batch)
+            return Decoding(len(batch.tiles), lambda: failures, lambda: None)
         image = batch.image
         reserved = self.tiles.reserve(tile_format(image), image.tile_bytes, len(batch.tiles))
         batch = batch.part(slice(len(reserved.places)))
@@ -328,7 +338,11 @@ class DeviceBackend:
         except BaseException:
             self.tiles.unpin(reserved)
             raise
-        return _DeviceDecoding(self, batch, reserved, pending, buffer)
+        return Decoding(
+            len(batch.tiles),
+            partial(self._finish, batch, reserved, pending, buffer),
+            partial(self._cancel, reserved, pending),
+        )
 
     def average(
         self, plan: ReadPlan, tiles: Integers, canvas: DeviceCanvas, options: ReadOptions
@@ -362,7 +376,11 @@ class DeviceBackend:
         self.parts.log.count(bytes_read=int(joined.lengths.sum()))
         return EncodedBatch.joined(image, tiles, joined, wanted, background)
 
-    def finish(
+    def _cancel(self, reserved: Reserved, pending: GpuBatch) -> None:
+        pending.cancel()
+        self.tiles.unpin(reserved)
+
+    def _finish(
         self,
         batch: Batch[DeviceCanvas],
         reserved: Reserved,
@@ -423,9 +441,9 @@ class DeviceBackend:
         table, background = canvas.options.table, self.parts.layout.background
         if table is None:
             self.device.fill(canvas.pixels, background, canvas.stream)
-            return
-        for channel, value in enumerate(table.background(background, image.channels).tolist()):
-            self.device.fill(canvas.pixels[..., channel], value, canvas.stream)
+        else:
+            colors = table.background(background, image.channels).tolist()
+            fill_channels(self.device, canvas.pixels, colors, canvas.stream)
 
     def _reads_raw(self, image: LevelLayout) -> bool:
         """Whether tiles lie uncompressed in a file, and are read past the cache."""
@@ -468,41 +486,10 @@ class DeviceBackend:
             self.device.paste_colors(table, *to, canvas.colors, canvas.stream, step=step)
 
 
-class _Done:
-    """A batch that is pasted already."""
-
-    def __init__(self, count: int, failures: dict[int, str]) -> None:
-        self.count, self._failures = count, failures
-
-    def finish(self) -> dict[int, str]:
-        return self._failures
-
-    def cancel(self) -> None:
-        """Do nothing: no work is left."""
-
-
-class _DeviceDecoding:
-    """A batch that the device is decoding to reserved places."""
-
-    def __init__(
-        self,
-        backend: DeviceBackend,
-        batch: Batch[DeviceCanvas],
-        reserved: Reserved,
-        pending: GpuBatch,
-        buffer: memoryview,
-    ) -> None:
-        self.count = len(batch.tiles)
-        self._backend = backend
-        self._work = batch, reserved, pending, buffer
-
-    def finish(self) -> dict[int, str]:
-        return self._backend.finish(*self._work)
-
-    def cancel(self) -> None:
-        _, reserved, pending, _ = self._work
-        pending.cancel()
-        self._backend.tiles.unpin(reserved)
+def fill_channels(device: CudaDevice, pixels: Any, values: Sequence[float], stream: Stream) -> None:
+    """Set each channel of a device array to one value."""
+    for channel, value in enumerate(values):
+        device.fill(pixels[..., channel], value, stream)
 
 
 def tile_format(image: LevelLayout) -> TileFormat:

@@ -78,22 +78,23 @@ class Batch(Generic[Canvas]):
         return Batch(self.plan, self.image, self.tiles[chosen], self.canvas, self.options)
 
 
-class Decoding(Protocol):
+@dataclass(frozen=True, eq=False)
+class Decoding:
     """A batch that a backend is decoding.
 
-    Attributes
+    Parameters
     ----------
     count : int
         Number of its tiles: the first ones of the batch, as many as there was memory for.
+    finish : callable
+        Waits until all tiles are pasted; returns why some failed, by their index in the plan.
+    cancel : callable
+        Returns as soon as nothing is read or decoded any more.
     """
 
     count: int
-
-    def finish(self) -> dict[int, str]:
-        """Wait until all tiles are pasted; return why some failed, by their index in the plan."""
-
-    def cancel(self) -> None:
-        """Return as soon as nothing is read or decoded any more."""
+    finish: Callable[[], dict[int, str]]
+    cancel: Callable[[], object]
 
 
 class Backend(Protocol[Canvas]):

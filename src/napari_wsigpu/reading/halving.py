@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 FINER_BYTES = 256 << 20
 
 
+@dataclass(frozen=True, eq=False)
 class Halving:
     """Averages regions of one image again and again.
 
@@ -38,17 +39,13 @@ class Halving:
         How many times.
     """
 
-    def __init__(
-        self,
-        backend: DeviceBackend,
-        number: int,
-        halvings: int,
-    ) -> None:
-        self._backend = backend
-        self._images = backend.parts.images
-        self._number = number
-        self._halvings = halvings
-        self._step = 1 << halvings
+    _backend: DeviceBackend
+    _number: int
+    _halvings: int
+
+    @property
+    def _step(self) -> int:
+        return 1 << self._halvings
 
     def read(
         self, regions: Regions, options: ReadOptions, share: float, *, to_host: bool = True
@@ -74,7 +71,7 @@ class Halving:
         if regions.step != (1, 1) or not regions.offsets[-1]:
             return None
         stored = replace(options, table=None)
-        image = self._images[self._number]
+        image = self._backend.parts.images[self._number]
         samples = image.channels if options.channel is None else 1
         device = self._backend.device
         shape = int(regions.offsets[-1]), samples
@@ -84,7 +81,7 @@ class Halving:
                 pixels = device.empty(shape, image.dtype)
             for group in self._groups(regions, samples * image.dtype.itemsize):
                 finer = self._finer([rect for _, rect in group])
-                plans = plan_regions(self._number, self._images, finer)
+                plans = plan_regions(self._number, self._backend.parts.images, finer)
                 found = self._backend.read(
                     self._number, plans, finer.offsets, stored, to_host=False, share=share
                 )
@@ -136,7 +133,7 @@ class Halving:
             yield group
 
     def _finer(self, rects: Sequence[Rect]) -> Regions:
-        image, step = self._images[self._number], self._step
+        image, step = self._backend.parts.images[self._number], self._step
         finer = []
         for rect in rects:
             top, left = rect.top * step, rect.left * step

@@ -19,7 +19,7 @@ from napari_wsigpu.codecs.raw import lies_decoded
 from napari_wsigpu.native.tables import HELD, TILE
 from napari_wsigpu.reading.averages import Averages
 from napari_wsigpu.reading.cache import Recurrence, TileKey
-from napari_wsigpu.reading.executor import Limits, check, execute
+from napari_wsigpu.reading.executor import Decoding, Limits, check, execute
 from napari_wsigpu.reading.pasting import NO_PARTS, Paste, WholeTiles, slices_of
 from napari_wsigpu.reading.plan import ReadOptions
 from napari_wsigpu.reading.planning import plan_regions
@@ -231,12 +231,14 @@ class HostBackend:
                 canvas.take(index, pixels)
         return np.array([index for index, tile in enumerate(tiles) if tile is None], np.int64)
 
-    def begin(self, batch: Batch[HostCanvas], *, more: bool) -> _HostDecoding | _NativeDecoding:
+    def begin(self, batch: Batch[HostCanvas], *, more: bool) -> Decoding:
         """Read a batch and start decoding it."""
         form = self._form(batch.plan.image, batch.image)
         if form is not None:
             return self._decode_natively(form, batch)
-        return _HostDecoding(self, batch, self._schedule(batch))
+        pending = self._schedule(batch)
+        finish = partial(self._finish, batch, pending)
+        return Decoding(len(batch.tiles), finish, pending.cancel)
 
     def average(
         self, plan: ReadPlan, tiles: Integers, canvas: HostCanvas, options: ReadOptions
@@ -302,7 +304,7 @@ class HostBackend:
             self._forms[number] = None if uncopied else form
         return self._forms[number]
 
-    def _decode_natively(self, form: NativeFormat, batch: Batch[HostCanvas]) -> _NativeDecoding:
+    def _decode_natively(self, form: NativeFormat, batch: Batch[HostCanvas]) -> Decoding:
         """Read, decode and paste tiles by the core: of a file now, of other sources on a thread.
 
         So the next batch is read from a server while this one is decoded.
@@ -346,17 +348,26 @@ class HostBackend:
                 if index not in failed:
                     pixels = form.tile(room, image, table[index])
                     self._take(batch, index, pixels, keep=kept[index], paste=not address)
-            self.count_decoded(image, len(tiles) - len(failed))
+            self._count_decoded(image, len(tiles) - len(failed))
             if not failed:
                 return {}
             indices = list(failed)
             left = batch.part(np.array(indices, np.int64))
             some = None if encoded is None else encoded.part(indices)
-            return _HostDecoding(self, left, self._schedule(left, some)).finish()
+            return self._finish(left, self._schedule(left, some))
 
-        return _NativeDecoding(len(tiles), running, finish)
+        return Decoding(len(tiles), finish, lambda: running.cancel() or running.exception())
 
-    def count_decoded(self, image: LevelLayout, tiles: int) -> None:
+    def _finish(self, batch: Batch[HostCanvas], pending: PendingBatch) -> dict[int, str]:
+        """Wait for a batch that threads decode; return why some tiles failed, by their index."""
+        failed = pending.wait()
+        self._count_decoded(batch.image, len(batch.tiles) - len(failed))
+        failures = {int(batch.tiles[index]): reason for index, reason in failed.items()}
+        for tile in failures:
+            batch.canvas.fill(tile)
+        return failures
+
+    def _count_decoded(self, image: LevelLayout, tiles: int) -> None:
         """Count tiles that the CPU decoded."""
         self._log.count_decoded(cpu=tiles)
         self._log.count(bytes_decoded=tiles * image.tile_bytes)
@@ -428,38 +439,3 @@ class HostBackend:
 
     def _new_buffer(self, size: int) -> memoryview:
         return self._bytes.empty((size,), np.dtype(np.uint8)).data
-
-
-class _NativeDecoding:
-    """A batch that the core decodes, or has decoded."""
-
-    def __init__(
-        self, count: int, running: Future[dict[int, str]], finish: Callable[[], dict[int, str]]
-    ) -> None:
-        self.count, self.finish = count, finish
-        self._running = running
-
-    def cancel(self) -> None:
-        """Return as soon as nothing is decoded any more."""
-        if not self._running.cancel():
-            self._running.exception()
-
-
-class _HostDecoding:
-    """A batch that threads decode in Python."""
-
-    def __init__(
-        self, backend: HostBackend, batch: Batch[HostCanvas], pending: PendingBatch
-    ) -> None:
-        self.count = len(batch.tiles)
-        self.cancel = pending.cancel
-        self._backend, self._batch, self._pending = backend, batch, pending
-
-    def finish(self) -> dict[int, str]:
-        """Wait until all tiles are pasted; return why some failed, by their index in the plan."""
-        batch, failed = self._batch, self._pending.wait()
-        self._backend.count_decoded(batch.image, self.count - len(failed))
-        failures = {int(batch.tiles[index]): reason for index, reason in failed.items()}
-        for tile in failures:
-            batch.canvas.fill(tile)
-        return failures

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import operator
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -65,6 +67,7 @@ class AxisIndex(NamedTuple):
     view: slice | int
 
 
+@dataclass(eq=False, repr=False)
 class LevelArray:
     """Lazily decoded pixels of one level.
 
@@ -104,28 +107,22 @@ class LevelArray:
         Whether the level is computed from a finer one because the file lacks it.
     """
 
-    def __init__(
-        self,
-        layout: LevelLayout,
-        read: Read,
-        slide: LevelOwner,
-        number: int,
-        channel: int | None = None,
-        *,
-        tolerant: bool = False,
-    ) -> None:
-        self._read = read
-        self.layout = layout
-        self.channel = channel
-        self.tolerant = tolerant
-        self.slide = slide
-        self.number = number
-        samples = () if channel is not None else (layout.channels,)
+    layout: LevelLayout
+    _read: Read
+    slide: LevelOwner
+    number: int
+    channel: int | None = None
+    _: KW_ONLY
+    tolerant: bool = False
+
+    def __post_init__(self) -> None:
+        layout = self.layout
+        samples = () if self.channel is not None else (layout.channels,)
         self.shape: tuple[int, ...] = (layout.height, layout.width, *samples)
         self.dtype = layout.dtype
         self.ndim = len(self.shape)
-        self.size = layout.height * layout.width * (samples[0] if samples else 1)
-        largest = VIEWER_CHUNK if tolerant else max(layout.height, layout.width)
+        self.size = math.prod(self.shape)
+        largest = VIEWER_CHUNK if self.tolerant else max(layout.height, layout.width)
         self.chunks: tuple[int, ...] = (
             min(layout.grid.tile_height, layout.height, largest),
             min(layout.grid.tile_width, layout.width, largest),
@@ -279,21 +276,27 @@ def expand(key: Any, ndim: int) -> tuple[Any, ...]:
     return (*key[: dots[0]], *fill, *key[dots[0] + 1 :])
 
 
-def _axis_index(index: Any, length: int) -> AxisIndex:
+def taken(axis: range, index: Any) -> range | int:
+    """Return what an index takes of the positions along an axis."""
     if isinstance(index, slice):
-        start, stop, step = index.indices(length)
-        count = len(range(start, stop, step))
-        if step > 0:
-            return AxisIndex(Span(start, step, count), slice(None))
-        return AxisIndex(Span(start + (count - 1) * step, -step, count), slice(None, None, -1))
+        return axis[index]
     if isinstance(index, bool | np.bool_):
         raise IndexError("levels are indexed by integers, slices and '...', not by booleans")
     try:
-        position = operator.index(index)
+        return axis[operator.index(index)]
     except TypeError:
         raise IndexError(
             f"levels are indexed by integers, slices and '...', not by {type(index).__name__}"
         ) from None
-    if not -length <= position < length:
-        raise IndexError(f"index {position} is out of bounds for axis with size {length}")
-    return AxisIndex(Span(position % length, 1, 1), 0)
+    except IndexError:
+        raise IndexError(f"index {index} is out of bounds for axis with size {len(axis)}") from None
+
+
+def _axis_index(index: Any, length: int) -> AxisIndex:
+    found = taken(range(length), index)
+    if isinstance(found, int):
+        return AxisIndex(Span(found, 1, 1), 0)
+    if found.step > 0:
+        return AxisIndex(Span(found.start, found.step, len(found)), slice(None))
+    last = found.start + (len(found) - 1) * found.step
+    return AxisIndex(Span(last, -found.step, len(found)), slice(None, None, -1))

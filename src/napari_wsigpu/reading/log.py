@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ MOST_REPORTS = 10
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False, repr=False)
 class TileLog:
     """Counts tiles and reports those that can't be decoded, each once; thread-safe.
 
@@ -36,29 +38,21 @@ class TileLog:
         Raises what is wrong with the file as a whole, before tiles are blamed.
     """
 
-    def __init__(
-        self,
-        path: str,
-        names: Mapping[int, str],
-        explain: Callable[[int, int, int], str | None] | None = None,
-        check: Callable[[], None] | None = None,
-    ) -> None:
-        self._path = path
-        self._names = names
-        self._explain = explain
-        self._check = check
-        self._lock = threading.Lock()
-        self._counts: Counter[str] = Counter()
-        self._decoded: Counter[str] = Counter()
-        self._failed: dict[TileKey, str] = {}
-        self._reported: set[TileKey] = set()
-        self.on_failed_tile: Callable[[str, str], None] | None = None
+    _path: str
+    _names: Mapping[int, str]
+    _explain: Callable[[int, int, int], str | None] | None = None
+    _check: Callable[[], None] | None = None
+    on_failed_tile: Callable[[str, str], None] | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _counts: Counter[str] = field(default_factory=Counter)
+    _decoded: Counter[str] = field(default_factory=Counter)
+    _failed: dict[TileKey, str] = field(default_factory=dict)
+    _reported: set[TileKey] = field(default_factory=set)
 
     def count(self, **numbers: int) -> None:
         """Add to counters: tiles_asked, cache_hits, computed, background, bytes_*."""
         with self._lock:
-            for name, number in numbers.items():
-                self._counts[name] += number
+            self._counts.update(numbers)
 
     def count_read(self, held: int, decoded: int, read: int, tile_bytes: int) -> None:
         """Add tiles from the cache, tiles decoded on the CPU, bytes read, and bytes a tile."""
@@ -73,8 +67,7 @@ class TileLog:
     def count_decoded(self, **numbers: int) -> None:
         """Add to the number of tiles that each decoder decoded, by its name."""
         with self._lock:
-            for name, number in numbers.items():
-                self._decoded[name] += number
+            self._decoded.update(numbers)
 
     def stats(self, most_failed: int | None = None) -> dict[str, Any]:
         """Return the counters as a JSON-serialisable dict, and the first failed tiles."""

@@ -14,18 +14,17 @@ from napari_wsigpu.gpu.jpeg.nvimagecodec import NvImageCodecDecoder
 from napari_wsigpu.model.errors import DeviceError
 from napari_wsigpu.reading.device import DeviceBackend
 from napari_wsigpu.reading.halving import Halving
-from napari_wsigpu.reading.in_use import CPU, decoder_in_use
 from napari_wsigpu.reading.on_device import TilesOnDevice
 from napari_wsigpu.reading.throughput import tile_kind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from napari_wsigpu.gpu.device.devices import Devices
     from napari_wsigpu.gpu.device.worker import DecodeWorker
+    from napari_wsigpu.gpu.jpeg.codestream import Recipe
     from napari_wsigpu.model.layout import LevelLayout
     from napari_wsigpu.reading.on_device import ReadTiles
     from napari_wsigpu.reading.parts import SlideParts
@@ -34,6 +33,16 @@ if TYPE_CHECKING:
 
 # Displays draw on devices whose tiles are sure to hold a view, and what is around it.
 LEAST_BUDGET = 256 << 20
+
+CPU = "CPU"
+# By what is decoded, and the path that nvImageCodec decodes it on.
+ENGINES = {
+    ("jpeg", "hardware"): "hardware JPEG engine",
+    ("jpeg", "hybrid"): "JPEG without a hardware engine",
+    ("jpeg", "GPU"): "JPEG without a hardware engine",
+    ("jpeg2000", "GPU"): "JPEG 2000",
+    ("jpeg2000", "JPEG 2000"): "JPEG 2000, in batches",
+}
 
 logger = logging.getLogger(__name__)
 
@@ -98,10 +107,45 @@ class Offload:
 
     @property
     def decoder(self) -> tuple[str, str]:
-        """What decodes level 0 now, and why; see `decoder_in_use`."""
-        image = self._images[0].stored[0]
+        """What decodes level 0 now, and why it is this or how it decodes; starts nothing."""
+        image, (device, index) = self._images[0].stored[0], self._choice
         against = self._verifier.reason or self._gpu_failure
-        return decoder_in_use(image, *self._choice, against, self._devices, self._throughput)
+        how = recipe(image)
+        if image.library is not None:
+            return image.library.name, str(how)
+        if device == "cpu":
+            return CPU, "chosen"
+        if isinstance(how, str):
+            return CPU, how
+        if against is not None:
+            return CPU, against
+        if index is not None:
+            return self._on_gpu(index, how)
+        waiting = self._devices.background.waiting(how.kind)
+        if waiting is not None:
+            return CPU, waiting
+        gpu, engine = self._on_gpu(0, how)
+        key = tile_kind(image)
+        if not self._throughput.settled(key):
+            return f"{gpu} and {CPU}", "which of them is faster is being measured"
+        way = self._throughput.choose(key)
+        if way == "both":
+            return f"{gpu} and {CPU}", f"{engine}; together they are faster"
+        return (gpu, engine) if way == "gpu" else (CPU, "measured faster than the GPU")
+
+    def _on_gpu(self, index: int, how: Recipe) -> tuple[str, str]:
+        """Return a GPU that decodes, and how it does; else the CPU, and why."""
+        worker = self._devices.started(index)
+        if worker is None:
+            return f"GPU {index}", "it is starting"
+        name = f"GPU {index} ({worker.device.model})"
+        nothing = CPU, f"{name} has no decoder for it"
+        if not how.by_library and worker.jpeg2000.works is False:
+            return nothing
+        if not worker.has_tried(how.kind):
+            return name, "its decoder starts with the first tiles"
+        engine = worker.made_engine(how.kind)
+        return nothing if engine is None else (name, ENGINES[how.kind, engine])
 
     def worker(self, device: str) -> DecodeWorker:
         """Return what reads to a device, named as in `read_to_device`.
@@ -195,11 +239,6 @@ class Offload:
             way = self._throughput.choose(tile_kind(image))
         return self._share(image, way)
 
-    def drop_tiles(self, level: int, tiles: NDArray[np.int64]) -> None:
-        """Drop some of a level's tiles on devices; see `DeviceTiles.drop`."""
-        for backend in self._started():
-            backend.drop_tiles(level, tiles)
-
     def _average(
         self,
         backend: DeviceBackend,
@@ -228,11 +267,6 @@ class Offload:
             number, halvings = self._halved[number], halvings + 1
         return number, halvings
 
-    def forget_tiles(self) -> None:
-        """Drop the slide's tiles on devices."""
-        for backend in self._started():
-            backend.forget_tiles()
-
     def release(self) -> None:
         """Let go of streams, tiles and memory on devices."""
         with self._lock:
@@ -241,7 +275,8 @@ class Offload:
         for backend in backends.values():
             backend.release()
 
-    def _started(self) -> list[DeviceBackend]:
+    def started(self) -> list[DeviceBackend]:
+        """Return the slide's backends on devices."""
         with self._lock:
             return list(self._backends.values())
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -9,7 +11,7 @@ import numpy as np
 
 from napari_wsigpu.gpu.device.device import TileFormat
 from napari_wsigpu.reading.cache import TileKey
-from napari_wsigpu.reading.device import tile_format
+from napari_wsigpu.reading.device import fill_channels, tile_format
 from napari_wsigpu.reading.plan import ReadOptions, Regions, tile_rect
 from napari_wsigpu.reading.planning import plan_regions
 
@@ -19,9 +21,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.color import ColorTable
-    from napari_wsigpu.gpu.device.device import Device, Stream
+    from napari_wsigpu.gpu.device.cuda import CudaDevice
+    from napari_wsigpu.gpu.device.device import Stream
     from napari_wsigpu.gpu.transfer.tiles import Reserved
     from napari_wsigpu.reading.device import DeviceBackend
+    from napari_wsigpu.reading.parts import SlideParts
 
     Tile = tuple[int, int]
     ReadTiles = Callable[[int, Collection[Tile]], dict[Tile, NDArray[Any]]]
@@ -49,6 +53,7 @@ class Drawn(NamedTuple):
     parts: NDArray[np.void]
 
 
+@dataclass(frozen=True, eq=False)
 class TilesOnDevice:
     """One slide's tiles on the device that decodes them, in stored colours.
 
@@ -62,30 +67,24 @@ class TilesOnDevice:
         Averages regions of a level that the file lacks, where they stay; None if it can't.
     """
 
-    def __init__(
-        self,
-        backend: DeviceBackend,
-        read: ReadTiles,
-        average: Average,
-    ) -> None:
-        self.backend = backend
-        self.images = backend.parts.images
-        self._slide = backend.parts.number
-        self._tiles = backend.tiles
-        self._log = backend.parts.log
-        self._read_to_host = read
-        self._average = average
+    backend: DeviceBackend
+    _read_to_host: ReadTiles
+    _average: Average
 
     @property
-    def device(self) -> Device:
+    def _parts(self) -> SlideParts:
+        return self.backend.parts
+
+    @property
+    def device(self) -> CudaDevice:
         """Where they are."""
         return self.backend.device
 
     def here(self, number: int, tiles: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return which of some tiles of a level, by row and column, are decoded now."""
-        reserved, here = self._tiles.find(self._slide, number, tiles)
+        reserved, here = self.backend.tiles.find(self._parts.number, number, tiles)
         if reserved is not None:
-            self._tiles.unpin(reserved)
+            self.backend.tiles.unpin(reserved)
         return here
 
     def read(self, number: int, places: Sequence[Tile], share: float) -> set[Tile]:
@@ -112,12 +111,12 @@ class TilesOnDevice:
         SlideError
             If the file or its server doesn't give their bytes.
         """
-        image = self.images[number]
+        image = self._parts.images[number]
         if image.computed:
             self._halve(number, self._absent(number, places), share)
         elif not image.parts:
             regions = Regions.of(tile_rect(image, *place) for place in places)
-            plans = plan_regions(number, self.images, regions)
+            plans = plan_regions(number, self._parts.images, regions)
             self.backend.read(number, plans, regions.offsets, WHOLE, to_host=False, share=share)
         absent = self._absent(number, places)
         absent -= self._failed(number, absent)
@@ -131,8 +130,8 @@ class TilesOnDevice:
         shape: tuple[int, int],
         channel: int | None,
         table: ColorTable | None,
-        overview: Drawn | None,
-        source: Any,
+        of_overview: NDArray[np.void] | None,
+        overview: Any,
         blank: Any,
         *,
         holes: bool,
@@ -149,9 +148,9 @@ class TilesOnDevice:
             The channel; None for RGBA.
         table : ColorTable or None
             The colours that pixels get.
-        overview : Drawn or None
+        of_overview : ndarray of `gpu.tables.SCALED` or None
             Parts of the coarsest level.
-        source : device array
+        overview : device array
             That level.
         blank : number or ndarray
             The background in these colours.
@@ -165,7 +164,7 @@ class TilesOnDevice:
         gone : set of (int, int, int)
             Level's number, row and column of each tile that is not here any more.
         """
-        image, found = self.images[0], []
+        image, found = self._parts.images[0], []
         work: list[tuple[NDArray[np.void], TileFormat, Any]] = []
         device = self.device
         gone: set[tuple[int, int, int]] = set()
@@ -176,7 +175,7 @@ class TilesOnDevice:
                 pixels = self.backend.empty(size, image.dtype)
             for number, tiles, parts in drawn:
                 unique, which = np.unique(tiles, axis=0, return_inverse=True)
-                reserved, here = self._tiles.find(self._slide, number, unique)
+                reserved, here = self.backend.tiles.find(self._parts.number, number, unique)
                 gone.update((number, row, column) for row, column in unique[~here].tolist())
                 if reserved is None:
                     continue
@@ -185,13 +184,12 @@ class TilesOnDevice:
                 addresses[here] = reserved.slots.addresses
                 parts["source"] = addresses[which.reshape(-1)]
                 seen = parts[parts["source"] > 0]
-                work.append((seen, tile_format(self.images[number]), colors))
-            if overview is not None:
-                height, width = source.shape[:2]
-                channels = 1 if source.ndim == 2 else source.shape[2]
-                tile = TileFormat(height, width, channels, image.dtype.name)
-                overview.parts["source"] = device.address(source)
-                work.insert(0, (overview.parts, tile, None))
+                work.append((seen, tile_format(self._parts.images[number]), colors))
+            if of_overview is not None:
+                height, width, *samples = overview.shape
+                tile = TileFormat(height, width, math.prod(samples), image.dtype.name)
+                of_overview["source"] = device.address(overview)
+                work.insert(0, (of_overview, tile, None))
 
             def task(stream: Stream) -> None:
                 if holes or gone:
@@ -203,25 +201,15 @@ class TilesOnDevice:
             self.backend.work(task)
         finally:
             for reserved in found:
-                self._tiles.unpin(reserved)
+                self.backend.tiles.unpin(reserved)
         return pixels, gone
-
-    def send(self, pixels: NDArray[Any]) -> Any:
-        """Copy host pixels to a new device array."""
-        return self.backend.send(np.ascontiguousarray(pixels))
-
-    def fetch(self, pixels: Any) -> NDArray[Any]:
-        """Copy a device array to the host."""
-        host: NDArray[Any] = self.backend.work(lambda stream: self.device.download(pixels, stream))
-        return host
 
     def _fill(self, pixels: Any, blank: Any, stream: Stream) -> None:
         if pixels.ndim == 2:
             self.device.fill(pixels, blank, stream)
             return
         values = [*np.broadcast_to(blank, (3,)).tolist(), 255]
-        for channel, value in enumerate(values):
-            self.device.fill(pixels[..., channel], value, stream)
+        fill_channels(self.device, pixels, values, stream)
 
     def _absent(self, number: int, places: Collection[Tile]) -> set[Tile]:
         tiles = np.array(list(places), np.int64).reshape(-1, 2)
@@ -229,17 +217,19 @@ class TilesOnDevice:
         return {(row, column) for row, column in tiles[~here].tolist()}
 
     def _failed(self, number: int, places: Collection[Tile]) -> set[Tile]:
-        if not self._log.has_failed():
+        if not self._parts.log.has_failed():
             return set()
-        computed = self.images[number].computed
-        keys = {place: TileKey(self._slide, number, *place) for place in places}
+        computed = self._parts.images[number].computed
+        keys = {place: TileKey(self._parts.number, number, *place) for place in places}
         return {
-            place for place, key in keys.items() if self._log.has_failed(None if computed else key)
+            place
+            for place, key in keys.items()
+            if self._parts.log.has_failed(None if computed else key)
         }
 
     def _halve(self, number: int, places: Collection[Tile], share: float) -> None:
         """Average tiles where they stay; those at the image's edges are left to the host."""
-        image = self.images[number]
+        image = self._parts.images[number]
         height, width = size = image.grid.tile_height, image.grid.tile_width
         whole = [place for place in sorted(places) if tile_rect(image, *place)[2:] == size]
         if not whole:
@@ -252,7 +242,7 @@ class TilesOnDevice:
 
     def _send(self, number: int, found: Mapping[Tile, NDArray[Any]]) -> None:
         """Put tiles to the device that the host has read."""
-        image = self.images[number]
+        image = self._parts.images[number]
         tile = tile_format(image)
         whole = np.zeros((len(found), tile.height, tile.width, tile.channels), image.dtype)
         for pixels, part in zip(whole, found.values(), strict=True):
@@ -261,12 +251,14 @@ class TilesOnDevice:
 
     def _keep(self, number: int, places: Sequence[Tile], whole: Any, put: Put) -> None:
         """Copy whole tiles to slots, and make them findable."""
-        image = self.images[number]
+        image = self._parts.images[number]
         grid, tile = image.grid, tile_format(image)
         size = -(-image.height // grid.tile_height), -(-image.width // grid.tile_width)
         begin = 0
         while begin < len(whole):
-            reserved: Reserved = self._tiles.reserve(tile, image.tile_bytes, len(whole) - begin)
+            reserved: Reserved = self.backend.tiles.reserve(
+                tile, image.tile_bytes, len(whole) - begin
+            )
             end = begin + len(reserved.places)
             try:
                 runs = _side_by_side(reserved.slots.addresses, image.tile_bytes)
@@ -281,9 +273,9 @@ class TilesOnDevice:
 
                 self.backend.work(task)
                 tiles = np.array(places[begin:end], np.int64)
-                self._tiles.keep(reserved, self._slide, number, size, tiles)
+                self.backend.tiles.keep(reserved, self._parts.number, number, size, tiles)
             finally:
-                self._tiles.unpin(reserved)
+                self.backend.tiles.unpin(reserved)
             begin = end
 
 

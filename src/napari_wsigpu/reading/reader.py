@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.color import ColorTable
-    from napari_wsigpu.gpu.device.device import Stream
     from napari_wsigpu.gpu.device.devices import Devices
     from napari_wsigpu.model.geometry import Rect
     from napari_wsigpu.reading.cache import TileCache
@@ -196,14 +194,13 @@ class RegionReader:
             self._host.read(number, plans, _views(pixels, regions), options)
         found = dict(zip(places, _views(pixels, regions), strict=True))
         slide = self._slide if table is None else ~self._slide
-        keep = {TileKey(slide, number, *place): part for place, part in found.items()}
-        if self._log.has_failed():
-            of_log = (TileKey(self._slide, number, *place) for place in places)
-            spoilt = [
-                key for key in of_log if self._log.has_failed(None if image.computed else key)
-            ]
-            for key in spoilt:
-                keep.pop(key._replace(slide=slide))
+        keep = {
+            TileKey(slide, number, *place): part
+            for place, part in found.items()
+            if not self._log.has_failed(
+                None if image.computed else TileKey(self._slide, number, *place)
+            )
+        }
         self._tiles.put_all(keep, pixels.nbytes)
         return found
 
@@ -256,7 +253,7 @@ class RegionReader:
         RegionError, SlideError
             As in `read`.
         """
-        backend = self._on(device)
+        backend = self.backend(device)
         options = self._meant(options)
         _check_size(regions)
         plans = plan_regions(number, self._images, regions)
@@ -277,50 +274,6 @@ class RegionReader:
         self._let_go(plans, options)
         return pixels.reshape(shape)
 
-    def send(self, pixels: NDArray[Any], device: str, out: Any = None, stream: Any = None) -> Any:
-        """Copy host pixels to a device; see `DeviceBackend.send`."""
-        return self._on(device).send(pixels, out, stream)
-
-    def fetch(self, pixels: Any, device: str) -> NDArray[Any]:
-        """Copy a device array to the host."""
-        backend = self._on(device)
-        host: NDArray[Any] = backend.work(partial(backend.device.download, pixels))
-        return host
-
-    def empty_on(self, device: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-        """Return a new array on a device.
-
-        Raises
-        ------
-        RegionError
-            If the device has no memory for it.
-        """
-        return self._on(device).empty(shape, dtype)
-
-    def fill_on(self, device: str, pixels: Any, values: Sequence[float], stream: Any) -> None:
-        """Set each channel of a device array to one value."""
-        backend = self._on(device)
-
-        def fill(used: Stream) -> None:
-            for channel, value in enumerate(values):
-                backend.device.fill(pixels[..., channel], value, used)
-
-        backend.work(fill, stream)
-
-    def average_on(
-        self,
-        device: str,
-        finer: Any,
-        pixels: Any,
-        scale: tuple[float, float],
-        first: tuple[int, int],
-        stream: Any,
-    ) -> None:
-        """Average pictures on a device; see `Device.average_area`."""
-        backend = self._on(device)
-        average = backend.device.average_area
-        backend.work(lambda used: average(finer, pixels, scale, first, used), stream)
-
     def release(self) -> None:
         """Let go of threads and tiles; the next read takes them again."""
         self._parts.decoder.release()
@@ -331,10 +284,11 @@ class RegionReader:
     def clear_cache(self) -> None:
         """Drop the slide's decoded tiles, on the host and on devices."""
         self._tiles.forget(self._slide)
-        self.offload.forget_tiles()
+        for backend in self.offload.started():
+            backend.forget_tiles()
 
-    def _on(self, device: str) -> DeviceBackend:
-        """Return the backend of a device, named as in `read_to_device`."""
+    def backend(self, device: str) -> DeviceBackend:
+        """Return what works on a device, named as in `read_to_device`."""
         return self.offload.backend(self.offload.worker(device))
 
     def _let_go(self, plans: Sequence[ReadPlan], options: ReadOptions) -> None:
@@ -345,7 +299,8 @@ class RegionReader:
         for plan in plans:
             done = plan.tiles[~options.later(options.past, plan.tiles)]
             self._tiles.drop(slide, plan.image, done)
-            self.offload.drop_tiles(plan.image, done)
+            for backend in self.offload.started():
+                backend.drop_tiles(plan.image, done)
 
     def _meant(self, options: ReadOptions) -> ReadOptions:
         """Return options that keep no whole tiles if only one task reads the slide."""

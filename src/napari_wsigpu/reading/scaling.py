@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from napari_wsigpu.gpu.device.device import AVERAGED_TYPES
 from napari_wsigpu.model.errors import RegionError
 from napari_wsigpu.reading.average import EDGE, resample_area, source_span
+from napari_wsigpu.reading.device import fill_channels
 from napari_wsigpu.reading.plan import NO_TURN, Regions
 from napari_wsigpu.storage.buffers import into
 
@@ -150,6 +152,7 @@ class Piece(NamedTuple):
         return replace(options, past=self.past, turn=NO_TURN)
 
 
+@dataclass(frozen=True, eq=False)
 class ScaledReader:
     """Reads regions of a target.
 
@@ -163,12 +166,9 @@ class ScaledReader:
         The level.
     """
 
-    def __init__(self, reader: RegionReader, target: Target, image: LevelLayout) -> None:
-        self._reader = reader
-        self._target = target
-        self._extent = image.height, image.width
-        self._channels = image.channels
-        self._dtype = image.dtype
+    _reader: RegionReader
+    _target: Target
+    _image: LevelLayout
 
     def read(
         self, regions: Regions, options: ReadOptions, out: NDArray[Any] | None = None
@@ -184,17 +184,17 @@ class ScaledReader:
         out : ndarray, optional
             Where to put them.
         """
-        target = self._target
+        target, image = self._target, self._image
         if target.exact:
             return self._reader.read(target.level, regions, options, out)
         (height, width), large = regions.shapes[0], self._is_large(regions)
         by_device = self._averages_on_devices and self._reader.offload.device.startswith("cuda")
         if by_device and not large:
             averaged = self.read_to_device(regions, "cuda", None, None, options)
-            return into(out, self._reader.fetch(averaged, "cuda"))
+            return into(out, self._reader.backend("cuda").fetch(averaged))
         try:
-            shape = len(regions), height, width, self._channels
-            pixels = np.empty(shape, self._dtype) if out is None else out
+            shape = len(regions), height, width, image.channels
+            pixels = np.empty(shape, image.dtype) if out is None else out
         except (MemoryError, ValueError):
             raise RegionError(
                 f"{len(regions)} regions of {width} x {height} pixels don't fit into memory; "
@@ -205,10 +205,11 @@ class ScaledReader:
         if not by_device:
             self._average_on_host(regions, pixels, options)
             return pixels
+        backend = self._reader.backend("cuda")
         for piece in self._pieces(regions):
-            averaged = self._reader.empty_on("cuda", (*piece.shape, self._channels), self._dtype)
+            averaged = backend.empty((*piece.shape, image.channels), image.dtype)
             self._average_on("cuda", piece, averaged, None, piece.part_of(options))
-            pixels[piece.place] = self._reader.fetch(averaged, "cuda")
+            pixels[piece.place] = backend.fetch(averaged)
         return pixels
 
     def _average_on_host(
@@ -252,14 +253,16 @@ class ScaledReader:
         target, reader = self._target, self._reader
         if target.exact:
             return reader.read_to_device(target.level, regions, device, out, stream, options)
-        shape = len(regions), *regions.shapes[0], self._channels
+        backend, image = reader.backend(device), self._image
+        shape = len(regions), *regions.shapes[0], image.channels
         pixels: Any = None if out is None else out.reshape(shape)
         if not self._averages_on_devices:
-            return reader.send(self.read(regions, options), device, pixels, stream)
+            return backend.send(self.read(regions, options), pixels, stream)
         if pixels is None:
-            pixels = reader.empty_on(device, shape, self._dtype)
+            pixels = backend.empty(shape, image.dtype)
         if self._is_large(regions):
-            reader.fill_on(device, pixels, self._outside(options).tolist(), stream)
+            values = self._outside(options).tolist()
+            backend.work(partial(fill_channels, backend.device, pixels, values), stream)
         for piece in self._pieces(regions):
             self._average_on(device, piece, pixels[piece.place], stream, piece.part_of(options))
         return pixels
@@ -269,22 +272,24 @@ class ScaledReader:
     ) -> None:
         target, reader = self._target, self._reader
         finer = reader.read_to_device(target.level, piece.finer, device, None, stream, options)
-        reader.average_on(device, finer, pixels, target.scale, piece.first, stream)
+        backend = reader.backend(device)
+        average = backend.device.average_area
+        backend.work(partial(average, finer, pixels, target.scale, piece.first), stream)
 
     @property
     def _averages_on_devices(self) -> bool:
-        return self._dtype.name in AVERAGED_TYPES
+        return self._image.dtype.name in AVERAGED_TYPES
 
     def _is_large(self, regions: Regions) -> bool:
         """Whether the finer pixels of one region alone are more than are read at once."""
         return self._bytes_of(*self._target.finer(regions).shapes[0]) > FINER_BYTES
 
     def _bytes_of(self, height: int, width: int) -> int:
-        return height * width * self._channels * self._dtype.itemsize
+        return height * width * self._image.channels * self._image.dtype.itemsize
 
     def _outside(self, options: ReadOptions) -> NDArray[Any]:
         """Return the samples of a pixel beyond the level."""
-        below, beside = (np.array([extent]) for extent in self._extent)
+        below, beside = (np.array([extent]) for extent in (self._image.height, self._image.width))
         outside = self._reader.read(self._target.level, Regions.alike(below, beside, 1, 1), options)
         return outside.reshape(-1)
 
@@ -311,8 +316,8 @@ class ScaledReader:
     ) -> Iterator[Piece]:
         """Cut a large region into rows of pixels, and these only if one row is large."""
         (down, across), (top, left) = self._target.scale, corner
-        rows = _on_level(top, size[0], self._extent[0], down)
-        columns = _on_level(left, size[1], self._extent[1], across)
+        rows = _on_level(top, size[0], self._image.height, down)
+        columns = _on_level(left, size[1], self._image.width, across)
         one = self._bytes_of(math.ceil(down), math.ceil(across))
         if one > LARGEST_FINER:
             raise RegionError(

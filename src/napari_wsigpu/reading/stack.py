@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import operator
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from napari_wsigpu.model.errors import PlaneError
-from napari_wsigpu.reading.level import expand
+from napari_wsigpu.reading.level import expand, taken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -53,6 +52,8 @@ class StackLevel:
         Of one plane, as those of its level.
     sizes : tuple of int
         As given.
+    level : callable
+        `level_of`; raises SlideError if the plane can't be opened.
     level_shape : tuple of int
         Shape of one plane.
     slide, number, channel, tolerant, layout, computed
@@ -76,7 +77,7 @@ class StackLevel:
         self.level_shape = shown.shape
         self._shown = shown
         self.sizes = tuple(sizes)
-        self._level_of = level_of
+        self.level = level_of
         self._blank = blank
         self._axes = tuple(map(range, (*sizes, *shown.shape))) if axes is None else axes
         self.shape = tuple(len(axis) for axis in self._axes if isinstance(axis, range))
@@ -88,16 +89,6 @@ class StackLevel:
             min(tile, max(len(axis), 1)) for tile, axis in tiles if isinstance(axis, range)
         )
 
-    def level(self, position: tuple[int, ...]) -> LevelArray:
-        """Return the level of one plane.
-
-        Raises
-        ------
-        SlideError
-            If the plane can't be opened.
-        """
-        return self._level_of(position)
-
     def __getitem__(self, key: Any) -> Any:
         """Return the pixels at `key` if that is in one plane, else a part of the stack.
 
@@ -106,7 +97,7 @@ class StackLevel:
         """
         indices = iter(expand(key, self.ndim))
         axes = tuple(
-            _taken(axis, next(indices)) if isinstance(axis, range) else axis for axis in self._axes
+            taken(axis, next(indices)) if isinstance(axis, range) else axis for axis in self._axes
         )
         channel = self._whole_channel(axes)
         if channel is not None:
@@ -114,7 +105,7 @@ class StackLevel:
             shown: Any = self._shown[:, :, channel]
             blank = np.broadcast_to(self._blank, self.level_shape[2:])[channel]
             return StackLevel(shown, self.sizes, of_channel, blank)
-        part = StackLevel(self._shown, self.sizes, self._level_of, self._blank, axes)
+        part = StackLevel(self._shown, self.sizes, self.level, self._blank, axes)
         return part._pixels() if part._is_of_one_plane() else part
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
@@ -141,9 +132,8 @@ class StackLevel:
 
     def _of_channel(self, channel: int) -> LevelOf:
         def level_of(position: tuple[int, ...]) -> LevelArray:
-            level: Any = self._level_of(position)[:, :, channel]
-            split: LevelArray = level
-            return split
+            split: Any = self.level(position)[:, :, channel]
+            return cast("LevelArray", split)
 
         return level_of
 
@@ -156,39 +146,20 @@ class StackLevel:
         choices = [[axis] if isinstance(axis, int) else axis for axis in planes]
         if self._is_of_one_plane():
             return self._of_plane(tuple(choice[0] for choice in choices), key)
-        pixels = np.empty((math.prod(map(len, choices)), *self._inner_shape()), self.dtype)
+        shape = (len(axis) for axis in inside if isinstance(axis, range))
+        pixels = np.empty((math.prod(map(len, choices)), *shape), self.dtype)
         for number, position in enumerate(product(*choices)):
             pixels[number] = self._of_plane(position, key)
         return pixels.reshape(self.shape)
 
     def _of_plane(self, position: tuple[int, ...], key: tuple[slice | int, ...]) -> Any:
         try:
-            return self._level_of(position)[key]
+            return self.level(position)[key]
         except PlaneError:
             if not self.tolerant:
                 raise
             whole = np.broadcast_to(np.asarray(self._blank, self.dtype), self.level_shape)
             return whole[key].copy()
-
-    def _inner_shape(self) -> tuple[int, ...]:
-        inside = self._axes[len(self.sizes) :]
-        return tuple(len(axis) for axis in inside if isinstance(axis, range))
-
-
-def _taken(axis: range, index: Any) -> Axis:
-    """Return what an index takes of the positions along an axis."""
-    if isinstance(index, slice):
-        return axis[index]
-    if isinstance(index, bool | np.bool_):
-        raise IndexError("stacks are indexed by integers, slices and '...', not by booleans")
-    try:
-        return axis[operator.index(index)]
-    except TypeError:
-        raise IndexError(
-            f"stacks are indexed by integers, slices and '...', not by {type(index).__name__}"
-        ) from None
-    except IndexError:
-        raise IndexError(f"index {index} is out of bounds for axis with size {len(axis)}") from None
 
 
 def _slice(axis: range) -> slice:

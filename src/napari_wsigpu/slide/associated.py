@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from napari_wsigpu.codecs.color import wants_srgb
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from napari_wsigpu.reading.level import LevelArray
 
 
+@dataclass(eq=False, repr=False)
 class AssociatedImage:
     """A picture that travels with a slide (thumbnail, label, macro), decoded when read.
 
@@ -29,18 +31,14 @@ class AssociatedImage:
         (width, height) in pixels.
     """
 
-    def __init__(
-        self,
-        layout: AssociatedLayout,
-        array: LevelArray,
-        refusal: str | None,
-        profile: EmbeddedProfile,
-    ) -> None:
-        self.name = layout.name
-        self.size = (layout.image.width, layout.image.height)
-        self._array = array
-        self._refusal = refusal
-        self._profile = profile
+    _layout: AssociatedLayout
+    _array: LevelArray
+    _refusal: str | None
+    _profile: EmbeddedProfile
+
+    def __post_init__(self) -> None:
+        self.name = self._layout.name
+        self.size = self._layout.image.width, self._layout.image.height
 
     def read(self, color: Color = "stored") -> NDArray[Any]:
         """Decode the whole picture.

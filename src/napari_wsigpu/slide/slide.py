@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 import os
 import threading
+from collections import deque
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import numpy as np
 
@@ -77,6 +78,8 @@ if TYPE_CHECKING:
     from napari_wsigpu.reading.uses import Wanted
     from napari_wsigpu.slide.runtime import Runtime
     from napari_wsigpu.storage.source import ByteSource
+
+Found = TypeVar("Found")
 
 LARGEST_OVERVIEW = 1024
 _slide_numbers = count()
@@ -538,10 +541,9 @@ class Slide:
     def _read_bytes(self, place: tuple[int, int] | bytes) -> bytes:
         if isinstance(place, bytes):
             return place
-        data: bytes = self._guarded(lambda: bytes(self._source.read([place])[0]))
-        return data
+        return self._guarded(lambda: bytes(self._source.read([place])[0]))
 
-    def _guarded(self, read: Callable[[], Any]) -> Any:
+    def _guarded(self, read: Callable[[], Found]) -> Found:
         """Read while the slide is open, and keep it open meanwhile."""
         self._renew()
         try:
@@ -660,8 +662,7 @@ class Slide:
             return self
         for axis, size in (("z", shown.size_z), ("t", shown.size_t)):
             check_plane(self.path, axis, at[axis], size)
-        plane: Slide = self._guarded(lambda: self._planes.get((at["z"], at["t"])))
-        return plane
+        return self._guarded(lambda: self._planes.get((at["z"], at["t"])))
 
     def read_region(
         self,
@@ -858,11 +859,9 @@ class Slide:
         --------
         >>> alpha = slide.read_mask((0, 0), (512, 512)) * np.uint8(255)  # doctest: +SKIP
         """
-        plane = self.plane(z, t)
-        reader, target = plane._scaled(level, mpp)
+        plane, reader, target = self._aimed(level, mpp, z, t)
         regions = regions_of([location], size, plane.level_downsamples[target.level])
-        mask: NDArray[np.bool_] = plane._guarded(lambda: reader.held(regions)[0])
-        return mask
+        return plane._guarded(lambda: reader.held(regions)[0])
 
     def read_to_device(
         self, index: int, rows: Span, columns: Span, channel: int | None, device: str
@@ -889,8 +888,7 @@ class Slide:
         SlideError
             If the file can't be read.
         """
-        views: list[memoryview] = self._guarded(lambda: self._source.read(ranges))
-        return views
+        return self._guarded(lambda: self._source.read(ranges))
 
     def to_dask(
         self, level: int = 0, tiles: int | None = None, device: str = "cpu"
@@ -929,7 +927,7 @@ class Slide:
         """
         if device == "cpu":
             return np.empty(shape, dtype)
-        return self._guarded(partial(self._reader.empty_on, device, shape, dtype))
+        return self._guarded(lambda: self._reader.backend(device).empty(shape, dtype))
 
     def displayed_on_device(self) -> DeviceSource | None:
         """Return what displays read of it that draw on the GPU; None while the CPU decodes."""
@@ -941,10 +939,7 @@ class Slide:
 
             def read(number: int, places: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
                 part = share(self._images[number].stored[0])
-                found: set[tuple[int, int]] = self._guarded(
-                    lambda: tiles.read(number, places, part)
-                )
-                return found
+                return self._guarded(lambda: tiles.read(number, places, part))
 
             self._device_source = DeviceSource(self.displayed, tiles, read, self._profile.table)
         return self._device_source
@@ -957,6 +952,13 @@ class Slide:
             if source is not None:
                 source.close()
         return self._described
+
+    def _aimed(
+        self, level: int, mpp: float | None, z: int | None, t: int | None
+    ) -> tuple[Slide, ScaledReader, Target]:
+        """Return a plane, what reads it at a level or a resolution, and what that is."""
+        plane = self.plane(z, t)
+        return plane, *plane._scaled(level, mpp)
 
     def _scaled(self, level: int, mpp: float | None) -> tuple[ScaledReader, Target]:
         """Return what reads a level, or at a resolution."""
@@ -1016,8 +1018,7 @@ class Slide:
         RegionError, LevelError, PlaneError, DeviceError, TileError, SlideError
             As in `read_region`; a `TileError` names the locations.
         """
-        plane = self.plane(z, t)
-        reader, target = plane._scaled(level, mpp)
+        plane, reader, target = self._aimed(level, mpp, z, t)
         regions = regions_of(locations, size, plane.level_downsamples[target.level])
         if out is not None:
             image = plane._images[target.level]
@@ -1077,8 +1078,7 @@ class Slide:
         ...         locations[n : n + 64], (256, 256), wanted=uses and uses.after(n)
         ...     )
         """
-        plane = self.plane(z, t)
-        _, target = plane._scaled(level, mpp)
+        plane, _, target = self._aimed(level, mpp, z, t)
         image = plane._images[target.level]
         if image.parts or image.computed or not len(locations):
             return None
@@ -1151,8 +1151,7 @@ class Slide:
         SlideError
             As `read_region` does, when the region's turn comes.
         """
-        plane = self.plane(z, t)
-        reader, target = plane._scaled(level, mpp)
+        plane, reader, target = self._aimed(level, mpp, z, t)
         if device != "cpu":
             plane._reader.offload.worker(device)
         if num_workers is None:
@@ -1246,8 +1245,7 @@ class Slide:
         >>> for batch, locations in slide.tiles(256, mpp=0.5):  # doctest: +SKIP
         ...     scores = model(batch)
         """
-        plane = self.plane(z, t)
-        reader, target = plane._scaled(level, mpp)
+        plane, reader, target = self._aimed(level, mpp, z, t)
         if device != "cpu":
             plane._reader.offload.worker(device)
         width, height = size_of((size, size) if hasattr(size, "__index__") else size, least=1)
@@ -1286,7 +1284,7 @@ class Slide:
             return found[0][begin:end], found[1][begin:end]
 
         # Each band is read by one thread, so that a batch finds what the one before it kept.
-        return in_turn(
+        iterators = deque(
             read_ahead(
                 partial(read, band),
                 band,
@@ -1298,6 +1296,7 @@ class Slide:
             )
             for band in bands
         )
+        return in_turn(iterators)
 
     def tile_locations(
         self,

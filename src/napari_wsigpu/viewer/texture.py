@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from napari import Viewer
     from napari.layers import Layer
 
-    from napari_wsigpu.gpu.device.device import Device
+    from napari_wsigpu.gpu.device.cuda import CudaDevice as Device
     from napari_wsigpu.gpu.device.interop import SharedBuffer
 
 ON = "on"

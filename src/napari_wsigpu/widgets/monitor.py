@@ -19,7 +19,7 @@ from superqt import QElidingLabel
 
 from napari_wsigpu.gpu.device.devices import device_index
 from napari_wsigpu.model.units import byte_size
-from napari_wsigpu.reading.in_use import CPU as CPU_DECODER
+from napari_wsigpu.reading.offload import CPU as CPU_DECODER
 from napari_wsigpu.slide.runtime import default
 from napari_wsigpu.viewer.layers import slide_of
 from napari_wsigpu.viewer.progressive import display_of

@@ -17,7 +17,7 @@ KERNEL = re.compile(r"__global__ void (?:__launch_bounds__\(\w+\)\s+)?(\w+)\(")
 
 
 class CompiledKernels:
-    """The kernels of texts of CUDA C, compiled side by side; see `gpu.device.device.KernelModule`.
+    """The kernels of texts of CUDA C, compiled side by side.
 
     Parameters
     ----------
@@ -56,7 +56,19 @@ class CompiledKernels:
     def launch(
         self, name: str, blocks: int, threads: int, arguments: tuple[Any, ...], stream: Stream
     ) -> None:
-        """Give a stream so many blocks of so many threads of a kernel."""
+        """Give a stream so many blocks of so many threads of a kernel.
+
+        Parameters
+        ----------
+        name : str
+            The kernel's.
+        blocks, threads : int
+            How many, and of each how many; a kernel works with any.
+        arguments : tuple
+            NumPy scalars of the kernel's types; addresses as ``uint64``.
+        stream : Stream
+            Which runs it.
+        """
         if name not in self._found:
             self._found[name] = self._modules[name].get_function(name)
         with stream:

@@ -6,6 +6,7 @@ import logging
 import re
 import threading
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from napari_wsigpu.gpu.device.cuda import CudaDevice
@@ -25,7 +26,6 @@ from napari_wsigpu.model.errors import DeviceError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from napari_wsigpu.gpu.device.device import Device
 
 LARGEST_BUDGET = 2 << 30
 PART_OF_DEVICE = 8
@@ -66,6 +66,7 @@ def cuda_index(device: str) -> int:
     )
 
 
+@dataclass(eq=False, repr=False)
 class Devices:
     """The workers of a process on CUDA devices, and the caches there; made when first used.
 
@@ -88,15 +89,11 @@ class Devices:
         Starts the first device while the CPU decodes.
     """
 
-    def __init__(
-        self,
-        opened: Callable[[int], Device] = CudaDevice,
-        has_driver: Callable[[], bool] = driver_is_there,
-        slab_bytes: int = SLAB_BYTES,
-    ) -> None:
-        self._opened = opened
-        self.has_driver = has_driver
-        self._slab_bytes = slab_bytes
+    _opened: Callable[[int], CudaDevice] = CudaDevice
+    has_driver: Callable[[], bool] = driver_is_there
+    _slab_bytes: int = SLAB_BYTES
+
+    def __post_init__(self) -> None:
         self._starting, self._lock = threading.Lock(), threading.Lock()
         self._workers: dict[int, DecodeWorker] = {}
         self._tiles: dict[str, DeviceTiles] = {}
@@ -132,7 +129,7 @@ class Devices:
         """Return such devices for a forked process, of which none has started."""
         return Devices(self._opened, self.has_driver, self._slab_bytes)
 
-    def tiles(self, device: Device) -> DeviceTiles:
+    def tiles(self, device: CudaDevice) -> DeviceTiles:
         """Return the cache on a device: at most 2 GiB and an eighth of its memory."""
         with self._lock:
             if device.name not in self._tiles:
@@ -194,15 +191,13 @@ class BackgroundStart:
         return self._devices.refusal() or "the GPU starts with the first tiles"
 
     def _start(self, kind: str) -> None:
-        def warm(worker: DecodeWorker) -> None:
+        try:
+            worker = self._devices.worker(0)
             with worker.device.active():
                 if worker.start(kind):
                     self._ready.add(kind)
                 else:
                     self._refusals[kind] = "nvImageCodec can't decode such tiles on this GPU"
-
-        try:
-            warm(self._devices.worker(0))
         except Exception as error:  # whatever is wrong with CUDA here, the CPU decodes
             self._refusals[kind] = str(error).removesuffix(".")
             logger.info("Tiles are decoded on the CPU: %s", error)

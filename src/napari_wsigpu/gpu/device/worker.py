@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.decoder import EncodedTile
-    from napari_wsigpu.gpu.device.device import Device, Stream
+    from napari_wsigpu.gpu.device.cuda import CudaDevice
+    from napari_wsigpu.gpu.device.device import Stream
     from napari_wsigpu.gpu.jpeg.library import LibraryDecoder
 
     Job = Callable[["DecodeWorker"], None]
@@ -44,7 +45,7 @@ class DecodeWorker:
 
     Parameters
     ----------
-    device : Device
+    device : CudaDevice
         What it decodes on.
 
     Attributes
@@ -58,7 +59,7 @@ class DecodeWorker:
         Decodes JPEG 2000 without nvImageCodec.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: CudaDevice) -> None:
         self.device = device
         self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()

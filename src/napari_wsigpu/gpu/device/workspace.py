@@ -9,7 +9,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from napari_wsigpu.gpu.device.device import Device
+    from napari_wsigpu.gpu.device.cuda import CudaDevice
 
 SMALLEST = 1 << 20
 FEW_TILES = 320
@@ -20,12 +20,12 @@ class Workspace:
 
     Parameters
     ----------
-    device : Device
+    device : CudaDevice
         What decodes.
 
     Attributes
     ----------
-    device : Device
+    device : CudaDevice
         The same.
     streams : LibraryStreams
         The batch's code streams.
@@ -39,7 +39,7 @@ class Workspace:
         Flags that the device sets, of tiles that may be wrong.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: CudaDevice) -> None:
         self.device = device
         self.streams = device.code_streams()
         self.images = device.images()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import traceback
 from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import chain, compress
 from typing import TYPE_CHECKING, Any
 
@@ -15,53 +16,47 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from concurrent.futures import Future
 
-    import numpy as np
     from numpy.typing import NDArray
 
-    from napari_wsigpu.codecs.decoder import Deliver, EncodedBatch, PendingBatch
-    from napari_wsigpu.gpu.device.device import Device, Event, Slots, Stream
+    from napari_wsigpu.codecs.decoder import Deliver, EncodedBatch
+    from napari_wsigpu.gpu.device.cuda import CudaDevice
+    from napari_wsigpu.gpu.device.device import Event, Slots, Stream
     from napari_wsigpu.gpu.device.worker import DecodeWorker
     from napari_wsigpu.gpu.jpeg.codestream import Prepared
     from napari_wsigpu.gpu.jpeg.nvimagecodec import NvImageCodecDecoder
 
 
+@dataclass(eq=False, repr=False)
 class GpuBatch:
-    """A batch in flight. It owns all that the device still uses, until it is done."""
+    """A batch in flight. It owns all that the device still uses, until it is done.
 
-    def __init__(
-        self,
-        decoder: NvImageCodecDecoder,
-        batch: EncodedBatch,
-        slots: Slots,
-        deliver: Deliver,
-        stream: Stream,
-    ) -> None:
-        self._decoder = decoder
-        self._batch = batch
-        self._slots = slots
-        self._deliver = deliver
-        self._stream = stream
-        self._done = threading.Event()
-        self._claim = threading.Lock()
-        self._begun = False
-        self._engine = ""
-        self._failures: dict[int, str] = {}
-        self._error: Exception | None = None
-        self._decoded_on_cpu = 0
-        self._proven = 0
-        self._prepared: Prepared | None = None
-        self._on_gpu: list[int] = []
-        self._decoded: list[int] = []
-        self._cpu_parts: list[_CpuPart] = []
-        self._uploaded: list[_CpuPart] = []
-        self._samples: dict[int, Future[NDArray[Any]]] = {}
-        self._by_device: dict[int, NDArray[Any]] = {}
-        self._ready: Event | None = None
+    Attributes
+    ----------
+    on_cpu : int
+        Number of tiles that the CPU decoded, or tried to; final after `wait`.
+    """
 
-    @property
-    def on_cpu(self) -> int:
-        """Number of tiles that the CPU decoded, or tried to; final after `wait`."""
-        return self._decoded_on_cpu
+    _decoder: NvImageCodecDecoder
+    _batch: EncodedBatch
+    _slots: Slots
+    _deliver: Deliver
+    _stream: Stream
+    on_cpu: int = 0
+    _done: threading.Event = field(default_factory=threading.Event)
+    _claim: threading.Lock = field(default_factory=threading.Lock)
+    _begun: bool = False
+    _engine: str = ""
+    _failures: dict[int, str] = field(default_factory=dict)
+    _error: Exception | None = None
+    _proven: int = 0
+    _prepared: Prepared | None = None
+    _on_gpu: list[int] = field(default_factory=list)
+    _decoded: list[int] = field(default_factory=list)
+    _cpu_parts: list[_CpuPart] = field(default_factory=list)
+    _uploaded: list[_CpuPart] = field(default_factory=list)
+    _samples: dict[int, Future[NDArray[Any]]] = field(default_factory=dict)
+    _by_device: dict[int, NDArray[Any]] = field(default_factory=dict)
+    _ready: Event | None = None
 
     def prepare(self, share: float) -> None:
         """Sort the tiles by who decodes them, and start those of the CPU.
@@ -142,7 +137,7 @@ class GpuBatch:
             with suppress(Exception):  # a device that failed has said so before
                 self._stream.synchronize()
 
-    def _begin(self, device: Device) -> None:
+    def _begin(self, device: CudaDevice) -> None:
         """Decode, and give the stream all that follows; nothing waits for the stream."""
         self._begun = True
         worker, stream = self._decoder.worker, self._stream
@@ -195,15 +190,15 @@ class GpuBatch:
         for part in parts:
             failed = part.wait()
             self._failures |= failed
-            self._decoded_on_cpu += len(part.indices)
-            for index, pixels in part.pixels():
+            self.on_cpu += len(part.indices)
+            for index, pixels in zip(part.indices, part.memory, strict=True):
                 if index not in failed:
                     address = int(self._slots.addresses[index])
                     self._decoder.worker.device.upload(address, pixels, stream)
                     done.append(index)
         return done
 
-    def _download_samples(self, device: Device, stream: Stream) -> None:
+    def _download_samples(self, device: CudaDevice, stream: Stream) -> None:
         for index in self._samples:
             if index in self._decoded:
                 address = int(self._slots.addresses[index])
@@ -234,11 +229,7 @@ class GpuBatch:
         self._uploaded.clear()
         self._by_device.clear()
         self._batch.release()
-        self._deliver = _ignore
-
-
-def _ignore(indices: Sequence[int]) -> None:
-    """Take the place of who wanted tiles."""
+        self._deliver = lambda indices: None
 
 
 class _CpuPart:
@@ -249,11 +240,12 @@ class _CpuPart:
     ) -> None:
         self.indices = indices
         size = batch.level.tile_bytes
-        self._memory = decoder.worker.device.staging(len(indices), size)
+        self.memory = decoder.worker.device.staging(len(indices), size)
         self._level = batch.level
-        self._slots = HostSlots(list(self._memory))
+        self._slots = HostSlots(list(self.memory))
         part = batch.part(indices)
-        self._pending: PendingBatch = decoder.cpu.schedule(part, self._slots, self._widen)
+        self._pending = decoder.cpu.schedule(part, self._slots, self._widen)
+        self.cancel = self._pending.cancel
 
     def _widen(self, places: Sequence[int]) -> None:
         """Give tiles that were cut to their level the memory of full ones."""
@@ -263,15 +255,9 @@ class _CpuPart:
             if pixels.shape[:2] != (grid.tile_height, grid.tile_width):
                 shape = (grid.tile_height, grid.tile_width, self._level.channels)
                 cut = pixels.copy()
-                full = self._memory[place].view(self._level.dtype).reshape(shape)
+                full = self.memory[place].view(self._level.dtype).reshape(shape)
                 full[: cut.shape[0], : cut.shape[1]] = cut
 
     def wait(self) -> dict[int, str]:
         failed = self._pending.wait()
         return {self.indices[place]: reason for place, reason in failed.items()}
-
-    def pixels(self) -> list[tuple[int, NDArray[np.uint8]]]:
-        return list(zip(self.indices, self._memory, strict=True))
-
-    def cancel(self) -> None:
-        self._pending.cancel()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from weakref import WeakKeyDictionary
 
 from napari_wsigpu.codecs.jpeg import LONGEST_HEADER
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from napari_wsigpu.codecs.decoder import EncodedBatch
-    from napari_wsigpu.gpu.device.device import Device, Slots, Stream
+    from napari_wsigpu.gpu.device.cuda import CudaDevice
+    from napari_wsigpu.gpu.device.device import Slots, Stream
     from napari_wsigpu.gpu.device.worker import DecodeWorker
     from napari_wsigpu.gpu.device.workspace import Workspace
     from napari_wsigpu.model.layout import LevelLayout
@@ -122,7 +124,7 @@ def _recipe_jpeg2000(level: LevelLayout, name: str) -> Recipe | str:
     return Recipe("jpeg2000", *colors, convert=ycbcr)
 
 
-class Prepared(Protocol):
+class Prepared(ABC):
     """Code streams of a batch's tiles, and the way of their pixels to the tiles' places.
 
     Attributes
@@ -137,11 +139,12 @@ class Prepared(Protocol):
         Whether tiles are joined, so that one can lead the decoder astray for others.
     """
 
-    kind: str
+    kind: ClassVar[str]
+    joins: ClassVar[bool] = False
     work: Workspace
     groups: list[list[int]]
-    joins: bool
 
+    @abstractmethod
     def describe(self, addresses: Sequence[int], stream: Stream) -> None:
         """Say where each stream has to be decoded to.
 
@@ -155,11 +158,14 @@ class Prepared(Protocol):
 
     def decode(self, worker: DecodeWorker) -> list[bool]:
         """Decode, after `describe`; say of each code stream whether that worked."""
+        return worker.decode(self.kind, self.work.streams.used, self.work.images.used)
 
     def engine(self, worker: DecodeWorker) -> str:
         """Return the name of what decodes: a key of `gpu.device.verify.TOLERANCES`."""
+        return worker.engine(self.kind) or ""
 
-    def finish(self, worked: list[bool], slots: Slots, device: Device, stream: Stream) -> None:
+    @abstractmethod
+    def finish(self, worked: list[bool], slots: Slots, device: CudaDevice, stream: Stream) -> None:
         """Give the stream what makes decoded samples the tiles' pixels.
 
         Parameters
@@ -174,6 +180,7 @@ class Prepared(Protocol):
 
     def doubtful(self, decoded: Sequence[int]) -> list[int]:
         """Return tiles that may be wrong, of those that were decoded; after `finish` is done."""
+        return []
 
 
 class Jpeg2000Streams:
@@ -236,8 +243,8 @@ class Jpeg2000Streams:
         )
 
 
-class _SingleTiles:
-    kind, joins = "jpeg2000", False
+class _SingleTiles(Prepared):
+    kind = "jpeg2000"
 
     def __init__(
         self, tiles: list[int], image: ImageFormat, work: Workspace, *, convert: bool
@@ -249,16 +256,7 @@ class _SingleTiles:
         for (index,) in self.groups:
             self.work.images.add(addresses[index], self._image, stream.ptr)
 
-    def decode(self, worker: DecodeWorker) -> list[bool]:
-        return worker.decode(self.kind, self.work.streams.used, self.work.images.used)
-
-    def engine(self, worker: DecodeWorker) -> str:
-        return worker.engine(self.kind) or ""
-
-    def finish(self, worked: list[bool], slots: Slots, device: Device, stream: Stream) -> None:
+    def finish(self, worked: list[bool], slots: Slots, device: CudaDevice, stream: Stream) -> None:
         if self._convert:
             indices = [index for (index,), good in zip(self.groups, worked, strict=True) if good]
             device.ycbcr_to_rgb(slots.addresses[indices], slots.tile, stream)
-
-    def doubtful(self, decoded: Sequence[int]) -> list[int]:
-        return []

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from napari_wsigpu.gpu.jpeg.library_handles import SUCCESS, LibraryImages, LibraryStreams
+from napari_wsigpu.gpu.jpeg.library_handles import SUCCESS
 from napari_wsigpu.gpu.jpeg.library_structs import (
     Backend,
     BackendParams,
@@ -35,6 +35,18 @@ NO_DEVICE = -99999
 DECODED = 1
 VERSIONS = range(900, 1000)
 FILES = {"win32": "nvimgcodec_0.dll"}
+ARGUMENTS = {
+    "CodeStreamCreateFromHostMem": [c_void_p, c_void_p, c_void_p, c_size_t, c_void_p],
+    "CodeStreamDestroy": [c_void_p],
+    "DecoderCreate": [c_void_p, c_void_p, c_void_p, c_char_p],
+    "DecoderDecode": [c_void_p, c_void_p, c_void_p, c_int, c_void_p, c_void_p],
+    "DecoderDestroy": [c_void_p],
+    "FutureDestroy": [c_void_p],
+    "FutureGetProcessingStatus": [c_void_p, c_void_p, c_void_p],
+    "FutureWaitForAll": [c_void_p],
+    "ImageCreate": [c_void_p, c_void_p, c_void_p],
+    "ImageDestroy": [c_void_p],
+}
 
 
 class Library:
@@ -74,27 +86,8 @@ class Library:
 
     def _declare(self) -> None:
         for library in (self._quick, self._long):
-            library.nvimgcodecCodeStreamCreateFromHostMem.argtypes = [
-                c_void_p,
-                c_void_p,
-                c_void_p,
-                c_size_t,
-                c_void_p,
-            ]
-            library.nvimgcodecDecoderDecode.argtypes = [
-                c_void_p,
-                c_void_p,
-                c_void_p,
-                c_int,
-                c_void_p,
-                c_void_p,
-            ]
-            for name in ("CodeStreamDestroy", "ImageDestroy", "FutureDestroy", "DecoderDestroy"):
-                getattr(library, f"nvimgcodec{name}").argtypes = [c_void_p]
-            library.nvimgcodecFutureWaitForAll.argtypes = [c_void_p]
-            library.nvimgcodecFutureGetProcessingStatus.argtypes = [c_void_p, c_void_p, c_void_p]
-            library.nvimgcodecImageCreate.argtypes = [c_void_p, c_void_p, c_void_p]
-            library.nvimgcodecDecoderCreate.argtypes = [c_void_p, c_void_p, c_void_p, c_char_p]
+            for name, types in ARGUMENTS.items():
+                getattr(library, f"nvimgcodec{name}").argtypes = types
 
     def _check(self, function: Any, handle: c_void_p, *arguments: Any) -> None:
         status = function(ctypes.byref(handle), *arguments)
@@ -126,14 +119,6 @@ class Library:
         if status != SUCCESS:
             raise DeviceError(f"nvImageCodec can't make a decoder here (status {status}).")
         return LibraryDecoder(self, handle, (backends, execution))
-
-    def images(self, *, on_device: bool) -> LibraryImages:
-        """Make room for the descriptions of a batch's images, in device or host memory."""
-        return LibraryImages(self, on_device=on_device)
-
-    def streams(self) -> LibraryStreams:
-        """Make room for the code streams of a batch."""
-        return LibraryStreams(self)
 
 
 class LibraryDecoder:

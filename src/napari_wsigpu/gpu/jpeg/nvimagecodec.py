@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from napari_wsigpu.gpu.jpeg.batch import GpuBatch
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 NO_KERNELS = "the kernels that decode such JPEG 2000 can't be compiled here"
 
 
+@dataclass(frozen=True, eq=False)
 class NvImageCodecDecoder:
     """Decodes the tiles of one slide on a device, and what the device can't on the CPU.
 
@@ -41,13 +43,10 @@ class NvImageCodecDecoder:
         Proves that the device's pixels are right.
     """
 
-    name = "nvimagecodec"
-
-    def __init__(self, worker: DecodeWorker, cpu: Decoder[HostSlots], verifier: Verifier) -> None:
-        self.worker = worker
-        self.cpu = cpu
-        self.verifier = verifier
-        self._makers: dict[LevelLayout, Maker | str] = {}
+    worker: DecodeWorker
+    cpu: Decoder[HostSlots]
+    verifier: Verifier
+    _makers: dict[LevelLayout, Maker | str] = field(default_factory=dict, init=False)
 
     def schedule(
         self,
@@ -83,15 +82,6 @@ class NvImageCodecDecoder:
         if at_once:
             self.worker.submit(pending.run)
         return pending
-
-    def refusal(self, level: LevelLayout) -> str | None:
-        """Say why the device can't decode tiles of a level; None if it can."""
-        made = self.maker(level)
-        return made if isinstance(made, str) else None
-
-    def release(self) -> None:
-        """Free memory that the worker keeps for the next batch."""
-        self.worker.trim()
 
     def read(
         self, source: ByteSource, level: LevelLayout, tiles: NDArray[np.int64], background: float

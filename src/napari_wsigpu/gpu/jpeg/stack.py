@@ -21,6 +21,7 @@ from napari_wsigpu.codecs.jpeg import (
     read_header,
 )
 from napari_wsigpu.gpu.device.tables import JPEG_TILE
+from napari_wsigpu.gpu.jpeg.codestream import Prepared
 from napari_wsigpu.gpu.jpeg.joining import Joined, Stack, StackedBatch, cut, join
 from napari_wsigpu.gpu.jpeg.library_handles import ImageFormat
 from napari_wsigpu.storage.source import ScanSource
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.decoder import EncodedBatch
-    from napari_wsigpu.gpu.device.device import Device, Slots, Stream
+    from napari_wsigpu.gpu.device.cuda import CudaDevice
+    from napari_wsigpu.gpu.device.device import Slots, Stream
     from napari_wsigpu.gpu.device.worker import DecodeWorker
     from napari_wsigpu.gpu.device.workspace import Workspace
     from napari_wsigpu.gpu.jpeg.codestream import Recipe
@@ -195,7 +197,7 @@ class JpegStreams:
             self._usual = groups[0][0].header
         return groups
 
-    def _most(self, count: int, device: Device) -> int:
+    def _most(self, count: int, device: CudaDevice) -> int:
         """Return how many of so many tiles a stack has, for the engines to be busy."""
         engine = device.jpeg_engine
         stacks = min(engine.at_once, max(LEAST_STACKS, count // engine.tiles))
@@ -268,8 +270,8 @@ class JpegStreams:
         )
 
 
-class StackedTiles:
-    """Stacks of a batch, whose planes become tiles; see `codestream.Prepared`.
+class StackedTiles(Prepared):
+    """Stacks of a batch, whose planes become tiles.
 
     Parameters
     ----------
@@ -319,15 +321,7 @@ class StackedTiles:
             if good:
                 self.work.images.add(self.work.planes + start, image, stream.ptr)
 
-    def decode(self, worker: DecodeWorker) -> list[bool]:
-        """Decode the stacks."""
-        return worker.decode(self.kind, self.work.streams.used, self.work.images.used)
-
-    def engine(self, worker: DecodeWorker) -> str:
-        """Return the name of nvImageCodec's path."""
-        return worker.engine(self.kind) or ""
-
-    def finish(self, worked: list[bool], slots: Slots, device: Device, stream: Stream) -> None:
+    def finish(self, worked: list[bool], slots: Slots, device: CudaDevice, stream: Stream) -> None:
         """Make tiles of planes, and look for the strips.
 
         All that decoding does not need is put together here, while the device is at work.

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,9 +27,12 @@ from napari_wsigpu.gpu.jpeg2000.tables import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
-    from napari_wsigpu.gpu.device.device import Device, Stream
+    from napari_wsigpu.gpu.device.cuda import CudaDevice
+    from napari_wsigpu.gpu.device.device import Stream
     from napari_wsigpu.gpu.jpeg2000.geometry import Geometry
     from napari_wsigpu.gpu.jpeg2000.header import Header
 
@@ -108,33 +112,10 @@ def programs() -> tuple[str, ...]:
     return tuple(begin + folder.joinpath(name).read_text("utf-8") for name in PROGRAMS)
 
 
-class Places:
-    """Parts of one piece of device memory, one after another."""
-
-    def __init__(self) -> None:
-        self.size = 0
-
-    def take(self, size: int) -> int:
-        """Return where the next part begins."""
-        begin = self.size
-        self.size += -(-size // ALIGNED) * ALIGNED
-        return begin
-
-
-class Layout(NamedTuple):
-    """Where what the kernels use begins in their memory; `size` bytes in all."""
-
-    states: int
-    records: int
-    nodes: int
-    buckets: int
-    work: int
-    state: int
-    refining: int
-    planes: int
-    coefficients: int
-    status: int
-    size: int
+def placed(sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return where parts of device memory begin, one after another; under "size" all they take."""
+    begins = accumulate((-(-size // ALIGNED) * ALIGNED for size in sizes.values()), initial=0)
+    return dict(zip((*sizes, "size"), begins, strict=True))
 
 
 class Jpeg2000:
@@ -142,13 +123,13 @@ class Jpeg2000:
 
     Parameters
     ----------
-    device : Device
+    device : CudaDevice
         The device.
     form : Form
         The form.
     """
 
-    def __init__(self, device: Device, form: Form) -> None:
+    def __init__(self, device: CudaDevice, form: Form) -> None:
         self.form = form
         self._device = device
         self._kernels = device.compile(*programs())
@@ -171,14 +152,13 @@ class Jpeg2000:
             "components": geometry.components,
             "tables": tables(),
         }
-        places = Places()
-        begins = {name: places.take(part.nbytes) for name, part in parts.items()}
-        table = np.zeros(places.size, np.uint8)
+        begins = placed({name: part.nbytes for name, part in parts.items()})
+        table = np.zeros(begins["size"], np.uint8)
         for name, part in parts.items():
             table[begins[name] : begins[name] + part.nbytes] = np.ascontiguousarray(part).view(
                 np.uint8
             )
-        address, self._memory = self._device.allocate(places.size)
+        address, self._memory = self._device.allocate(begins["size"])
         with self._device.active():
             stream = self._device.new_stream()
             self._device.upload(address, table, stream)
@@ -189,24 +169,24 @@ class Jpeg2000:
         """Return how many threads of a warp have a code block each."""
         return MANY_LANES if tiles * len(self.form.geometry.used) > MANY_BLOCKS else 1
 
-    def layout(self, tiles: int) -> Layout:
-        """Return what memory a batch of so many tiles is decoded in."""
+    def layout(self, tiles: int) -> dict[str, int]:
+        """Return what memory a batch of so many tiles is decoded in; see `placed`."""
         geometry, step = self.form.geometry, self._step(tiles)
         work = -(-tiles * len(geometry.used) // step) * step
-        places = Places()
         blocks = tiles * len(geometry.blocks)
-        return Layout(
-            states=places.take(blocks * BLOCK_STATE.itemsize),
-            records=places.take(tiles * self._records * RECORD.itemsize),
-            nodes=places.take(tiles * 2 * geometry.nodes * 4),
-            buckets=places.take(BUCKETS * 4),
-            work=places.take(work * 4),
-            state=places.take(work * geometry.groups * 16),
-            refining=places.take(work * geometry.groups * 16),
-            planes=places.take(work * geometry.groups * 4 * geometry.planes),
-            coefficients=places.take(tiles * geometry.coefficients * 4),
-            status=places.take(tiles * 4),
-            size=places.size,
+        return placed(
+            {
+                "states": blocks * BLOCK_STATE.itemsize,
+                "records": tiles * self._records * RECORD.itemsize,
+                "nodes": tiles * 2 * geometry.nodes * 4,
+                "buckets": BUCKETS * 4,
+                "work": work * 4,
+                "state": work * geometry.groups * 16,
+                "refining": work * geometry.groups * 16,
+                "planes": work * geometry.groups * 4 * geometry.planes,
+                "coefficients": tiles * geometry.coefficients * 4,
+                "status": tiles * 4,
+            }
         )
 
     def decode(
@@ -240,8 +220,8 @@ class Jpeg2000:
             Which does it.
         """
         tiles, geometry, header = len(starts), self.form.geometry, self.form.header
-        layout, tables = self.layout(tiles), self._tables
-        at = {name: memory + begin for name, begin in layout._asdict().items()}
+        tables = self._tables
+        at = {name: memory + begin for name, begin in self.layout(tiles).items()}
         table = np.concatenate([starts, lengths, targets]).astype(np.uint64)
         held = self._device.table(table, stream)
         first = self._device.address(held)

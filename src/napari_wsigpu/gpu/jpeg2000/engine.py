@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from napari_wsigpu.gpu.device.device import Device, Event, Stream
+    from napari_wsigpu.gpu.device.cuda import CudaDevice
+    from napari_wsigpu.gpu.device.device import Event, Stream
 
 LONGEST_HEADER = 4096
 MOST_DECODERS = 16
@@ -43,7 +44,7 @@ class Jpeg2000Engine:
 
     Parameters
     ----------
-    device : Device
+    device : CudaDevice
         The device.
 
     Attributes
@@ -52,7 +53,7 @@ class Jpeg2000Engine:
         Whether the device runs the kernels; None until that was tried.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: CudaDevice) -> None:
         self.works: bool | None = None
         self._device = device
         self._decoders: dict[Form, Jpeg2000] = {}
@@ -109,9 +110,9 @@ class Jpeg2000Engine:
         first, last = int(starts.min()), int((starts + lengths).max())
         some = min(len(starts), 64)
         budget = min(MOST_MEMORY, self._device.memory[1] // PART_OF_DEVICE)
-        at_once = min(len(starts), max(1, budget * some // decoder.layout(some).size))
+        at_once = min(len(starts), max(1, budget * some // decoder.layout(some)["size"]))
         room = -(-(last - first) // 256) * 256
-        scratch = self._room(room + decoder.layout(at_once).size, stream)
+        scratch = self._room(room + decoder.layout(at_once)["size"], stream)
         self._device.upload(scratch.address, encoded[first:last], stream)
         for begin in range(0, len(starts), at_once):
             part = slice(begin, begin + at_once)

@@ -7,86 +7,42 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from napari_wsigpu.gpu.device.tables import row_type
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 # A code block of a tile. target: of its first coefficient in the tile's; pitch: coefficients from
 # row to row; planes: bits of a coefficient at most; orientation: 0 of LL and LH, 1 HL, 2 HH; style:
 # of code blocks; shift: of a region of interest; scale: half a quantisation step.
-BLOCK = np.dtype(
-    [
-        ("target", "<i8"),
-        ("pitch", "<i4"),
-        ("width", "<i4"),
-        ("height", "<i4"),
-        ("planes", "<i4"),
-        ("orientation", "<i4"),
-        ("style", "<i4"),
-        ("shift", "<i4"),
-        ("reversible", "<i4"),
-        ("scale", "<f4"),
-        ("used", "<i4"),
-    ]
+BLOCK = row_type(
+    "i8 target, i4 pitch, i4 width, i4 height, i4 planes, i4 orientation, i4 style, i4 shift, "
+    "i4 reversible, f4 scale, i4 used"
 )
 
 # The code blocks of a band that are in one precinct. first: the first of them; wide, high: how
 # many; tree: the first node of their tag trees; nodes: how many there are.
-BAND = np.dtype(
-    [("first", "<i4"), ("wide", "<i4"), ("high", "<i4"), ("tree", "<i4"), ("nodes", "<i4")]
-)
+BAND = row_type("i4 first, i4 wide, i4 high, i4 tree, i4 nodes")
 # first, count: of its bands.
-PRECINCT = np.dtype([("first", "<i4"), ("count", "<i4")])
-PACKET = np.dtype([("precinct", "<i4"), ("layer", "<i4")])
+PRECINCT = row_type("i4 first, i4 count")
+PACKET = row_type("i4 precinct, i4 layer")
 
 # What packet headers say of a code block. first, last: of its records; planes: that are coded;
 # length_bits: of the length of a part; room: passes that its last codeword segment may get.
-BLOCK_STATE = np.dtype(
-    [
-        ("first", "<i4"),
-        ("last", "<i4"),
-        ("bytes", "<u4"),
-        ("passes", "<i4"),
-        ("planes", "<i4"),
-        ("length_bits", "<i4"),
-        ("room", "<i4"),
-    ]
-)
+BLOCK_STATE = row_type("i4 first, i4 last, u4 bytes, i4 passes, i4 planes, i4 length_bits, i4 room")
 # A part of a codeword segment, in one packet. next: the code block's next one, or -1; starts:
 # whether it is the segment's first.
-RECORD = np.dtype(
-    [
-        ("offset", "<u8"),
-        ("length", "<u4"),
-        ("next", "<i4"),
-        ("passes", "<i4"),
-        ("starts", "<i4"),
-    ]
-)
+RECORD = row_type("u8 offset, u4 length, i4 next, i4 passes, i4 starts")
 
 # A component. plane: of its first coefficient in the tile's; left, upper: its first sample; across,
 # down: pixels that one spans; middle: what is added; lowest, highest: of its samples.
-COMPONENT = np.dtype(
-    [
-        ("plane", "<i8"),
-        ("pitch", "<i4"),
-        ("width", "<i4"),
-        ("height", "<i4"),
-        ("left", "<i4"),
-        ("upper", "<i4"),
-        ("across", "<i4"),
-        ("down", "<i4"),
-        ("middle", "<i4"),
-        ("lowest", "<i4"),
-        ("highest", "<i4"),
-        ("reversible", "<i4"),
-        ("unused", "<i4"),
-    ]
+COMPONENT = row_type(
+    "i8 plane, i4 pitch, i4 width, i4 height, i4 left, i4 upper, i4 across, i4 down, "
+    "i4 middle, i4 lowest, i4 highest, i4 reversible, i4 unused"
 )
 
 # See `transitions`, `significance` and `signs`.
-TABLES = np.dtype(
-    [("transitions", "<u4", 94), ("significance", "u1", 3 * 512), ("signs", "u1", 256)]
-)
+TABLES = row_type("u4 transitions[94], u1 significance[1536], u1 signs[256]")
 
 STRUCTURES = {
     "Block": BLOCK,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from napari_wsigpu.gpu.jpeg.codestream import Jpeg2000Streams
+from napari_wsigpu.gpu.jpeg.codestream import Jpeg2000Streams, Prepared
 from napari_wsigpu.gpu.jpeg2000.engine import EXACT, KERNELS, form_of_stream
 
 if TYPE_CHECKING:
@@ -15,10 +16,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from napari_wsigpu.codecs.decoder import EncodedBatch
-    from napari_wsigpu.gpu.device.device import Device, Slots, Stream
+    from napari_wsigpu.gpu.device.cuda import CudaDevice
+    from napari_wsigpu.gpu.device.device import Slots, Stream
     from napari_wsigpu.gpu.device.worker import DecodeWorker
     from napari_wsigpu.gpu.device.workspace import Workspace
-    from napari_wsigpu.gpu.jpeg.codestream import Prepared, Recipe
+    from napari_wsigpu.gpu.jpeg.codestream import Recipe
     from napari_wsigpu.gpu.jpeg2000.decoder import Form
     from napari_wsigpu.gpu.jpeg2000.engine import Jpeg2000Engine
     from napari_wsigpu.model.layout import LevelLayout
@@ -66,9 +68,8 @@ class Jpeg2000Tiles:
         if not own:
             return others
         work.make_room(0, 0, len(own) * batch.starts.shape[0])
-        return _Tiles(
-            batch, own, list(parts.values()), others, self._engine, convert=self._how.convert
-        )
+        convert = self._how.convert
+        return _Tiles(batch, own, list(parts.values()), others, self._engine, convert)
 
     def _form(self, stream: memoryview) -> Form | None:
         """Return the form of a code stream if our kernels make what the level wants of it."""
@@ -86,23 +87,20 @@ class _Part(NamedTuple):
     tiles: list[int]
 
 
-class _Tiles:
-    kind, joins = "jpeg2000", False
+@dataclass(eq=False, repr=False)
+class _Tiles(Prepared):
+    kind = "jpeg2000"
 
-    def __init__(
-        self,
-        batch: EncodedBatch,
-        own: list[int],
-        parts: list[_Part],
-        others: Prepared,
-        engine: Jpeg2000Engine,
-        *,
-        convert: bool,
-    ) -> None:
-        self._batch, self._own, self._parts = batch, own, parts
-        self._others, self._engine, self._convert = others, engine, convert
-        self.work = others.work
-        self.groups = [*([index] for index in own), *others.groups]
+    _batch: EncodedBatch
+    _own: list[int]
+    _parts: list[_Part]
+    _others: Prepared
+    _engine: Jpeg2000Engine
+    _convert: bool
+
+    def __post_init__(self) -> None:
+        self.work = self._others.work
+        self.groups = [*([index] for index in self._own), *self._others.groups]
 
     def describe(self, addresses: Sequence[int], stream: Stream) -> None:
         self._addresses, self._stream = np.array(addresses, np.int64), stream
@@ -127,7 +125,7 @@ class _Tiles:
         exact = all(coding.reversible for coding in codings) and not self._others.groups
         return EXACT if exact else KERNELS
 
-    def finish(self, worked: list[bool], slots: Slots, device: Device, stream: Stream) -> None:
+    def finish(self, worked: list[bool], slots: Slots, device: CudaDevice, stream: Stream) -> None:
         if self._convert:
             good = {index for index, good in zip(self._own, worked, strict=False) if good}
             whole = [part.tiles for part in self._parts if not part.form.ycbcr]

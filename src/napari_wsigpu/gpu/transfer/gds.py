@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
     from concurrent.futures import Future
 
-    from napari_wsigpu.gpu.device.device import Device, Stream
+    from napari_wsigpu.gpu.device.cuda import CudaDevice
+    from napari_wsigpu.gpu.device.device import Stream
     from napari_wsigpu.storage.batch import Batch, Readable
 
 # Buffers of more than this in all would not stay in the processor's cache.
@@ -144,7 +145,7 @@ class _Filling(NamedTuple):
 class _Buffers:
     """Page-locked memory for one thread: one buffer is filled while the other one is uploaded."""
 
-    def __init__(self, device: Device, size: int) -> None:
+    def __init__(self, device: CudaDevice, size: int) -> None:
         self._device = device
         self._both: list[tuple[Any, Stream]] = [
             (device.staging(1, size)[0], device.new_stream()) for _ in range(2)
@@ -178,12 +179,12 @@ class Loader:
 
     Parameters
     ----------
-    device : Device
+    device : CudaDevice
         The device.
 
     Attributes
     ----------
-    device : Device
+    device : CudaDevice
         The same.
     threads : int
         How many there are.
@@ -191,7 +192,7 @@ class Loader:
         Bytes that are read at once at most.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: CudaDevice) -> None:
         self.device = device
         self.threads = reading_threads()
         self.largest = LARGEST_PIECE
@@ -274,21 +275,17 @@ class Transfer:
         SlideError
             If a file can't be read.
         """
-        ahead: _Filling | None = None
+        ahead: deque[_Filling] = deque()
         try:
             for batch in batches:
-                filling = self._begin(batch)
-                if ahead is not None:
-                    before, ahead = ahead, filling
-                    yield self._finish(before)
-                else:
-                    ahead = filling
-            if ahead is not None:
-                last, ahead = ahead, None
-                yield self._finish(last)
+                ahead.append(self._begin(batch))
+                if len(ahead) > 1:
+                    yield self._finish(ahead.popleft())
+            while ahead:
+                yield self._finish(ahead.popleft())
         finally:
-            if ahead is not None:
-                self._drop(ahead)
+            for filling in ahead:
+                self._drop(filling)
 
     def _begin(self, batch: Batch) -> _Filling:
         with self._stream:

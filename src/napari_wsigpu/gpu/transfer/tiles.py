@@ -12,7 +12,8 @@ from napari_wsigpu.gpu.device.device import Slots
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from napari_wsigpu.gpu.device.device import Device, TileFormat
+    from napari_wsigpu.gpu.device.cuda import CudaDevice
+    from napari_wsigpu.gpu.device.device import TileFormat
 
 SLAB_BYTES, SLAB_TILES = 128 << 20, 4096
 NOBODY = -1
@@ -84,7 +85,7 @@ class DeviceTiles:
 
     Parameters
     ----------
-    device : Device
+    device : CudaDevice
         Whose memory it is.
     budget : int
         Bytes of device memory to take at most.
@@ -93,11 +94,11 @@ class DeviceTiles:
 
     Attributes
     ----------
-    device : Device
+    device : CudaDevice
         Whose memory it is.
     """
 
-    def __init__(self, device: Device, budget: int, slab_bytes: int = SLAB_BYTES) -> None:
+    def __init__(self, device: CudaDevice, budget: int, slab_bytes: int = SLAB_BYTES) -> None:
         self.device = device
         self._budget = budget
         self._slab_bytes = slab_bytes

@@ -27,7 +27,8 @@ from napari_wsigpu.storage.zarr.chunks import axes_of, batches_of, encoded, find
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from napari_wsigpu.gpu.device.device import Device, Stream
+    from napari_wsigpu.gpu.device.cuda import CudaDevice
+    from napari_wsigpu.gpu.device.device import Stream
     from napari_wsigpu.gpu.device.devices import Devices
     from napari_wsigpu.gpu.transfer.gds import Loader
     from napari_wsigpu.storage.zarr.chunks import Axis, Chunk, Encoded
@@ -111,7 +112,7 @@ def _opened(array: Any) -> Any:
         raise SlideReadError(f"'{path}' can't be opened as a Zarr array ({error}).") from error
 
 
-def _on_host(array: Any, axes: Sequence[Axis], device: Device) -> Any:
+def _on_host(array: Any, axes: Sequence[Axis], device: CudaDevice) -> Any:
     selection = tuple(
         slice(axis.start, axis.start + axis.step * axis.length, axis.step) for axis in axes
     )
