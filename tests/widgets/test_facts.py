@@ -29,7 +29,7 @@ def test_facts_of_the_sample():
     with open_slide(sample_path()) as slide:
         found = table(slide)
     width, height = slide.dimensions
-    assert found["Vendor"] == "aperio"
+    assert found["Vendor"] == "Aperio"
     assert found["Dimensions"] == f"{width:,} x {height:,} px"
     assert found["MPP"] == "0.499 µm/px"
     assert found["Objective"] == "20x"

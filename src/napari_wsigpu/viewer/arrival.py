@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 
 from napari.utils.notifications import notification_manager
 
-from napari_wsigpu.viewer.dock import offer_inspector
+from napari_wsigpu.viewer.dock import open_inspector
 from napari_wsigpu.viewer.layers import slide_of
 from napari_wsigpu.viewer.planes import show_plane
 from napari_wsigpu.viewer.window import (
@@ -110,7 +110,7 @@ class _Arrivals:
             self._has_scale_bar = True  # once: who hides it means it
             viewer.canvas.overlays.scale_bar.visible = True
         if not self._inspector_had_its_turn and self._layers(viewer):
-            self._inspector_had_its_turn = offer_inspector(viewer, window)
+            self._inspector_had_its_turn = open_inspector(viewer)
         return True
 
     def _fit_soon(self, event: Any = None) -> None:

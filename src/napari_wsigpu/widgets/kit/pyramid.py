@@ -9,7 +9,7 @@ from qtpy.QtCore import QPointF, QSize, Qt
 from qtpy.QtGui import QPainter, QPalette, QPen, QPolygonF
 from qtpy.QtWidgets import QSizePolicy, QWidget
 
-from napari_wsigpu.widgets.theme import accent
+from napari_wsigpu.widgets.kit.theme import accent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
