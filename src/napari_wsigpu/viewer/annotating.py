@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 import threading
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
@@ -42,7 +43,7 @@ SETTLED_MS = 100  # after which a change is one step to be undone
 ZOOMED_MS = 150  # after which outlines get the width of another zoom
 KEEP_MS = 5000  # after which unsaved annotations are kept on disk
 LEAST_DRAG = 5  # pixels of the screen: less is a click that slipped
-NEEDED = ("pandas", "scipy.linalg", "napari._vispy.visuals.shapes")
+NEEDED = ("pandas", "scipy.linalg", "cffi.cparser", "napari._vispy.visuals.shapes")
 DRAWN_BY_DRAGGING = ("add_rectangle", "add_ellipse", "add_line", "add_polygon_lasso")
 
 _all: WeakKeyDictionary[Any, Annotating] = WeakKeyDictionary()
@@ -256,7 +257,8 @@ def preload() -> None:
 
         def work() -> None:
             for name in names:
-                importlib.import_module(name)
+                with suppress(ImportError):
+                    importlib.import_module(name)
 
         threading.Thread(target=work, name="slide-preload", daemon=True).start()
 
@@ -287,6 +289,7 @@ def drop_slips(layer: Shapes, event: Any) -> Generator[None, None, None]:
 
 
 def _remove_from(layer: Shapes, first: int) -> None:
+    layer._finish_drawing()  # an outline would go on without the button
     if len(layer.data) > first:
         layer.remove(list(range(first, len(layer.data))))
 

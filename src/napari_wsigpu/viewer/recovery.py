@@ -30,7 +30,7 @@ def keep(slide: str, annotations: list[Annotation]) -> None:
     """
     path = _own(slide)
     with suppress(OSError, SlideError):  # who annotates is not bothered by a full disk yet
-        part = path.with_suffix(".part.geojson")
+        part = path.with_suffix(".part")
         write_geojson(part, annotations)
         part.replace(path)
 

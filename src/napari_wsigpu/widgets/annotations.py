@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from magicgui.widgets import LineEdit, PushButton
 from napari.layers import Labels, Points, Shapes
-from qtpy.QtCore import Qt, QTimer
+from qtpy.QtCore import QTimer
 from qtpy.QtGui import QColor, QIcon, QKeySequence, QPixmap
 from qtpy.QtWidgets import QApplication, QShortcut
 
@@ -89,6 +89,7 @@ class Annotations(SlideDock):
         self._folder: Path | None = None
         self._leave: list[Any] = []
         self._lost: list[Path] = []
+        self._shortcuts: list[QShortcut] = []
         self._classes: dict[str, str] = {}
         self._class = ""
         self._syncing = False
@@ -173,20 +174,23 @@ class Annotations(SlideDock):
 
         self.own_class.native.returnPressed.connect(self._set_own_class)
         self.jobs.slow.connect(self._on_slow)
-        for key in range(1, KEYS + 1):
-            self._shortcut(f"Alt+{key}", partial(self._use_key, key), Qt.WindowShortcut)
-        self._shortcut(QKeySequence.Undo, self._undo, Qt.WidgetWithChildrenShortcut)
-        redo = partial(self._undo, again=True)
-        self._shortcut(QKeySequence.Redo, redo, Qt.WidgetWithChildrenShortcut)
         self.listen(self.viewer.layers.events.inserted, self._hear_layers)
         self.listen(self.viewer.layers.events.removed, self._hear_layers)
         self.at_end.append(partial(_leave, self._leave))
         self.follow()
 
-    def _shortcut(self, keys: Any, react: Any, context: Any) -> None:
-        made = QShortcut(QKeySequence(keys), self.native)
-        made.setContext(context)
-        made.activated.connect(react)
+    def _add_keys(self) -> None:
+        """Let keys work in all of the window, also while the dock is behind others."""
+        reactions: dict[Any, Any] = {
+            f"Alt+{key}": partial(self._use_key, key) for key in range(1, KEYS + 1)
+        }
+        reactions[QKeySequence.Undo] = self._undo_by_key
+        reactions[QKeySequence.Redo] = partial(self._undo_by_key, again=True)
+        for keys, react in reactions.items():
+            made = QShortcut(QKeySequence(keys), self.native.window())
+            made.activated.connect(react)
+            self._shortcuts.append(made)
+            self.at_end.append(made.deleteLater)
 
     def show_slide(self, slide: Slide | None) -> None:
         """Show another slide, or none."""
@@ -203,6 +207,8 @@ class Annotations(SlideDock):
         super().on_shown(event)
         self._soon()
         preload()
+        if not self._shortcuts:
+            self._add_keys()
 
     # What is shown
 
@@ -360,6 +366,13 @@ class Annotations(SlideDock):
             what = "made again" if again else "undone"
             self.status.say("" if done else f"There is nothing to be {what}.")
             self._refresh()
+
+    def _undo_by_key(self, *, again: bool = False) -> None:
+        active = self.viewer.layers.selection.active
+        if isinstance(active, Labels):  # napari's own key, which this one takes
+            (active.redo if again else active.undo)()
+        else:
+            self._undo(again=again)
 
     # What is exchanged
 

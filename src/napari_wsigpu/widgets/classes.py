@@ -63,14 +63,16 @@ def classify(layer: Shapes | Points, rows: Iterable[int], name: str, color: str)
     defaults = {each: layer.feature_defaults[each].iloc[0] for each in layer.feature_defaults}
     layer.feature_defaults = {**defaults, CLASS: name}
     before = set(layer.selected_data)
-    layer.selected_data = set(rows)
+    if before != set(rows):
+        layer.selected_data = set(rows)
     # Setting these recolors the selected objects, and the next one.
     if isinstance(layer, Points):
         layer.current_face_color = color
     else:
         layer.current_edge_color = color
         layer.current_face_color = f"{color}{LIGHT:02x}"
-    layer.selected_data = before
+    if before != set(rows):
+        layer.selected_data = before
 
 
 def set_texts(layer: Shapes | Points, column: str, rows: Iterable[int], text: str) -> None:

@@ -199,7 +199,8 @@ def _end(at_end: list[Callable[[], object]]) -> Callable[[], None]:
 
     def end() -> None:
         for leave in at_end:
-            with suppress(AttributeError):  # the events of a closed viewer may be gone already
+            # The events and the window of a closed viewer may be gone already.
+            with suppress(AttributeError, RuntimeError):
                 leave()
         at_end.clear()
 
