@@ -13,6 +13,7 @@ from qtpy.QtWidgets import QApplication
 
 import napari_wsigpu
 from napari_wsigpu import open_slide
+from napari_wsigpu.slide.facts import facts
 from napari_wsigpu.viewer import planes
 from napari_wsigpu.viewer.annotations import flat_placement
 from napari_wsigpu.viewer.layers import slide_layers, slide_of
@@ -20,7 +21,6 @@ from napari_wsigpu.viewer.progressive import display_of
 from napari_wsigpu.viewer.region import drawn
 from napari_wsigpu.viewer.writer import write_slide
 from napari_wsigpu.widgets.export import Export
-from napari_wsigpu.widgets.facts import facts
 from tests.writers import czis, slides
 from tests.writers.stacks import write_ome, write_stack
 from tests.writers.zarrs import write_label

@@ -16,7 +16,8 @@ from qtpy.QtWidgets import QApplication, QMessageBox
 
 import napari_wsigpu
 from napari_wsigpu import Annotation, convert, read_geojson, write_geojson
-from napari_wsigpu.viewer import annotating, recovery
+from napari_wsigpu.annotations import recovery
+from napari_wsigpu.viewer import annotating
 from napari_wsigpu.viewer.annotating import EDGE, outline_width
 from napari_wsigpu.viewer.annotations import SLIDE
 from napari_wsigpu.viewer.layers import slide_of

@@ -18,10 +18,10 @@ from qtpy.QtWidgets import QComboBox
 
 from napari_wsigpu import Annotation, open_slide, write_geojson
 from napari_wsigpu.model.errors import SlideError, SlideReadError
+from napari_wsigpu.slide.facts import TIMES
 from napari_wsigpu.viewer.sample import sample_path
 from napari_wsigpu.widgets.export import CANCELLED, Export
 from napari_wsigpu.widgets.export_plan import ENDINGS, Kind, Part
-from napari_wsigpu.widgets.facts import TIMES
 from tests.widgets.conftest import assert_text_grows, click, workers
 from tests.writers import icc, slides
 

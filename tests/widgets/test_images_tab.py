@@ -10,9 +10,9 @@ from napari.utils.notifications import notification_manager
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.model.errors import SlideError
+from napari_wsigpu.slide.facts import damage
 from napari_wsigpu.viewer.sample import sample_path
 from napari_wsigpu.widgets.disclosure import Disclosure, by_default
-from napari_wsigpu.widgets.facts import damage
 from napari_wsigpu.widgets.images_page import ImagesPage
 from tests.widgets.conftest import click
 

@@ -14,13 +14,13 @@ from qtpy.QtWidgets import QAbstractButton, QApplication, QLabel
 
 from napari_wsigpu.model.privacy import MASK
 from napari_wsigpu.slide.associated import AssociatedImage
+from napari_wsigpu.slide.facts import Said
 from napari_wsigpu.storage.file import FileSource
 from napari_wsigpu.viewer import layers as layer_module
 from napari_wsigpu.viewer.sample import sample_path
 from napari_wsigpu.viewer.settings import Settings
 from napari_wsigpu.widgets import images_page, metadata_page
 from napari_wsigpu.widgets import inspector as inspector_module
-from napari_wsigpu.widgets.facts import Said
 from tests.widgets.conftest import assert_text_grows, click, workers
 
 MACRO = (432, 1280, 3)

@@ -13,11 +13,11 @@ from qtpy.QtWidgets import QApplication
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.model.privacy import masked
+from napari_wsigpu.slide.facts import said
 from napari_wsigpu.slide.slide import Slide
 from napari_wsigpu.viewer.sample import sample_path
 from napari_wsigpu.widgets import metadata_page
 from napari_wsigpu.widgets.disclosure import Disclosure
-from napari_wsigpu.widgets.facts import said
 from napari_wsigpu.widgets.kit.metadata_model import MOST_ROWS
 from napari_wsigpu.widgets.metadata_page import MetadataPage
 from tests.widgets.conftest import click

@@ -14,10 +14,10 @@ from qtpy.QtWidgets import QAbstractButton, QLabel, QSlider
 from napari_wsigpu.model.errors import DeviceError
 from napari_wsigpu.model.units import byte_size
 from napari_wsigpu.reading.cache import DEFAULT_BUDGET
-from napari_wsigpu.slide import runtime
+from napari_wsigpu.slide import rates, runtime
 from napari_wsigpu.slide.slide import Slide
 from napari_wsigpu.viewer.sample import sample_path
-from napari_wsigpu.widgets import decoding_page, rates
+from napari_wsigpu.widgets import decoding_page
 from tests.widgets.conftest import assert_text_grows, click
 
 MB = 10**6

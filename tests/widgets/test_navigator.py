@@ -8,9 +8,9 @@ import tifffile
 from qtpy.QtCore import QPoint, Qt
 from qtpy.QtTest import QTest
 
+from napari_wsigpu.slide.facts import TIMES
 from napari_wsigpu.viewer.navigation import look_at_all_of, objective_of
 from napari_wsigpu.viewer.sample import sample_path
-from napari_wsigpu.widgets.facts import TIMES
 from tests.widgets.conftest import assert_text_grows, click
 
 

@@ -106,6 +106,17 @@ def test_says_why_it_cannot_be_side_by_side(viewer, dock, slide_is_open, write_c
     assert f"'{shapes.name}' is of no slide" in dock.note.value
 
 
+def test_each_slide_has_a_thumbnail(viewer, dock, slide_is_open, settled):
+    slide_is_open(sample_path())
+    settled()
+    icon = dock.list.native.item(0).icon()
+    assert not icon.isNull()
+    picture = icon.pixmap(48, 48).toImage()
+    assert picture.width() == 48
+    middle = picture.pixelColor(20, picture.height() // 2)
+    assert middle.red() > middle.green() + 20  # stained, and no placeholder
+
+
 def test_buttons_need_two_slides(viewer, dock, slide_is_open):
     slide_is_open(sample_path())
     assert not dock.side_by_side.enabled

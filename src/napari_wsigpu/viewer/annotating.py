@@ -15,7 +15,7 @@ from napari.layers import Points, Shapes
 from qtpy.QtCore import QEvent, QObject, QTimer
 from qtpy.QtWidgets import QMessageBox
 
-from napari_wsigpu.viewer import recovery
+from napari_wsigpu.annotations import recovery
 from napari_wsigpu.viewer.annotations import (
     FOR_EXPORT,
     SLIDE,

@@ -13,10 +13,11 @@ from qtpy.QtCore import QTimer
 from qtpy.QtGui import QColor, QIcon, QKeySequence, QPixmap
 from qtpy.QtWidgets import QApplication, QShortcut
 
-from napari_wsigpu.annotations import read_geojson, write_geojson
+from napari_wsigpu.annotations import read_geojson, recovery, write_geojson
 from napari_wsigpu.conversion.labels import save_labels
 from napari_wsigpu.model.errors import SlideError
-from napari_wsigpu.viewer import recovery
+from napari_wsigpu.slide.facts import level_names
+from napari_wsigpu.slide.pictures import save_text
 from napari_wsigpu.viewer.annotating import annotating, is_looked_after, preload
 from napari_wsigpu.viewer.annotations import (
     MANY,
@@ -30,7 +31,6 @@ from napari_wsigpu.viewer.navigation import look_at_all_of
 from napari_wsigpu.viewer.new_labels import LEVEL, add_labels, best_level
 from napari_wsigpu.widgets.annotation_table import EDITABLE, AnnotationTable
 from napari_wsigpu.widgets.classes import NONE, classes_of, classify, new_color, set_texts
-from napari_wsigpu.widgets.facts import level_names
 from napari_wsigpu.widgets.kit.parts import (
     Heading,
     Panel,
@@ -44,7 +44,6 @@ from napari_wsigpu.widgets.kit.parts import (
 )
 from napari_wsigpu.widgets.kit.saving import ask_what_to_open, ask_where_to_save, start_folder
 from napari_wsigpu.widgets.kit.table import Table
-from napari_wsigpu.widgets.pictures import save_text
 from napari_wsigpu.widgets.slide_dock import SlideDock
 
 if TYPE_CHECKING:
@@ -58,10 +57,7 @@ NO_SHAPES = "Nothing is drawn yet: choose a tool, and draw on the slide."
 LOST = "An earlier session ended without saving its annotations of this slide."
 TOOLS = {
     "Rectangle": ("add_rectangle", "Draw rectangles on the slide"),
-    "Outline": (
-        "add_polygon_lasso",
-        "Draw around objects on the slide with the button held down",
-    ),
+    "Outline": ("add_polygon_lasso", "Draw around objects on the slide with the button held down"),
     "Line": ("add_line", "Draw lines on the slide"),
     "Point": ("add", "Set points on the slide"),
 }

@@ -12,6 +12,7 @@ from qtpy.QtWidgets import QAbstractItemView, QListWidget, QRadioButton
 
 from napari_wsigpu.gpu.device.devices import device_index
 from napari_wsigpu.reading.in_use import CPU as CPU_DECODER
+from napari_wsigpu.slide.rates import READINGS, Rates, failure_lines
 from napari_wsigpu.slide.runtime import default
 from napari_wsigpu.viewer.layers import slide_of
 from napari_wsigpu.viewer.progressive import display_of
@@ -19,7 +20,6 @@ from napari_wsigpu.viewer.texture import ON
 from napari_wsigpu.widgets.budgets import Budget, machine_memory
 from napari_wsigpu.widgets.kit.parts import Form, Hosted, Panel, Scrolled, Text, button, row
 from napari_wsigpu.widgets.kit.rate_plot import RatePlot
-from napari_wsigpu.widgets.rates import READINGS, Rates, failure_lines
 
 if TYPE_CHECKING:
     from napari import Viewer

@@ -16,6 +16,7 @@ from qtpy.QtCore import QTimer
 
 from napari_wsigpu.model.errors import ConversionCancelledError
 from napari_wsigpu.model.units import byte_size
+from napari_wsigpu.slide.facts import level_names, title
 from napari_wsigpu.viewer.annotations import FOR_EXPORT, flat_placement
 from napari_wsigpu.viewer.layers import slide_name
 from napari_wsigpu.viewer.notifications import show_warning
@@ -31,7 +32,6 @@ from napari_wsigpu.widgets.export_plan import (
     named,
     paths_of,
 )
-from napari_wsigpu.widgets.facts import level_names, title
 from napari_wsigpu.widgets.kit.parts import Form, Panel, Text, button, choice, offer, row
 from napari_wsigpu.widgets.kit.saving import ask_where_to_save, start_folder
 from napari_wsigpu.widgets.slide_dock import SlideDock

@@ -16,12 +16,12 @@ from napari_wsigpu.conversion.plan import window_of
 from napari_wsigpu.conversion.png import check_png
 from napari_wsigpu.model.errors import RegionError, SlideError
 from napari_wsigpu.model.units import byte_size
+from napari_wsigpu.slide.facts import TIMES, extent, pixel_size
 from napari_wsigpu.viewer.layers import slide_of
 from napari_wsigpu.viewer.pieces import pieces
 from napari_wsigpu.viewer.planes import shown_plane
 from napari_wsigpu.viewer.region import drawn, seen, whole
 from napari_wsigpu.viewer.together import layers_of, slides_of
-from napari_wsigpu.widgets.facts import TIMES, extent, pixel_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

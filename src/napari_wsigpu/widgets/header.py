@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from qtpy.QtCore import QSize, Qt, QTimer
 from qtpy.QtWidgets import QBoxLayout
 
-from napari_wsigpu.widgets.facts import NOT_GIVEN, damage, facts, title
+from napari_wsigpu.slide.facts import NOT_GIVEN, damage, facts, title
 from napari_wsigpu.widgets.kit.parts import Hosted, Panel, Text, Title, row
 from napari_wsigpu.widgets.kit.picture import PictureView, overview_image
 

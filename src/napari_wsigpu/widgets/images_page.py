@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from napari_wsigpu.model.privacy import PRIVATE_IMAGES
+from napari_wsigpu.slide.facts import TIMES
+from napari_wsigpu.slide.pictures import associated, rgb, save
 from napari_wsigpu.viewer.layers import slide_name
 from napari_wsigpu.viewer.notifications import show_info
-from napari_wsigpu.widgets.facts import TIMES
 from napari_wsigpu.widgets.kit.parts import Hosted, Panel, Scrolled, Text, button, flow
 from napari_wsigpu.widgets.kit.picture import PictureView, to_image
 from napari_wsigpu.widgets.kit.saving import ask_where_to_save
-from napari_wsigpu.widgets.pictures import associated, rgb, save
 
 if TYPE_CHECKING:
     from collections.abc import Callable

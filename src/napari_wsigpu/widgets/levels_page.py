@@ -5,15 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from qtpy.QtCore import QEvent, Qt
-from qtpy.QtWidgets import (
-    QAbstractItemView,
-    QHeaderView,
-    QStyle,
-    QTableWidget,
-    QTableWidgetItem,
-)
+from qtpy.QtWidgets import QAbstractItemView, QHeaderView, QStyle, QTableWidget, QTableWidgetItem
 
-from napari_wsigpu.widgets.facts import LevelFacts, level_facts, levels_in_short
+from napari_wsigpu.slide.facts import LevelFacts, level_facts, levels_in_short
 from napari_wsigpu.widgets.kit.parts import Hosted, Panel, Text
 from napari_wsigpu.widgets.kit.pyramid import Pyramid
 

@@ -14,12 +14,12 @@ from qtpy.QtGui import QKeySequence
 from qtpy.QtWidgets import QAction, QApplication, QLineEdit, QTreeView
 
 from napari_wsigpu.model.privacy import MASK
+from napari_wsigpu.slide.facts import Said, said, says_much
+from napari_wsigpu.slide.pictures import save_text
 from napari_wsigpu.viewer.notifications import show_info
-from napari_wsigpu.widgets.facts import Said, said, says_much
 from napari_wsigpu.widgets.kit.metadata_model import Field, MetadataModel, fields_of
 from napari_wsigpu.widgets.kit.parts import Hosted, Panel, Text, button, row
 from napari_wsigpu.widgets.kit.saving import ask_where_to_save
-from napari_wsigpu.widgets.pictures import save_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable

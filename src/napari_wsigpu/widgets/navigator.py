@@ -9,6 +9,8 @@ from magicgui.widgets import LineEdit
 from qtpy.QtCore import QTimer
 
 from napari_wsigpu.model.errors import SlideError
+from napari_wsigpu.slide.facts import TIMES
+from napari_wsigpu.slide.pictures import aspect_of
 from napari_wsigpu.viewer.navigation import (
     MAGNIFICATIONS,
     look_at,
@@ -17,11 +19,9 @@ from napari_wsigpu.viewer.navigation import (
     position_in,
     whereabouts,
 )
-from napari_wsigpu.widgets.facts import TIMES
 from napari_wsigpu.widgets.kit.overview_map import OverviewMap
 from napari_wsigpu.widgets.kit.parts import Hosted, Text, button, choice, column, offer, row
 from napari_wsigpu.widgets.kit.picture import overview_image
-from napari_wsigpu.widgets.pictures import aspect_of
 from napari_wsigpu.widgets.slide_dock import SlideDock
 
 if TYPE_CHECKING:

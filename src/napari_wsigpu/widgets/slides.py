@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from qtpy.QtCore import Qt
+from qtpy.QtCore import QSize, Qt
+from qtpy.QtGui import QIcon, QPixmap
 from qtpy.QtWidgets import QListWidget, QListWidgetItem
 
 from napari_wsigpu.model.errors import SlideError
+from napari_wsigpu.slide.facts import title
 from napari_wsigpu.viewer.together import show_all, show_only, show_side_by_side
-from napari_wsigpu.widgets.facts import title
 from napari_wsigpu.widgets.kit.parts import Hosted, Text, button, column, flow
+from napari_wsigpu.widgets.kit.picture import overview_image
 from napari_wsigpu.widgets.slide_dock import SlideDock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from napari import Viewer
+    from qtpy.QtGui import QImage
 
     from napari_wsigpu.slide.slide import Slide
 
+THUMBNAIL = 48  # pixels
 NO_SLIDE = "Open slides to switch between them."
 
 
@@ -39,6 +44,7 @@ class SlideSwitcher(SlideDock):
         self._listed: list[Slide] = []
         self.list = Hosted(QListWidget(), "Slides", "Click a slide to see it alone")
         self.list.native.setTextElideMode(Qt.ElideMiddle)
+        self.list.native.setIconSize(QSize(THUMBNAIL, THUMBNAIL))
         self.list.native.setHorizontalScrollBarPolicy(Qt.ScrollBarAlwaysOff)
         self.side_by_side = button(
             "Side by side",
@@ -69,15 +75,21 @@ class SlideSwitcher(SlideDock):
         slides = self.slides()
         if slides != self._listed:
             self._listed = slides
+            self.jobs.drop(self)
             self.list.native.clear()
-            for slide in slides:
+            for row, slide in enumerate(slides):
                 item = QListWidgetItem(title(slide))
                 item.setToolTip(slide.path)
                 self.list.native.addItem(item)
+                work, show = partial(overview_image, slide), partial(self._show_thumbnail, row)
+                self.jobs.start("Making thumbnails", slide, work, show, owner=self)
             self.note.say("")
         if self.slide in slides:
             self.list.native.setCurrentRow(slides.index(self.slide))
         self.side_by_side.enabled = self.all.enabled = len(slides) > 1
+
+    def _show_thumbnail(self, row: int, image: QImage) -> None:
+        self.list.native.item(row).setIcon(QIcon(QPixmap.fromImage(image)))
 
     def _show_only(self, item: QListWidgetItem) -> None:
         slide = self._listed[self.list.native.row(item)]

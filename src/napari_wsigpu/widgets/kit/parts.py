@@ -53,9 +53,7 @@ class Hosted(Widget, Generic[W]):  # type: ignore[misc]
 
     def __init__(self, widget: W, name: str = "", tip: str = "") -> None:
         super().__init__(
-            widget_type=_Host,
-            tooltip=tip or widget.toolTip(),
-            backend_kwargs={"widget": widget},
+            widget_type=_Host, tooltip=tip or widget.toolTip(), backend_kwargs={"widget": widget}
         )
         if name:
             widget.setAccessibleName(name)

@@ -8,8 +8,8 @@ from qtpy.QtCore import QPointF, QRectF, QSize, Qt
 from qtpy.QtGui import QPainter, QPalette, QPen
 from qtpy.QtWidgets import QSizePolicy, QWidget
 
+from napari_wsigpu.slide.rates import SECONDS, Step, per_second
 from napari_wsigpu.widgets.kit.theme import accent
-from napari_wsigpu.widgets.rates import SECONDS, Step, per_second
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -20,7 +20,7 @@ TOGETHER = "\N{NO-BREAK SPACE}"
 MOST_CHANNELS = 6
 NOT_GIVEN = "not given"
 # Vendors whose names are not just the code's with a capital letter.
-NAMES = {"dicom": "DICOM", "philips-isyntax": "Philips"}
+NAMES = {"dicom": "DICOM", "philips-isyntax": "Philips", "wsigpu": "napari-wsigpu"}
 MUCH = 5000  # fields
 
 

@@ -7,17 +7,19 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from platformdirs import user_state_path
-
-from napari_wsigpu.annotations import Annotation, read_geojson, write_geojson
+from napari_wsigpu.annotations.geojson import read_geojson, write_geojson
 from napari_wsigpu.model.errors import SlideError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from napari_wsigpu.annotations.annotation import Annotation
+
 
 def folder() -> Path:
     """Return the user's own folder of annotations that were not saved; nobody else may read it."""
+    from platformdirs import user_state_path  # which npe2 brings, where there is napari
+
     made = user_state_path("napari-wsigpu", appauthor=False) / "annotations"
     made.mkdir(mode=0o700, parents=True, exist_ok=True)
     return made
