@@ -29,7 +29,9 @@ MACRO = (432, 1280, 3)
 def shown(inspector):
     """The inspector's name of the slide and of its first level."""
     first = inspector.levels.table.native.item(0, 1)
-    return inspector.header.title.value, first and first.text().replace("\N{NO-BREAK SPACE}", " ")
+    return inspector.header.title.native.text(), first and first.text().replace(
+        "\N{NO-BREAK SPACE}", " "
+    )
 
 
 def test_is_empty_without_a_slide(viewer, inspector):
@@ -309,7 +311,7 @@ def test_search_has_a_key(viewer, inspector, slide_is_open):
     inspector.levels.table.native.setFocus()
     QApplication.processEvents()
     QTest.keyClick(inspector.levels.table.native, Qt.Key_F, Qt.ControlModifier)
-    assert inspector.tabs.page is inspector.metadata
+    assert inspector.tabs.native.currentIndex() == 0
     assert inspector.metadata.search.native.hasFocus()
 
 

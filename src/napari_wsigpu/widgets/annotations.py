@@ -37,7 +37,6 @@ from napari_wsigpu.widgets.kit.parts import (
     Text,
     button,
     choice,
-    column,
     flow,
     offer,
     row,
@@ -105,7 +104,7 @@ class Annotations(SlideDock):
         self.redo = button("Redo", "Make it again (Ctrl+Shift+Z)", partial(self._undo, again=True))
         self.recover = button("Restore", "Show them on the slide", self._recover)
         self.forget = button("Discard", "Delete them for good", partial(self._recover, show=False))
-        self.lost = column(Text("Lost annotations", LOST), row(self.recover, self.forget))
+        self.lost = Panel(Text("Lost annotations", LOST), row(self.recover, self.forget))
         self.chips: dict[str, PushButton] = {}
         self.chip_box = flow()
         self.own_class = LineEdit(tooltip="Another class: write its name, and press Enter")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from magicgui.widgets import ProgressBar
 from napari.layers import Shapes
+from qtpy.compat import isalive
 from qtpy.QtCore import QTimer
 
 from napari_wsigpu.model.errors import ConversionCancelledError
@@ -282,6 +283,8 @@ class RegionExport(SlideDock):
 
     def _look(self, event: Any = None) -> None:
         """Say what would be exported now, and how far the running export is."""
+        if not isalive(self.native):
+            return
         self._offer()
         if self.slide is None or self.slide not in self.slides():
             return
@@ -343,8 +346,9 @@ class RegionExport(SlideDock):
     def _end(self, export: Export, sentence: str) -> None:
         if export in self._running:
             self._running.remove(export)
-            self.status.say(sentence)
-            self._look()
+            if isalive(self.native):  # a window that closes takes its docks first
+                self.status.say(sentence)
+                self._look()
 
 
 def _cancel(running: Sequence[Export], why: str = "") -> None:

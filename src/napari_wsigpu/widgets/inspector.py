@@ -23,7 +23,7 @@ from napari_wsigpu.widgets.decoding_page import DecodingPage
 from napari_wsigpu.widgets.disclosure import Disclosure, by_default
 from napari_wsigpu.widgets.header import Header
 from napari_wsigpu.widgets.images_page import ImagesPage
-from napari_wsigpu.widgets.kit.parts import Pages, Text, button, column
+from napari_wsigpu.widgets.kit.parts import Pages, Panel, Text, button
 from napari_wsigpu.widgets.levels_page import LevelsPage
 from napari_wsigpu.widgets.metadata_page import MetadataPage
 from napari_wsigpu.widgets.slide_dock import SlideDock
@@ -78,7 +78,7 @@ class SlideInspector(SlideDock):
             self._prefer,
         )
         self.prefer.native.setStyleSheet(QUIET)
-        inner = column(self.header, self.tabs)
+        inner = Panel(self.header, self.tabs)
         inner.native.layout().setStretchFactor(self.tabs.native, 1)
         self.add_details(inner, self.busy, self.progress, self.prefer, scrolled=True)
 

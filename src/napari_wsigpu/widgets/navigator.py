@@ -20,7 +20,7 @@ from napari_wsigpu.viewer.navigation import (
     whereabouts,
 )
 from napari_wsigpu.widgets.kit.overview_map import OverviewMap
-from napari_wsigpu.widgets.kit.parts import Hosted, Text, button, choice, column, offer, row
+from napari_wsigpu.widgets.kit.parts import Hosted, Panel, Text, button, choice, offer, row
 from napari_wsigpu.widgets.kit.picture import overview_image
 from napari_wsigpu.widgets.slide_dock import SlideDock
 
@@ -63,7 +63,7 @@ class Navigator(SlideDock):
         self.go = button("Go", "Move this position to the middle of the view", self._go)
         self.position = Text("Position under the mouse")
         jump = row(self.goal, self.unit, self.go)
-        inner = column(
+        inner = Panel(
             self.map,
             row(*self.buttons.values(), narrow=True, spacing=3),
             jump,
@@ -81,10 +81,10 @@ class Navigator(SlideDock):
         self._timer.timeout.connect(self._refresh)
         self.map.native.moved.connect(self._look_at)
         self.goal.native.returnPressed.connect(self._go)
-        camera = self.viewer.scene.camera
-        for signal in (camera.events.center, camera.events.zoom, self.viewer.events.theme):
+        camera, canvas = self.viewer.scene.camera.events, self.viewer.canvas.events
+        others = self.viewer.events.theme, self.viewer.cursor.events.position
+        for signal in (camera.center, camera.zoom, canvas.size, *others):
             self.listen(signal, self._soon)
-        self.listen(self.viewer.cursor.events.position, self._soon)
         self.follow()
 
     def show_slide(self, slide: Slide | None) -> None:

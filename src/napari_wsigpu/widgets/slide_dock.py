@@ -6,6 +6,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from qtpy.compat import isalive
 from qtpy.QtCore import QSize, Qt, QTimer
 from qtpy.QtWidgets import QDockWidget, QMainWindow
 
@@ -183,6 +184,8 @@ class SlideDock(Panel):
         self._follow()
 
     def _follow(self, event: Any = None) -> None:
+        if not isalive(self.native):  # a window that closes takes its docks before its layers
+            return
         slides = self.slides()
         active = slide_of(self.viewer.layers.selection.active)
         kept = self.slide if self.slide in slides else None

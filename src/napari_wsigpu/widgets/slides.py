@@ -12,7 +12,7 @@ from qtpy.QtWidgets import QListWidget, QListWidgetItem
 from napari_wsigpu.model.errors import SlideError
 from napari_wsigpu.slide.facts import title
 from napari_wsigpu.viewer.together import show_all, show_only, show_side_by_side
-from napari_wsigpu.widgets.kit.parts import Hosted, Text, button, column, flow
+from napari_wsigpu.widgets.kit.parts import Hosted, Panel, Text, button, flow
 from napari_wsigpu.widgets.kit.picture import overview_image
 from napari_wsigpu.widgets.slide_dock import SlideDock
 
@@ -58,7 +58,7 @@ class SlideSwitcher(SlideDock):
         )
         self.note = Text("Note")
         self.note.say("")
-        inner = column(self.list, flow(self.side_by_side, self.all), self.note)
+        inner = Panel(self.list, flow(self.side_by_side, self.all), self.note)
         inner.native.layout().addStretch()
         self.add_details(inner)
         self.list.native.itemClicked.connect(self._show_only)

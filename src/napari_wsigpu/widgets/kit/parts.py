@@ -94,11 +94,6 @@ class Title(Hosted[QElidingLabel]):
         font.setBold(True)
         self.native.setFont(font)
 
-    @property
-    def value(self) -> str:
-        """The whole text."""
-        return str(self.native.text())
-
     def say(self, text: str, tip: str = "") -> None:
         """Show another text, and a tooltip."""
         self.native.setText(text)
@@ -254,13 +249,6 @@ def row(*widgets: Widget, narrow: bool = False, spacing: int = SPACING) -> Conta
     return made
 
 
-def column(*widgets: Widget) -> Container:
-    """Return widgets below each other."""
-    made = Container(widgets=widgets, labels=False)
-    made.margins = (0, 0, 0, 0)
-    return made
-
-
 def flow(*widgets: Widget) -> Hosted[QWidget]:
     """Return widgets side by side, in as many rows as they need."""
     made = Hosted(QWidget())
@@ -370,11 +358,6 @@ class Pages(Hosted[QTabWidget]):
             is_scrolled = isinstance(page, Scrolled)
             index = self.native.addTab(page.native if is_scrolled else _Column(page.native), title)
             self.native.setTabToolTip(index, tip)
-
-    @property
-    def page(self) -> Widget:
-        """The page in front."""
-        return self._pages[self.native.currentIndex()]
 
     def open(self, page: Widget) -> None:
         """Bring a page to the front."""
