@@ -157,6 +157,7 @@ class SlideDock(Panel):
         if theirs is not None and width_beside_docks(window) < least:
             window.tabifyDockWidget(theirs, dock)
             dock.raise_()
+            width_beside_docks(window)  # gives the canvas its room back now, not a turn later
             soon(self.native, partial(self._be_higher, window, dock))
 
     def _be_higher(self, window: QMainWindow, dock: QDockWidget) -> None:
