@@ -10,9 +10,9 @@ import pytest
 
 from napari_wsigpu import SlideError, convert, open_slide
 from napari_wsigpu.cli import main
+from napari_wsigpu.slide.facts import facts, said
 from napari_wsigpu.storage.remote.disk_cache import disk_cache
 from napari_wsigpu.viewer.layers import slide_layers
-from napari_wsigpu.widgets.facts import facts, said
 from tests.fakes.rangeserver import RangeServer
 from tests.writers import gallery
 

@@ -67,7 +67,7 @@ class SharedViewer:
         for dock in list(viewer.window._wrapped_dock_widgets.values()):
             viewer.window.remove_dock_widget(dock)
         for widget in QApplication.topLevelWidgets():
-            if isinstance(widget, SlideDock):
+            if isinstance(getattr(widget, "_magic_widget", None), SlideDock):
                 widget.deleteLater()  # what was in a dock, and a name in a test may still hold
         for toast in window.findChildren(NapariQtNotification):
             toast.close()

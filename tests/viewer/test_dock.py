@@ -11,7 +11,7 @@ from napari.utils.notifications import show_info
 from npe2 import PluginManager
 from qtpy.QtCore import QEvent, QPoint, Qt, QTimer
 from qtpy.QtTest import QTest
-from qtpy.QtWidgets import QApplication, QDockWidget, QPushButton, QWidget
+from qtpy.QtWidgets import QApplication, QDockWidget, QWidget
 
 from napari_wsigpu import wait
 from napari_wsigpu.viewer import arrival
@@ -77,17 +77,6 @@ def is_whole(viewer, layer):
     return whole and filled > 0.9
 
 
-def click(button_text, window):
-    """Click a button of a toast."""
-    [button] = [item for item in window.findChildren(QPushButton) if item.text() == button_text]
-    QTest.mouseClick(button, Qt.LeftButton, pos=QPoint(5, 5))
-    settle()
-
-
-def has_offer(window):
-    return any(item.text() == "Open it" for item in window.findChildren(QPushButton))
-
-
 def menu_of(viewer):
     """Return the plugin's menu and its item for the inspector, as they are when it is shown."""
     manifest = PluginManager.instance().get_manifest("napari-wsigpu")
@@ -97,7 +86,7 @@ def menu_of(viewer):
         if action.text() == manifest.display_name
     ]
     menu.aboutToShow.emit()
-    [item] = [action for action in menu.actions() if action.text() == "Slide inspector"]
+    [item] = [action for action in menu.actions() if action.text() == "Inspector"]
     return menu, item
 
 
@@ -109,7 +98,7 @@ def test_the_slide_is_whole_beside_the_inspector(viewer, size):
     [inspector] = inspectors(viewer)
     canvas = viewer.canvas.size[1]
     assert size_of(viewer) == size
-    assert inspector.parent().width() <= size[0] / 4 + 1
+    assert inspector.native.parent().width() <= size[0] / 4 + 1
     assert canvas >= max(500, 0.45 * size[0])
     assert is_whole(viewer, layer)
 
@@ -127,33 +116,28 @@ def test_what_goes_with_a_slide_follows_its_first_view(viewer, monkeypatch):
 
 
 @pytest.mark.parametrize("size", [(700, 560), (1089, 630)])
-def test_the_inspector_is_offered_where_room_is_short(viewer, size, qtbot):
+def test_the_inspector_is_a_tab_beside_the_layer_controls_where_room_is_short(viewer, size, qtbot):
     window = viewer.window._qt_window
     viewer.window.resize(*size)
     settle()
+    before = viewer.canvas.size[1]
     [layer] = open_slide_in(viewer)
-    assert inspectors(viewer) == []
-    assert size_of(viewer) == size
-    assert is_whole(viewer, layer)
-    [toast] = window.findChildren(NapariQtNotification)
-    assert 0 <= toast.x() <= toast.parentWidget().width() - toast.width()
-    assert not toast.message._elidedText().endswith("…")
-    assert toast.source_label.text() == "Source: napari-wsigpu"
-    for button in toast.row2_widget.findChildren(QPushButton):
-        assert toast.row2_widget.rect().contains(button.geometry())
-        assert button.width() >= button.sizeHint().width()
-    click("Open it", window)
-    assert len(inspectors(viewer)) == 1
+    [inspector] = inspectors(viewer)
+    dock = inspector.native.parent()
+    assert [each.objectName() for each in window.tabifiedDockWidgets(dock)] == ["layer controls"]
+    assert not dock.visibleRegion().isEmpty()
+    assert window.findChildren(NapariQtNotification) == []  # it would cover the scale bar
     assert size_of(viewer)[0] == size[0]
     assert size_of(viewer)[1] <= size[1] + ROW_OF_TABS
+    assert viewer.canvas.size[1] == before
     qtbot.waitUntil(lambda: is_whole(viewer, layer))
-    assert viewer.canvas.size[1] >= 300
 
 
-@pytest.mark.parametrize("name", ["Slide inspector", "Navigator", "Annotations", "Export region"])
+@pytest.mark.parametrize("name", ["Inspector", "Navigator", "Annotate", "Export"])
 def test_a_dock_of_the_menu_leaves_a_canvas_to_use(viewer, name):
     viewer.window.resize(700, 560)
     settle()
+    get_plugin_settings("napari-wsigpu").slides.open_inspector = False
     [layer] = open_slide_in(viewer)
     before = viewer.canvas.size[1]
     _, widget = viewer.window.add_plugin_dock_widget("napari-wsigpu", name)
@@ -161,7 +145,7 @@ def test_a_dock_of_the_menu_leaves_a_canvas_to_use(viewer, name):
     assert viewer.canvas.size[1] == before > 300
     assert size_of(viewer)[0] == 700
     assert is_whole(viewer, layer)
-    window, dock = viewer.window._qt_window, widget.parent()
+    window, dock = viewer.window._qt_window, widget.native.parent()
     assert [each.objectName() for each in window.tabifiedDockWidgets(dock)] == ["layer controls"]
     assert not dock.visibleRegion().isEmpty()
 
@@ -169,23 +153,24 @@ def test_a_dock_of_the_menu_leaves_a_canvas_to_use(viewer, name):
 def test_docks_leave_a_canvas_to_use_where_the_layer_controls_are_hidden(viewer):
     viewer.window.resize(700, 560)
     settle()
+    get_plugin_settings("napari-wsigpu").slides.open_inspector = False
     [layer] = open_slide_in(viewer)
     window = viewer.window._qt_window
     controls = window.findChild(QDockWidget, "layer controls")
     controls.hide()
     settle()
     before = viewer.canvas.size[1]
-    for name in ("Slide inspector", "Export region", "Navigator"):
+    for name in ("Inspector", "Export", "Navigator"):
         _, widget = viewer.window.add_plugin_dock_widget("napari-wsigpu", name)
         settle()
         assert viewer.screenshot(flash=False).shape[1] == before > 300
-        tabs = window.tabifiedDockWidgets(widget.parent())
+        tabs = window.tabifiedDockWidgets(widget.native.parent())
         assert "layer list" in [each.objectName() for each in tabs]
     assert is_whole(viewer, layer)
     controls.show()
 
 
-@pytest.mark.parametrize("names", [("Navigator", "Slide inspector"), ("Slide inspector", "Slides")])
+@pytest.mark.parametrize("names", [("Navigator", "Inspector"), ("Inspector", "Slides")])
 def test_docks_come_as_tabs_in_any_order(viewer, names):
     get_plugin_settings("napari-wsigpu").slides.open_inspector = False
     viewer.window.resize(1600, 1000)
@@ -211,7 +196,7 @@ def test_the_slide_is_whole_beside_a_dock_of_the_menu(viewer):
     assert is_whole(viewer, layer)
     viewer.scene.camera.zoom *= 3
     zoom = viewer.scene.camera.zoom
-    viewer.window.add_plugin_dock_widget("napari-wsigpu", "Export region")
+    viewer.window.add_plugin_dock_widget("napari-wsigpu", "Export")
     settle()
     assert viewer.scene.camera.zoom == zoom
 
@@ -250,14 +235,14 @@ def test_the_inspector_scrolls_its_tabs_alone(viewer):
     viewer.window.resize(1089, 630)
     settle()
     open_slide_in(viewer)
-    _, inspector = viewer.window.add_plugin_dock_widget("napari-wsigpu", "Slide inspector")
-    for tab in range(inspector.tabs.count()):
-        inspector.tabs.setCurrentIndex(tab)
+    _, inspector = viewer.window.add_plugin_dock_widget("napari-wsigpu", "Inspector")
+    for tab in range(inspector.tabs.native.count()):
+        inspector.tabs.native.setCurrentIndex(tab)
         settle()
-        assert inspector.details.verticalScrollBar().maximum() == 0
+        assert inspector.details.native.verticalScrollBar().maximum() == 0
     viewer.window.resize(1400, 1000)
     settle()
-    assert inspector.header.thumbnail.isVisible()
+    assert inspector.header.thumbnail.visible
 
 
 def test_a_window_wider_than_all_screens_is_made_smaller(viewer):
@@ -267,46 +252,6 @@ def test_a_window_wider_than_all_screens_is_made_smaller(viewer):
     [layer] = open_slide_in(viewer)
     assert size_of(viewer)[0] == screen.width()
     assert is_whole(viewer, layer)
-
-
-def test_the_offer_stays_on_a_canvas_that_shrinks(viewer):
-    viewer.window.resize(1089, 630)
-    settle()
-    open_slide_in(viewer)
-    viewer.scene.camera.zoom *= 2  # by somebody, after which the view stays
-    viewer.window.add_plugin_dock_widget("napari-wsigpu", "Navigator")
-    settle()
-    [toast] = viewer.window._qt_window.findChildren(NapariQtNotification)
-    assert toast.parentWidget().rect().contains(toast.geometry())
-    for size in ((720, 560), (1089, 630)):
-        viewer.window.resize(*size)
-        settle()
-        assert toast.parentWidget().rect().contains(toast.geometry())
-
-
-def test_the_offer_can_be_declined_for_good(viewer, another):
-    viewer.window.resize(1000, 630)
-    settle()
-    open_slide_in(viewer)
-    click("Don't ask again", viewer.window._qt_window)
-    assert get_plugin_settings("napari-wsigpu").slides.open_inspector is False
-    again = another()
-    open_slide_in(again)
-    assert inspectors(again) == []
-    assert not has_offer(again.window._qt_window)
-
-
-def test_nobody_is_asked_who_has_opened_the_inspector_from_the_menu(viewer):
-    viewer.window.resize(1000, 630)
-    settle()
-    open_slide_in(viewer)
-    assert has_offer(viewer.window._qt_window)
-    menu, item = menu_of(viewer)
-    menu.popup(QPoint(0, 0))
-    QTest.mouseClick(menu, Qt.LeftButton, pos=menu.actionGeometry(item).center())
-    settle()
-    assert len(inspectors(viewer)) == 1
-    assert not has_offer(viewer.window._qt_window)
 
 
 def test_who_moved_the_view_keeps_it(viewer):
@@ -356,10 +301,10 @@ def test_the_menu_knows_the_inspector_that_opened_by_itself(viewer):
     assert item.isChecked()
     item.trigger()
     settle()
-    assert not inspector.isVisible()
+    assert not inspector.visible
     item.trigger()
     settle()
-    assert inspector.isVisible()
+    assert inspector.visible
     assert inspectors(viewer) == [inspector]
 
 
@@ -367,7 +312,7 @@ def test_opens_with_the_first_slide_and_shows_it(viewer):
     assert inspectors(viewer) == []
     [layer] = open_slide_in(viewer)
     [inspector] = inspectors(viewer)
-    assert inspector.isVisible()
+    assert inspector.visible
     assert inspector.slide is layer.data[0].slide
 
 
@@ -387,7 +332,7 @@ def test_opens_no_second_one(viewer):
 
 
 def test_one_that_is_open_stays_the_only_one(viewer):
-    _, widget = viewer.window.add_plugin_dock_widget("napari-wsigpu", "Slide inspector")
+    _, widget = viewer.window.add_plugin_dock_widget("napari-wsigpu", "Inspector")
     open_slide_in(viewer)
     assert inspectors(viewer) == [widget]
 
@@ -395,8 +340,8 @@ def test_one_that_is_open_stays_the_only_one(viewer):
 def test_stays_closed(viewer):
     open_slide_in(viewer)
     [inspector] = inspectors(viewer)
-    viewer.window.remove_dock_widget(inspector)
-    inspector.deleteLater()
+    viewer.window.remove_dock_widget(inspector.native)
+    inspector.native.deleteLater()
     open_slide_in(viewer)
     viewer.layers.clear()
     open_slide_in(viewer)

@@ -88,6 +88,8 @@ def test_on_screen_it_covers_what_it_was_cut_from(viewer, tmp_path, qtbot):
     [region] = viewer.open(tmp_path / "roi.tif", plugin="napari-wsigpu")
     wait(region, 30)
     QTest.qWait(100)
+    assert not slide.visible  # the second one is shown alone
+    slide.visible = True
     viewer.scene.camera.center, viewer.scene.camera.zoom = view
     wait(slide, 30)
     wait(region, 30)

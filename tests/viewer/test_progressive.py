@@ -491,7 +491,7 @@ for _ in range(2):
     first, second = second, viewer.open(path, plugin="napari-wsigpu")[0]
 """
 END_WITH_DOCKS = """
-for dock in ("Slide inspector", "Decode monitor"):
+for dock in ("Inspector", "Annotate"):
     viewer.window.add_plugin_dock_widget("napari-wsigpu", dock)
 QTest.qWait(500)
 viewer.scene.camera.zoom = 1

@@ -13,6 +13,7 @@ from qtpy.QtWidgets import QApplication
 
 import napari_wsigpu
 from napari_wsigpu import open_slide
+from napari_wsigpu.slide.facts import facts
 from napari_wsigpu.viewer import planes
 from napari_wsigpu.viewer.annotations import flat_placement
 from napari_wsigpu.viewer.layers import slide_layers, slide_of
@@ -20,7 +21,6 @@ from napari_wsigpu.viewer.progressive import display_of
 from napari_wsigpu.viewer.region import drawn
 from napari_wsigpu.viewer.writer import write_slide
 from napari_wsigpu.widgets.export import Export
-from napari_wsigpu.widgets.facts import facts
 from tests.writers import czis, slides
 from tests.writers.stacks import write_ome, write_stack
 from tests.writers.zarrs import write_label
@@ -288,13 +288,13 @@ def test_docks_know_the_plane(tiff, pixels, viewer, tmp_path):
     zoom_in(viewer, layer)
     drag(viewer, "z", 4)
     drag(viewer, "t", 1)
-    _, dock = viewer.window.add_plugin_dock_widget(PLUGIN, "Export region")
-    assert "plane t = 1, z = 4" in dock.notes.text()
+    _, dock = viewer.window.add_plugin_dock_widget(PLUGIN, "Export")
+    assert "plane t = 1, z = 4" in dock.notes.value
     shapes = viewer.add_shapes(**flat_placement(layer))
     shapes.add(np.array([[60, 70], [60, 170], [160, 170], [160, 70]]))
     region = drawn(viewer, shapes, layer, slide)
     assert region[:4] == (70, 60, 100, 100)
-    [plan] = dock._plans(slide)
+    [plan] = dock.choices.plans(viewer, slide)
     path = tmp_path / "b.ome.tif"
     Export([(plan._replace(region=region), path)]).write(overwrite=False)
     np.testing.assert_array_equal(tifffile.imread(path), pixels[1, 4, :, 60:160, 70:170])

@@ -55,7 +55,7 @@ def test_the_dialog_offers_it_and_saves(viewer, small, tmp_path, monkeypatch):
     get_app_model().commands.execute_command(
         "napari.window.file.save_layers_dialog.selected"
     ).result()
-    assert any(item.startswith("napari-wsigpu Slide (*.ome.tif") for item in offered)
+    assert any(item.startswith("Slides by napari-wsigpu Slide (*.ome.tif") for item in offered)
     with open_slide(target) as saved:
         assert saved.dimensions == REGION[2:]
         assert saved.level_count == 1

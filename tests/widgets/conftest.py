@@ -1,4 +1,4 @@
-"""The inspector in a viewer, and slides with things to hide."""
+"""Docks in a viewer, and slides with things to hide."""
 
 import threading
 from functools import partial
@@ -72,7 +72,7 @@ def add_dock(viewer, request):
         [found] = [each for each in manifest.contributions.widgets if each.display_name == name]
         widget = found.get_callable()(viewer)
         dock = QDockWidget(name, window)
-        dock.setWidget(widget)
+        dock.setWidget(widget.native)
         window.addDockWidget(Qt.RightDockWidgetArea, dock)
         window.show()
         return widget
@@ -84,7 +84,7 @@ def add_dock(viewer, request):
 
 @pytest.fixture
 def inspector(add_dock):
-    return add_dock("Slide inspector")
+    return add_dock("Inspector")
 
 
 @pytest.fixture
@@ -144,6 +144,7 @@ def workers():
 
 
 def click(button):
+    button = getattr(button, "native", button)
     assert button.isEnabled()
     button.click()
 
@@ -156,6 +157,7 @@ def quiet(qtbot):
 
 def assert_text_grows(parts, qtbot):
     """Check that the text of widgets follows napari's size of text."""
+    parts = [getattr(part, "native", part) for part in parts]
     before = [part.fontMetrics().height() for part in parts]
     appearance = get_settings().appearance
     size = appearance.font_size

@@ -17,13 +17,13 @@ MB, GB = 10**6, 10**9
 
 @pytest.fixture
 def budget(display):
-    made = Budget("Cache", "Tiles")
-    display.addWidget(made)
+    seen = []
+    made = Budget("Cache", "Tiles", seen.append)
+    display.addWidget(made.native)
     made.offer(4 * GB, 512 * MB)
-    made.resize(300, 100)
+    made.native.resize(300, 100)
     made.show()
-    made.seen = []
-    made.chosen.connect(made.seen.append)
+    made.seen = seen
     return made
 
 
@@ -54,33 +54,34 @@ def test_the_present_budget_is_among_them(memory, present):
 
 def test_shows_how_it_is(budget):
     budget.show_use(128 * MB, 512 * MB)
-    assert budget.used.text() == "128 MB used"
-    assert budget.budget.text() == "of 512 MB"
-    assert budget.bar.value() == budget.bar.maximum() // 4
+    assert budget.used.value == "128 MB used"
+    assert budget.budget.value == "of 512 MB"
+    assert budget.bar.value == budget.bar.max // 4
     budget.show_use(0, 0)
-    assert budget.budget.text() == "of 0 bytes"
+    assert budget.budget.value == "of 0 bytes"
     assert budget.seen == []
 
 
 def test_a_budget_set_elsewhere_is_shown(budget):
     budget.show_use(0, 500 * MB)
-    assert budget.budget.text() == "of 500 MB"
-    budget.slider.triggerAction(budget.slider.SliderSingleStepAdd)
+    assert budget.budget.value == "of 500 MB"
+    slider = budget.slider.native
+    slider.triggerAction(slider.SliderSingleStepAdd)
     assert budget.seen == [512 * MB]
 
 
 def test_keys_choose_at_once(budget):
-    QTest.keyClick(budget.slider, Qt.Key_Right)
+    QTest.keyClick(budget.slider.native, Qt.Key_Right)
     assert budget.seen == [768 * MB]
-    assert budget.budget.text() == "of 768 MB"
-    assert budget.slider.accessibleName() == "Cache, at most 768 MB"
+    assert budget.budget.value == "of 768 MB"
+    assert budget.slider.native.accessibleName() == "Cache, at most 768 MB"
 
 
 def test_dragging_chooses_when_the_slider_is_let_go(budget):
-    slider = budget.slider
+    slider = budget.slider.native
     slider.setSliderDown(True)
     slider.setSliderPosition(0)
-    assert budget.budget.text() == "of 64 MB"
+    assert budget.budget.value == "of 64 MB"
     budget.show_use(0, 512 * MB)  # the clock ticks meanwhile
     assert slider.sliderPosition() == 0
     assert budget.seen == []
@@ -93,7 +94,7 @@ def test_scrolling_past_changes_nothing(budget, display):
         place = QPointF(10, 5)
         event = QWheelEvent(
             place,
-            budget.slider.mapToGlobal(QPointF(10, 5)),
+            budget.slider.native.mapToGlobal(QPointF(10, 5)),
             QPoint(),
             QPoint(0, 120),
             Qt.NoButton,
@@ -101,13 +102,13 @@ def test_scrolling_past_changes_nothing(budget, display):
             Qt.NoScrollPhase,
             False,
         )
-        QApplication.sendEvent(budget.slider, event)
+        QApplication.sendEvent(budget.slider.native, event)
 
-    budget.slider.clearFocus()
+    budget.slider.native.clearFocus()
     turn()
     assert budget.seen == []
-    budget.activateWindow()
-    budget.slider.setFocus()
-    display.waitUntil(budget.slider.hasFocus)
+    budget.native.activateWindow()
+    budget.slider.native.setFocus()
+    display.waitUntil(budget.slider.native.hasFocus)
     turn()
     assert len(budget.seen) == 1

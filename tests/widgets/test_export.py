@@ -1,4 +1,4 @@
-"""The dock "Export region", used as people do."""
+"""The dock "Export", used as people do."""
 
 import os
 import subprocess
@@ -18,14 +18,15 @@ from qtpy.QtWidgets import QComboBox
 
 from napari_wsigpu import Annotation, open_slide, write_geojson
 from napari_wsigpu.model.errors import SlideError, SlideReadError
+from napari_wsigpu.slide.facts import TIMES
 from napari_wsigpu.viewer.sample import sample_path
 from napari_wsigpu.widgets.export import CANCELLED, Export
-from napari_wsigpu.widgets.export_form import VIEW, WHOLE
-from napari_wsigpu.widgets.export_plan import ENDINGS, OME_TIFF, OME_ZARR, PNG
-from napari_wsigpu.widgets.facts import TIMES
+from napari_wsigpu.widgets.export_plan import ENDINGS, Kind, Part
 from tests.widgets.conftest import assert_text_grows, click, workers
 from tests.writers import icc, slides
 
+OME_TIFF, PNG, OME_ZARR = Kind
+VIEW, WHOLE = Part
 REGION = (300, 200, 700, 500)
 SCRIPT = """
 import sys, threading
@@ -35,7 +36,7 @@ from qtpy.QtTest import QTest
 from napari_wsigpu.viewer.region import whole
 from napari_wsigpu.viewer.sample import sample_path
 from napari_wsigpu.widgets.export import Export
-from napari_wsigpu.widgets.export_plan import OME_TIFF, Plan
+from napari_wsigpu.widgets.export_plan import Kind, Plan
 from pathlib import Path
 
 started, go = threading.Event(), threading.Event()
@@ -47,10 +48,10 @@ def note(self, done, total):
 Export._note = note
 viewer = napari.Viewer()
 [layer] = viewer.open(sample_path(), plugin="napari-wsigpu")
-_, dock = viewer.window.add_plugin_dock_widget("napari-wsigpu", "Export region")
+_, dock = viewer.window.add_plugin_dock_widget("napari-wsigpu", "Export")
 slide = layer.data[0].slide
-plan = Plan(slide, whole(slide), 0, "stored", OME_TIFF)
-dock._write([(plan, Path(sys.argv[1]) / "roi.ome.tif")], overwrite=False)
+plan = Plan(slide, whole(slide), 0, "stored", Kind.OME_TIFF)
+dock.write([(plan, Path(sys.argv[1]) / "roi.ome.tif")], overwrite=False)
 assert started.wait(20)
 threading.Timer(1, go.set).start()
 QTimer.singleShot(100, viewer.close)
@@ -60,7 +61,7 @@ napari.run()
 
 @pytest.fixture
 def dock(add_dock):
-    return add_dock("Export region")
+    return add_dock("Export")
 
 
 @pytest.fixture
@@ -99,7 +100,7 @@ def held(monkeypatch, gate):
 
 def choose(dock, **choices):
     for name, value in choices.items():
-        getattr(dock.form, name).value = value
+        getattr(dock, name).value = value
 
 
 def names(choice):
@@ -134,8 +135,8 @@ def pixel_size(path):
 
 
 def test_says_that_there_is_no_slide(viewer, dock):
-    assert dock.empty.isVisible()
-    assert not dock.details.isVisible()
+    assert dock.empty.visible
+    assert not dock.details.visible
     viewer.add_image(np.zeros((8, 8)))
     viewer.add_shapes([[[0, 0], [4, 4]]], shape_type="rectangle")
     assert dock.slide is None
@@ -151,7 +152,7 @@ def test_writes_a_drawn_rectangle_exactly(dock, layer, rectangle, answer, tmp_pa
         answer(target)
         click(dock.export)
         settled()
-        assert dock.status.text() == f"Saved '{target.name}'."
+        assert dock.status.value == f"Saved '{target.name}'."
         assert {*tmp_path.iterdir()} == {*targets}
         with open_slide(sample_path(), "cpu") as slide:
             down = slide.level_downsamples[level]
@@ -172,7 +173,7 @@ def test_says_what_stays_behind(dock, slide_is_open, answer, tmp_path, settled):
     answer(target)
     click(dock.export)
     settled()
-    assert dock.status.text() == (
+    assert dock.status.value == (
         "Saved 'roi.ome.tif'. Label images are not converted; 1 stayed behind."
     )
 
@@ -180,32 +181,32 @@ def test_says_what_stays_behind(dock, slide_is_open, answer, tmp_path, settled):
 def test_says_what_will_be_written_as_it_changes(viewer, dock, layer, rectangle, display):
     choose(dock, region=WHOLE, level=0)
     width, height = layer.data[0].slide.dimensions
-    assert f"{width:,} {TIMES} {height:,} px" in dock.summary.text()
+    assert f"{width:,} {TIMES} {height:,} px" in dock.summary.value
     shapes = rectangle(layer)
-    assert dock.form.region.value == shapes
-    assert f"700 {TIMES} 500 px, 1.05 MB uncompressed" in dock.summary.text()
+    assert dock.region.value == shapes
+    assert f"700 {TIMES} 500 px, 1.05 MB uncompressed" in dock.summary.value
     choose(dock, level=1)
-    assert f"350 {TIMES} 250 px, 262.5 kB uncompressed" in dock.summary.text()
+    assert f"350 {TIMES} 250 px, 262.5 kB uncompressed" in dock.summary.value
     shapes.data = [2 * shapes.data[0]]
-    display.waitUntil(lambda: f"700 {TIMES} 500 px" in dock.summary.text())
+    display.waitUntil(lambda: f"700 {TIMES} 500 px" in dock.summary.value)
     choose(dock, region=VIEW)
-    before = dock.summary.text()
+    before = dock.summary.value
     viewer.scene.camera.zoom *= 4
-    display.waitUntil(lambda: dock.summary.text() != before)
+    display.waitUntil(lambda: dock.summary.value != before)
 
 
 def test_what_cannot_be_written_is_said_in_one_sentence(viewer, dock, layer, rectangle, display):
     shapes = rectangle(layer, (-400, 0, 500, 100))
     choose(dock, level=0)
-    assert dock.notes.text() == "What lies outside of the slide is left out."
-    assert f"100 {TIMES} 100 px" in dock.summary.text()
+    assert dock.notes.value == "What lies outside of the slide is left out."
+    assert f"100 {TIMES} 100 px" in dock.summary.value
     shapes.data = [shapes.data[0] - 10_000]
-    display.waitUntil(lambda: not dock.export.isEnabled())
-    assert dock.notes.text() == "The region lies outside of the slide; move it onto the slide."
-    assert not dock.summary.isVisible()
+    display.waitUntil(lambda: not dock.export.enabled)
+    assert dock.notes.value == "The region lies outside of the slide; move it onto the slide."
+    assert not dock.summary.visible
     viewer.layers.remove(shapes)
-    assert dock.form.region.value == VIEW
-    assert dock.export.isEnabled()
+    assert dock.region.value == VIEW
+    assert dock.export.enabled
 
 
 @pytest.fixture
@@ -220,7 +221,7 @@ def gap(dock, slide_is_open, tmp_path):
 
 def test_levels_are_named_by_number_scale_and_size(dock, gap):
     """And not as 8x: that is what objectives are called."""
-    assert names(dock.form.level) == [
+    assert names(dock.level) == [
         f"level 0  ·  0.5 µm/px  ·  2,400 {TIMES} 2,000 px",
         f"computed  ·  1 µm/px  ·  1,200 {TIMES} 1,000 px",
         f"computed  ·  2 µm/px  ·  600 {TIMES} 500 px",
@@ -232,7 +233,7 @@ def test_levels_of_pixels_of_unknown_size_are_named_by_downsample(dock, slide_is
     path = tmp_path / "sizes.tif"
     slides.write_pyramid(path, slides.picture(500, 600), (2,), photometric="rgb")
     slide_is_open(path)
-    assert names(dock.form.level)[1] == f"level 1  ·  downsample 2  ·  300 {TIMES} 250 px"
+    assert names(dock.level)[1] == f"level 1  ·  downsample 2  ·  300 {TIMES} 250 px"
 
 
 def test_a_computed_level_can_be_written(dock, gap, answer, tmp_path, settled):
@@ -250,10 +251,10 @@ def test_channels_all_go_to_tiff_and_none_to_png(
 ):
     path, pixels, channel_names = write_channels(3)
     slide_is_open(path)
-    assert len(names(dock.form.slide)) == 1
+    assert len(names(dock.source)) == 1
     choose(dock, region=WHOLE, level=0, kind=PNG)
-    assert not dock.export.isEnabled()
-    assert "has 3 channels that are not RGB; choose OME-TIFF or OME-Zarr." in dock.notes.text()
+    assert not dock.export.enabled
+    assert "has 3 channels that are not RGB; choose OME-TIFF or OME-Zarr." in dock.notes.value
     choose(dock, kind=OME_TIFF)
     target = tmp_path / "out.ome.tif"
     answer(target)
@@ -269,13 +270,13 @@ def test_channels_all_go_to_tiff_and_none_to_png(
 def test_colours_are_offered_where_there_is_a_profile(
     dock, layer, slide_is_open, answer, tmp_path, settled
 ):
-    assert not dock.form.color.native.isVisible()
+    assert not dock.color.native.isVisible()
     path = tmp_path / "profile.svs"
     slides.write_pyramid(
         path, slides.picture(600, 500), photometric="rgb", iccprofile=icc.table_profile(icc.stain)
     )
     slide_is_open(path)
-    assert dock.form.color.native.isVisible()
+    assert dock.color.native.isVisible()
     choose(dock, region=WHOLE, level=0, color="srgb", kind=PNG)
     target = tmp_path / "roi.png"
     answer(target)
@@ -292,28 +293,28 @@ def test_several_slides(viewer, dock, layer, slide_is_open, write_channels, rect
     twin.parent.mkdir()
     twin.write_bytes(Path(sample_path()).read_bytes())
     other, same_name = slide_is_open(path, twin)
-    assert names(dock.form.slide) == ["he_phantom.svs (1)", path.name, "he_phantom.svs (2)"]
+    assert names(dock.source) == ["he_phantom.svs (1)", path.name, "he_phantom.svs (2)"]
     viewer.layers.selection.active = other
-    assert dock.form.slide.value is other.data[0].slide
-    choose(dock, slide=layer.data[0].slide)
+    assert dock.source.value is other.data[0].slide
+    choose(dock, source=layer.data[0].slide)
     assert dock.slide is layer.data[0].slide
-    assert len(names(dock.form.level)) == len(dock.slide.pyramid)
+    assert len(names(dock.level)) == len(dock.slide.pyramid)
     rectangle(layer)
     assert dock.slide is layer.data[0].slide
     viewer.layers.remove(layer)
     assert dock.slide in (other.data[0].slide, same_name.data[0].slide)
-    assert names(dock.form.slide) == [path.name, "he_phantom.svs"]
+    assert names(dock.source) == [path.name, "he_phantom.svs"]
     viewer.layers.remove(other)
     assert dock.slide is same_name.data[0].slide
     viewer.layers.remove(same_name)
     assert dock.slide is None
-    assert dock.form.slide.value is None
+    assert dock.source.value is None
 
 
 def test_pictures_that_are_no_levels_are_not_offered(viewer, dock, layer):
     slide = layer.data[0].slide
     viewer.add_image(slide.associated_images["thumbnail"].read(), rgb=True)
-    assert names(dock.form.slide) == ["he_phantom.svs"]
+    assert names(dock.source) == ["he_phantom.svs"]
     assert dock.slide is slide
 
 
@@ -321,28 +322,28 @@ def test_lets_one_draw_what_is_to_be_exported(viewer, dock, layer):
     click(dock.draw)
     shapes = viewer.layers.selection.active
     assert str(shapes.mode) == "add_rectangle"
-    assert dock.form.region.value == shapes
-    assert "has no shape yet" in dock.notes.text()
+    assert dock.region.value == shapes
+    assert "has no shape yet" in dock.notes.value
     shapes.add_rectangles([[[-0.5, -0.5], [99.5, 49.5]]])
     dock._look()
     choose(dock, level=0)
-    assert f"50 {TIMES} 100 px" in dock.summary.text()
+    assert f"50 {TIMES} 100 px" in dock.summary.value
     choose(dock, region=VIEW)
     click(dock.draw)
-    assert dock.form.region.value == shapes
+    assert dock.region.value == shapes
     assert len(viewer.layers) == 2
 
 
 def test_what_is_annotated_and_what_is_exported_are_drawn_apart(viewer, dock, add_dock, layer):
-    annotations = add_dock("Annotations")
+    annotations = add_dock("Annotate")
     for _ in range(2):
         click(annotations.tools["Rectangle"])
         drawn = viewer.layers.selection.active
-        assert drawn.name == "Annotations"
-        assert dock.form.region.value == drawn
+        assert drawn.name == "he_phantom annotations"
+        assert dock.region.value == drawn
         click(dock.draw)
         assert viewer.layers.selection.active.name == "Regions"
-        assert dock.form.region.value.name == "Regions"
+        assert dock.region.value.name == "Regions"
     assert len(viewer.layers) == 3
 
 
@@ -352,12 +353,12 @@ def test_annotations_of_a_file_are_not_drawn_in(viewer, dock, layer, tmp_path):
     [annotations] = viewer.open(path, plugin="napari-wsigpu")
     for _ in range(2):
         viewer.layers.selection.active = annotations
-        assert dock.form.region.value == annotations
+        assert dock.region.value == annotations
         click(dock.draw)
         regions = viewer.layers.selection.active
         assert regions is not annotations
         assert str(regions.mode) == "add_rectangle"
-        assert dock.form.region.value == regions
+        assert dock.region.value == regions
     assert len(viewer.layers) == 3
 
 
@@ -369,15 +370,15 @@ def test_a_cancelled_export_leaves_nothing(dock, layer, answer, held, gate, tmp_
     click(dock.export)
     assert held.wait(10)
     dock._look()
-    assert dock.progress.isVisible()
-    assert dock.status.text().startswith("Writing 'roi.ome.tif': ")
-    assert not dock.export.isEnabled()
+    assert dock.progress.visible
+    assert dock.status.value.startswith("Writing 'roi.ome.tif': ")
+    assert not dock.export.enabled
     click(dock.cancel)
     gate.set()
     settled()
-    assert dock.status.text() == CANCELLED
-    assert not dock.progress.isVisible()
-    assert dock.export.isEnabled()
+    assert dock.status.value == CANCELLED
+    assert not dock.progress.visible
+    assert dock.export.enabled
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == {old: b"mine"}
 
 
@@ -395,11 +396,11 @@ def test_what_is_closed_during_an_export_leaves_nothing(
     assert held.wait(10)
     if closing == "layer":
         viewer.layers.remove(layer)
-        assert dock.status.text() == CANCELLED
+        assert dock.status.value == CANCELLED
     elif closing == "viewer":
         viewer.close()
     else:
-        viewer.window._wrapped_dock_widgets["Export region (napari-wsigpu)"].destroyOnClose()
+        viewer.window._wrapped_dock_widgets["Export (napari-wsigpu)"].destroyOnClose()
     gate.set()
     settled()
     assert list(tmp_path.iterdir()) == []
@@ -436,12 +437,12 @@ def test_a_failure_is_shown_in_the_dock(dock, layer, answer, tmp_path, settled):
     answer(tmp_path / "nowhere" / "roi.ome.tif")
     click(dock.export)
     settled()
-    sentence = dock.status.text()
+    sentence = dock.status.value
     assert "nowhere" in sentence
     assert sentence.endswith(".")
     said = [record.message for record in notification_manager.records if record.severity == "error"]
     assert said == [SlideError(sentence).message]
-    assert dock.export.isEnabled()
+    assert dock.export.enabled
 
 
 def test_a_failure_in_the_middle_leaves_nothing(
@@ -456,7 +457,7 @@ def test_a_failure_in_the_middle_leaves_nothing(
     answer(tmp_path / "roi.ome.tif")
     click(dock.export)
     settled()
-    assert dock.status.text() == "The server is gone."
+    assert dock.status.value == "The server is gone."
     assert list(tmp_path.iterdir()) == []
 
 
@@ -468,7 +469,7 @@ def test_a_name_without_an_ending_gets_one_and_replaces_nothing(
     answer(tmp_path / "roi.v2")
     click(dock.export)
     settled()
-    assert "exists" in dock.status.text()
+    assert "exists" in dock.status.value
     assert (tmp_path / "roi.v2.png").read_bytes() == b"mine"
     answer(tmp_path / "roi.v2.png")
     click(dock.export)
@@ -481,7 +482,7 @@ def test_the_dialog_can_be_cancelled(dock, layer, answer, tmp_path):
     answer("")
     click(dock.export)
     assert not workers()
-    assert not dock.status.isVisible()
+    assert not dock.status.visible
 
 
 def test_looks_only_when_something_changes(viewer, dock, layer, display):
@@ -495,19 +496,19 @@ def test_looks_only_when_something_changes(viewer, dock, layer, display):
     viewer.scene.camera.zoom *= 2
     assert not dock.timer.isActive()
     choose(dock, region=VIEW)
-    before = dock.summary.text()
+    before = dock.summary.value
     viewer.scene.camera.zoom *= 2
     dock.show()
-    assert dock.summary.text() != before
+    assert dock.summary.value != before
 
 
 def test_begins_with_the_finest_level_and_says_the_size_of_its_pixels(dock, layer):
-    assert dock.form.level.value == 0
+    assert dock.level.value == 0
     choose(dock, region=WHOLE)
-    assert f"6,144 {TIMES} 4,608 px" in dock.summary.text()
-    assert "0.499 µm/px" in dock.summary.text()
+    assert f"6,144 {TIMES} 4,608 px" in dock.summary.value
+    assert "0.499 µm/px" in dock.summary.value
     choose(dock, level=1)
-    assert "0.998 µm/px" in dock.summary.text()
+    assert "0.998 µm/px" in dock.summary.value
 
 
 def test_what_became_of_one_slide_is_not_said_of_the_next(
@@ -520,10 +521,10 @@ def test_what_became_of_one_slide_is_not_said_of_the_next(
     click(dock.cancel)
     gate.set()
     settled()
-    assert dock.status.text() == CANCELLED
+    assert dock.status.value == CANCELLED
     slide_is_open(write_channels(1)[0])
-    assert dock.status.text() == ""
-    assert not dock.status.isVisible()
+    assert dock.status.value == ""
+    assert not dock.status.visible
 
 
 def test_a_name_gets_the_ending_of_its_kind_once(dock, layer, answer, tmp_path, settled):
@@ -545,16 +546,16 @@ def test_a_name_gets_the_ending_of_its_kind_once(dock, layer, answer, tmp_path, 
         answer(folder / typed)
         click(dock.export)
         settled()
-        assert dock.status.text() == f"Saved '{written}'."
+        assert dock.status.value == f"Saved '{written}'."
         assert [path.name for path in folder.iterdir()] == [written]
 
 
 @pytest.mark.window
 def test_can_be_narrow_and_its_text_grows(dock, layer, display):
-    boxes = dock.findChildren(QComboBox)
+    boxes = dock.native.findChildren(QComboBox)
     assert len(boxes) == 6
     assert all(box.accessibleName() for box in boxes)
-    assert dock.minimumSizeHint().width() < 24 * dock.fontMetrics().lineSpacing()
+    assert dock.native.minimumSizeHint().width() < 24 * dock.native.fontMetrics().lineSpacing()
     assert_text_grows([*boxes, dock.export, dock.summary], display)
 
 
@@ -578,7 +579,7 @@ def two_shapes(viewer, layer):
 
 def choose_files(dock, text, qtbot):
     """Choose by the keyboard, as people without a mouse do."""
-    box = dock.form.pieces.native
+    box = dock.files.native
     assert box.isVisible()
     for _ in range(box.count()):
         if box.currentText() != text:
@@ -587,9 +588,9 @@ def choose_files(dock, text, qtbot):
 
 
 def test_files_are_offered_for_shapes_alone(dock, layer, two_shapes):
-    assert dock.form.pieces.native.isVisible()
+    assert dock.files.native.isVisible()
     choose(dock, region=WHOLE)
-    assert not dock.form.pieces.native.isVisible()
+    assert not dock.files.native.isVisible()
 
 
 @pytest.mark.parametrize("kind", [OME_TIFF, PNG, OME_ZARR])
@@ -598,12 +599,12 @@ def test_each_selected_shape_becomes_a_file(
 ):
     choose(dock, kind=kind)
     choose_files(dock, "One a shape", qtbot)
-    assert dock.summary.text().startswith("2 files, ")
+    assert dock.summary.value.startswith("2 files, ")
     ending = ENDINGS[kind][0]
     answer(tmp_path / f"roi{ending}")
     click(dock.export)
     settled()
-    assert dock.status.text() == f"Saved 'roi 1{ending}' and 1 more."
+    assert dock.status.value == f"Saved 'roi 1{ending}' and 1 more."
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"roi 1{ending}", f"roi 2{ending}"]
     with open_slide(sample_path(), "cpu") as slide:
         regions = (300, 200, 600, 500), (1000, 1000, 400, 300)
@@ -623,7 +624,7 @@ def test_a_shape_masks_its_file(
     answer(target)
     click(dock.export)
     settled()
-    assert dock.status.text() == f"Saved '{target.name}'."
+    assert dock.status.value == f"Saved '{target.name}'."
     found = read(target)
     with open_slide(sample_path(), "cpu") as slide:
         down = slide.level_downsamples[level]
@@ -648,7 +649,7 @@ def test_says_which_files_are_there_already(
     answer(tmp_path / "roi.png")
     click(dock.export)
     settled()
-    assert "roi 2.png" in dock.status.text()
+    assert "roi 2.png" in dock.status.value
     assert (tmp_path / "roi 2.png").read_bytes() == b"mine"
 
 
@@ -657,5 +658,5 @@ def test_a_shape_outside_of_the_slide_is_named(dock, layer, two_shapes, qtbot):
     choose_files(dock, "One a shape", qtbot)
     two_shapes.selected_data = {0, 3}
     two_shapes.mode = "select"
-    qtbot.waitUntil(lambda: "Shape 4 can't be exported" in dock.notes.text())
-    assert not dock.export.isEnabled()
+    qtbot.waitUntil(lambda: "Shape 4 can't be exported" in dock.notes.value)
+    assert not dock.export.enabled

@@ -8,15 +8,15 @@ import tifffile
 
 from napari_wsigpu import convert, open_slide
 from napari_wsigpu.model.units import byte_size
-from napari_wsigpu.slide.slide import Slide
-from napari_wsigpu.viewer.sample import sample_path
-from napari_wsigpu.widgets.facts import (
+from napari_wsigpu.slide.facts import (
     damage,
     facts,
     level_facts,
     levels_in_short,
     said,
 )
+from napari_wsigpu.slide.slide import Slide
+from napari_wsigpu.viewer.sample import sample_path
 from tests.writers import leica, ndpi, slides
 
 
@@ -29,7 +29,7 @@ def test_facts_of_the_sample():
     with open_slide(sample_path()) as slide:
         found = table(slide)
     width, height = slide.dimensions
-    assert found["Vendor"] == "aperio"
+    assert found["Vendor"] == "Aperio"
     assert found["Dimensions"] == f"{width:,} x {height:,} px"
     assert found["MPP"] == "0.499 µm/px"
     assert found["Objective"] == "20x"

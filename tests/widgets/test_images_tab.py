@@ -10,10 +10,10 @@ from napari.utils.notifications import notification_manager
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.model.errors import SlideError
+from napari_wsigpu.slide.facts import damage
 from napari_wsigpu.viewer.sample import sample_path
 from napari_wsigpu.widgets.disclosure import Disclosure, by_default
-from napari_wsigpu.widgets.facts import damage
-from napari_wsigpu.widgets.images_tab import ImagesTab
+from napari_wsigpu.widgets.images_page import ImagesPage
 from tests.widgets.conftest import click
 
 
@@ -32,8 +32,8 @@ def slide():
 
 @pytest.fixture
 def tab(jobs, display, slide):
-    made = ImagesTab(jobs)
-    display.addWidget(made)
+    made = ImagesPage(jobs, print)
+    display.addWidget(made.native)
     made.show_slide(slide, Disclosure())
     return made
 
@@ -64,20 +64,20 @@ def test_private_images_are_decoded_when_asked_for(tab, read, settled):
     assert read == ["thumbnail"]
     for name in ("label", "macro"):
         card = tab.cards[name]
-        assert card.picture.veiled
-        assert card.picture.image is None
-        assert not card.open.isEnabled()
-        assert not card.save.isEnabled()
+        assert card.picture.native.veiled
+        assert card.picture.native.image is None
+        assert not card.open.enabled
+        assert not card.save.enabled
     click(tab.cards["macro"].reveal)
     settled()
     assert read == ["thumbnail", "macro"]
-    assert tab.cards["macro"].picture.image is not None
-    assert tab.cards["label"].picture.veiled
+    assert tab.cards["macro"].picture.native.image is not None
+    assert tab.cards["label"].picture.native.veiled
 
 
 def test_placeholders_tell_nothing_of_the_picture(tab, settled):
     tab.show()
-    label, macro = (tab.cards[name].picture for name in ("label", "macro"))
+    label, macro = (tab.cards[name].picture.native for name in ("label", "macro"))
     label.resize(300, 100)
     macro.resize(300, 100)
     assert label.grab().toImage() == macro.grab().toImage()
@@ -87,12 +87,12 @@ def test_hides_again(tab, read, settled):
     tab.show()
     card = tab.cards["label"]
     click(card.reveal)
-    assert (card.reveal.text(), card.reveal.toolTip()) == ("Hide", "Hide the label image")
+    assert (card.reveal.text, card.reveal.tooltip) == ("Hide", "Hide the label image")
     click(card.reveal)
     settled()
-    assert (card.reveal.text(), card.reveal.toolTip()) == ("Show", "Show the label image")
-    assert card.picture.veiled
-    assert card.picture.image is None
+    assert (card.reveal.text, card.reveal.tooltip) == ("Show", "Show the label image")
+    assert card.picture.native.veiled
+    assert card.picture.native.image is None
 
 
 def test_the_setting_shows_private_images(tab, slide, read, settled):
@@ -106,7 +106,7 @@ def test_shows_the_whole_picture(tab, settled):
     tab.show()
     click(tab.cards["label"].reveal)
     settled()
-    image = tab.cards["label"].picture.image
+    image = tab.cards["label"].picture.native.image
     expected = page_of(sample_path(), "label")
     assert (image.height(), image.width()) == expected.shape[:2]
     for y, x in [(0, 0), (200, 100), (399, 367), (50, 300)]:
@@ -154,8 +154,8 @@ def test_a_damaged_image_is_said_in_its_card(jobs, display, tmp_path, settled):
         for offset, count in places:
             file.seek(offset)
             file.write(bytes(count))
-    tab = ImagesTab(jobs)
-    display.addWidget(tab)
+    tab = ImagesPage(jobs, print)
+    display.addWidget(tab.native)
     notification_manager.records.clear()
     with open_slide(path, "cpu") as slide:
         tab.show_slide(slide, Disclosure())
@@ -164,20 +164,20 @@ def test_a_damaged_image_is_said_in_its_card(jobs, display, tmp_path, settled):
         settled()
         assert damage(slide) == []  # of what is no level
     card = tab.cards["macro"]
-    assert not card.open.isEnabled()
-    assert not card.save.isEnabled()
-    assert tab.cards["thumbnail"].save.isEnabled()
-    assert "could not be decoded" in card.picture.text()
-    said = SlideError(card.picture.text()).message
+    assert not card.open.enabled
+    assert not card.save.enabled
+    assert tab.cards["thumbnail"].save.enabled
+    assert "could not be decoded" in card.picture.native.text()
+    said = SlideError(card.picture.native.text()).message
     assert [record.message for record in notification_manager.records] == [said]
-    assert tab.cards["thumbnail"].picture.image is not None
+    assert tab.cards["thumbnail"].picture.native.image is not None
 
 
 def test_a_slide_that_was_closed_is_said(tab, slide, settled):
     slide.close()
     tab.show()
     settled()
-    assert "was closed" in tab.cards["thumbnail"].picture.text()
+    assert "was closed" in tab.cards["thumbnail"].picture.native.text()
 
 
 def test_shown_colours_are_decoded_again(tab, read, settled):
@@ -189,10 +189,10 @@ def test_shown_colours_are_decoded_again(tab, read, settled):
 
 
 def test_says_that_there_are_none(jobs, display, write_channels):
-    tab = ImagesTab(jobs)
-    display.addWidget(tab)
+    tab = ImagesPage(jobs, print)
+    display.addWidget(tab.native)
     tab.show()
     with open_slide(write_channels(1)[0], "cpu") as slide:
         tab.show_slide(slide, Disclosure())
-    assert tab.none.isVisible()
+    assert tab.none.visible
     assert tab.cards == {}

@@ -6,14 +6,14 @@ from qtpy.QtGui import QImage
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.viewer.sample import sample_path
-from napari_wsigpu.widgets.levels_tab import LevelsTab
+from napari_wsigpu.widgets.levels_page import LevelsPage
 
 
 @pytest.fixture
 def tab(display):
-    made = LevelsTab()
-    display.addWidget(made)
-    made.resize(500, 500)
+    made = LevelsPage()
+    display.addWidget(made.native)
+    made.native.resize(500, 500)
     made.show()
     with open_slide(sample_path(), "cpu") as slide:
         made.show_slide(slide)
@@ -27,45 +27,45 @@ def drawn(widget):
 
 
 def test_a_row_a_level(tab):
-    assert tab.table.rowCount() == 4
-    rows = [[tab.table.item(row, column).text() for column in range(6)] for row in range(4)]
+    assert tab.table.native.rowCount() == 4
+    rows = [[tab.table.native.item(row, column).text() for column in range(6)] for row in range(4)]
     assert [row[0] for row in rows] == ["0", "1", "2", "3"]
     assert [row[2] for row in rows] == ["1", "2", "4", "8"]
 
 
 def test_choosing_a_row_changes_the_drawing(tab):
-    before = drawn(tab.pyramid)
-    tab.table.setCurrentCell(2, 0)
-    assert (drawn(tab.pyramid) != before).any()
+    before = drawn(tab.pyramid.native)
+    tab.table.native.setCurrentCell(2, 0)
+    assert (drawn(tab.pyramid.native) != before).any()
 
 
 def test_the_table_needs_no_scrolling(tab, display):
-    bar = tab.table.horizontalScrollBar()
+    bar = tab.table.native.horizontalScrollBar()
     assert bar.maximum() == 0
-    high = tab.table.rowHeight(0)
-    tab.resize(300, 500)
+    high = tab.table.native.rowHeight(0)
+    tab.native.resize(300, 500)
     display.wait(50)
     assert bar.maximum() == 0
-    assert tab.table.rowHeight(0) > high
-    tab.resize(240, 500)
+    assert tab.table.native.rowHeight(0) > high
+    tab.native.resize(240, 500)
     display.wait(50)
     assert bar.maximum() == 0
-    assert [tab.table.isColumnHidden(column) for column in range(6)].count(True) == 1
-    tab.resize(500, 500)
+    assert [tab.table.native.isColumnHidden(column) for column in range(6)].count(True) == 1
+    tab.native.resize(500, 500)
     display.wait(50)
-    assert not any(tab.table.isColumnHidden(column) for column in range(6))
+    assert not any(tab.table.native.isColumnHidden(column) for column in range(6))
 
 
 def test_grows_with_the_font(tab, display):
-    before = tab.pyramid.sizeHint()
-    font = tab.font()
+    before = tab.pyramid.native.sizeHint()
+    font = tab.native.font()
     font.setPointSizeF(font.pointSizeF() * 2)
-    tab.setFont(font)
+    tab.native.setFont(font)
     display.wait(50)
-    assert tab.pyramid.sizeHint().height() > 1.5 * before.height()
+    assert tab.pyramid.native.sizeHint().height() > 1.5 * before.height()
 
 
 def test_shows_nothing_without_a_slide(tab):
     tab.show_slide(None)
-    assert tab.table.rowCount() == 0
-    assert tab.short.text() == ""
+    assert tab.table.native.rowCount() == 0
+    assert tab.short.value == ""

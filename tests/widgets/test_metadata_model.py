@@ -7,7 +7,7 @@ import pytest
 from qtpy.QtCore import Qt
 from qtpy.QtWidgets import QApplication, QTreeView
 
-from napari_wsigpu.widgets.metadata_model import MOST_ROWS, MetadataModel, fields_of
+from napari_wsigpu.widgets.kit.metadata_model import MOST_ROWS, MetadataModel, fields_of
 
 NESTED = {
     "vendor": "philips",

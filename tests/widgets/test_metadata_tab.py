@@ -13,13 +13,13 @@ from qtpy.QtWidgets import QApplication
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.model.privacy import masked
+from napari_wsigpu.slide.facts import said
 from napari_wsigpu.slide.slide import Slide
 from napari_wsigpu.viewer.sample import sample_path
-from napari_wsigpu.widgets import metadata_tab
+from napari_wsigpu.widgets import metadata_page
 from napari_wsigpu.widgets.disclosure import Disclosure
-from napari_wsigpu.widgets.facts import said
-from napari_wsigpu.widgets.metadata_model import MOST_ROWS
-from napari_wsigpu.widgets.metadata_tab import MetadataTab
+from napari_wsigpu.widgets.kit.metadata_model import MOST_ROWS
+from napari_wsigpu.widgets.metadata_page import MetadataPage
 from tests.widgets.conftest import click
 from tests.widgets.test_metadata_model import paths, row
 
@@ -32,9 +32,9 @@ def slide():
 
 @pytest.fixture
 def tab(jobs, display, slide):
-    made = MetadataTab(jobs)
-    display.addWidget(made)
-    made.resize(400, 500)
+    made = MetadataPage(jobs, lambda problems: None)
+    display.addWidget(made.native)
+    made.native.resize(400, 500)
     made.show()
     made.show_slide(slide, Disclosure())
     return made
@@ -45,12 +45,12 @@ def clipboard():
 
 
 def search(tab, text):
-    tab.search.setText(text)
-    QTest.keyClick(tab.search, Qt.Key_Return)
+    tab.search.native.setText(text)
+    QTest.keyClick(tab.search.native, Qt.Key_Return)
 
 
 def choose(tab, path):
-    tab.tree.setCurrentIndex(row(tab.model, path))
+    tab.tree.native.setCurrentIndex(row(tab.model, path))
 
 
 def hidden_values(slide):
@@ -64,26 +64,26 @@ def hidden_values(slide):
 
 def test_search_by_typing(tab, display):
     everything = paths(tab.model)
-    QTest.keyClicks(tab.search, "appmag")
+    QTest.keyClicks(tab.search.native, "appmag")
     assert paths(tab.model) == everything
     display.waitUntil(lambda: paths(tab.model) != everything)
     found = set(paths(tab.model))
     assert {"aperio", "aperio.AppMag"} <= found < set(everything)
     assert "aperio.MPP" not in found
-    assert not tab.nothing.isVisible()
-    assert tab.tree.isExpanded(tab.model.index(0, 0))
+    assert not tab.nothing.visible
+    assert tab.tree.native.isExpanded(tab.model.index(0, 0))
     choose(tab, "aperio.AppMag")
     search(tab, "")
-    assert tab.model.path(tab.tree.currentIndex()) == "aperio.AppMag"
+    assert tab.model.path(tab.tree.native.currentIndex()) == "aperio.AppMag"
     search(tab, "appmag!")
-    assert tab.nothing.isVisible()
-    assert "Hidden values are not searched" in tab.nothing.text()
-    tab.private.click()
-    assert tab.nothing.text() == metadata_tab.NOTHING
-    assert not tab.copy_value.isEnabled()
+    assert tab.nothing.visible
+    assert "Hidden values are not searched" in tab.nothing.value
+    click(tab.private)
+    assert tab.nothing.value == metadata_page.NOTHING
+    assert not tab.copy_value.enabled
     search(tab, "")
     assert paths(tab.model) == everything
-    assert not tab.nothing.isVisible()
+    assert not tab.nothing.visible
 
 
 def test_the_search_stays_for_the_next_slide(tab, slide):
@@ -109,25 +109,24 @@ def test_much_metadata_is_masked_once_and_elsewhere(tab, large, settled, monkeyp
         asked.append((private, threading.current_thread()))
         return said(slide, private=private)
 
-    monkeypatch.setattr(metadata_tab, "said", noted)
-    disclosure, problems = Disclosure(), []
-    tab.problems.connect(problems.append)
+    monkeypatch.setattr(metadata_page, "said", noted)
+    disclosure = Disclosure()
     tab.show_slide(large, disclosure)
     assert paths(tab.model) == []
-    assert tab.nothing.isVisible()
-    assert not tab.copy_json.isEnabled()
+    assert tab.nothing.visible
+    assert not tab.copy_json.enabled
     settled()
-    assert not tab.nothing.isVisible()
+    assert not tab.nothing.visible
     click(tab.copy_json)
     assert json.loads(clipboard()) == masked(large.metadata)
-    tab.private.click()
+    click(tab.private)
     settled()
-    tab.private.click()
+    click(tab.private)
     tab.show_slide(None, Disclosure())
     tab.show_slide(large, disclosure)
     assert [private for private, _ in asked] == [False, True]
     assert threading.main_thread() not in [thread for _, thread in asked]
-    assert tab.tree.isFirstColumnSpanned(tab.model.rowCount() - 1, QModelIndex())
+    assert tab.tree.native.isFirstColumnSpanned(tab.model.rowCount() - 1, QModelIndex())
     assert len(paths_without_the_last(tab.model)) == MOST_ROWS
 
 
@@ -144,15 +143,15 @@ def paths_without_the_last(model):
 
 
 def test_copies_value_and_path(tab):
-    assert not tab.copy_value.isEnabled()
+    assert not tab.copy_value.enabled
     choose(tab, "aperio.MPP")
     click(tab.copy_value)
     assert clipboard() == "0.4990"
     click(tab.copy_path)
     assert clipboard() == "aperio.MPP"
-    assert [action.text() for action in tab.tree.actions()] == ["Copy value", "Copy path"]
+    assert [action.text() for action in tab.tree.native.actions()] == ["Copy value", "Copy path"]
     choose(tab, "aperio.AppMag")
-    tab.tree.actions()[0].trigger()
+    tab.tree.native.actions()[0].trigger()
     assert clipboard() == "20"
 
 
@@ -160,12 +159,12 @@ def test_copies_by_keyboard(tab):
     choose(tab, "aperio.MPP")
     taken = QKeyEvent(QEvent.ShortcutOverride, Qt.Key_C, Qt.ControlModifier)
     taken.ignore()
-    QApplication.sendEvent(tab.tree, taken)
+    QApplication.sendEvent(tab.tree.native, taken)
     assert taken.isAccepted()
-    QTest.keyClick(tab.tree, Qt.Key_C, Qt.ControlModifier)
+    QTest.keyClick(tab.tree.native, Qt.Key_C, Qt.ControlModifier)
     assert clipboard() == "0.4990"
-    QTest.keyClick(tab.tree, Qt.Key_Down)
-    assert tab.tree.currentIndex() != row(tab.model, "aperio.MPP")
+    QTest.keyClick(tab.tree.native, Qt.Key_Down)
+    assert tab.tree.native.currentIndex() != row(tab.model, "aperio.MPP")
 
 
 def test_private_fields_are_masked_everywhere(tab, slide, answer, tmp_path, settled):
@@ -181,7 +180,7 @@ def test_private_fields_are_masked_everywhere(tab, slide, answer, tmp_path, sett
 
 
 def test_private_fields_are_shown_when_asked_for(tab, slide, answer, tmp_path, settled):
-    tab.private.click()
+    click(tab.private)
     path = tmp_path / "out.json"
     answer(path)
     click(tab.copy_json)
@@ -191,7 +190,7 @@ def test_private_fields_are_shown_when_asked_for(tab, slide, answer, tmp_path, s
     for value in hidden_values(slide):
         search(tab, value)
         assert value in [tab.model.value(row(tab.model, p)) for p in paths(tab.model)]
-    tab.private.click()
+    click(tab.private)
     click(tab.copy_json)
     assert json.loads(clipboard()) == masked(slide.metadata)
 
@@ -199,10 +198,10 @@ def test_private_fields_are_shown_when_asked_for(tab, slide, answer, tmp_path, s
 def test_what_was_asked_for_holds_for_one_slide(tab, slide):
     asked = Disclosure()
     tab.show_slide(slide, asked)
-    tab.private.click()
+    click(tab.private)
     assert asked.fields
     tab.show_slide(slide, Disclosure())
-    assert not tab.private.isChecked()
+    assert not tab.private.value
     click(tab.copy_json)
     assert json.loads(clipboard()) == masked(slide.metadata)
 
@@ -223,32 +222,32 @@ def test_export_says_where_it_went_or_why_not(tab, answer, tmp_path, settled):
 
 
 def test_can_be_used_without_a_mouse(tab, display):
-    tab.activateWindow()
-    tab.search.setFocus()
-    display.waitUntil(lambda: QApplication.focusWidget() is tab.search)
+    tab.native.activateWindow()
+    tab.search.native.setFocus()
+    display.waitUntil(lambda: QApplication.focusWidget() is tab.search.native)
     order = []
     for _ in range(6):
-        order.append(QApplication.focusWidget() or tab.focusWidget())
+        order.append(QApplication.focusWidget() or tab.native.focusWidget())
         QTest.keyClick(order[-1], Qt.Key_Tab)
-    assert order[:3] == [tab.search, tab.tree, tab.private]
-    assert tab.copy_json in order
-    assert tab.search.accessibleName()
-    assert tab.tree.accessibleName()
+    assert order[:3] == [tab.search.native, tab.tree.native, tab.private.native]
+    assert tab.copy_json.native in order
+    assert tab.search.native.accessibleName()
+    assert tab.tree.native.accessibleName()
 
 
 def test_keys_lead_from_the_search_to_the_tree_and_back(tab, display):
-    tab.activateWindow()
-    tab.search.setFocus()
+    tab.native.activateWindow()
+    tab.search.native.setFocus()
     everything = paths(tab.model)
-    QTest.keyClicks(tab.search, "appmag")
-    QTest.keyClick(tab.search, Qt.Key_Down)
-    assert tab.focusWidget() is tab.tree
-    assert tab.model.path(tab.tree.currentIndex()) == "aperio"
-    QTest.keyClick(tab.tree, Qt.Key_Down)
-    assert tab.model.path(tab.tree.currentIndex()) == "aperio.AppMag"
-    QTest.keyClick(tab.search, Qt.Key_Escape)
-    assert tab.search.text() == ""
+    QTest.keyClicks(tab.search.native, "appmag")
+    QTest.keyClick(tab.search.native, Qt.Key_Down)
+    assert tab.native.focusWidget() is tab.tree.native
+    assert tab.model.path(tab.tree.native.currentIndex()) == "aperio"
+    QTest.keyClick(tab.tree.native, Qt.Key_Down)
+    assert tab.model.path(tab.tree.native.currentIndex()) == "aperio.AppMag"
+    QTest.keyClick(tab.search.native, Qt.Key_Escape)
+    assert tab.search.native.text() == ""
     display.waitUntil(lambda: paths(tab.model) == everything)
     search(tab, "no such text")
-    QTest.keyClick(tab.search, Qt.Key_Down)
-    assert not tab.tree.currentIndex().isValid()
+    QTest.keyClick(tab.search.native, Qt.Key_Down)
+    assert not tab.tree.native.currentIndex().isValid()

@@ -1,4 +1,4 @@
-"""The decode monitor, used as people do."""
+"""The inspector's page "Decoding", used as people do."""
 
 import gc
 import threading
@@ -14,10 +14,10 @@ from qtpy.QtWidgets import QAbstractButton, QLabel, QSlider
 from napari_wsigpu.model.errors import DeviceError
 from napari_wsigpu.model.units import byte_size
 from napari_wsigpu.reading.cache import DEFAULT_BUDGET
-from napari_wsigpu.slide import runtime
+from napari_wsigpu.slide import rates, runtime
 from napari_wsigpu.slide.slide import Slide
 from napari_wsigpu.viewer.sample import sample_path
-from napari_wsigpu.widgets import failures
+from napari_wsigpu.widgets import decoding_page
 from tests.widgets.conftest import assert_text_grows, click
 
 MB = 10**6
@@ -27,9 +27,12 @@ MB = 10**6
 def add_monitor(add_dock):
     def add():
         get_plugin_settings("napari-wsigpu").slides.open_inspector = False
-        widget = add_dock("Decode monitor")
-        widget.timer.setInterval(30)
-        return widget
+        inspector = add_dock("Inspector")
+        page = inspector.decoding
+        page.dock = inspector
+        inspector.tabs.open(page)
+        page.timer.setInterval(30)
+        return page
 
     return add
 
@@ -51,14 +54,12 @@ def whole(layer):
 
 
 def value(monitor, name):
-    label = monitor.readings.values[name]
-    return label.text() if label.isVisible() else None
+    label = monitor.readings.widgets[name]
+    return label.value if label.visible else None
 
 
 def test_says_that_there_is_no_slide(viewer, monitor):
-    assert monitor.slide is None
-    assert monitor.empty.isVisible()
-    assert not monitor.details.isVisible()
+    assert not monitor.native.isVisible()
     assert not monitor.timer.isActive()
     viewer.add_image(np.zeros((8, 8)))
     assert not monitor.timer.isActive()
@@ -67,18 +68,17 @@ def test_says_that_there_is_no_slide(viewer, monitor):
 def test_shows_what_is_decoded(monitor, slide_is_open, display):
     [layer] = slide_is_open(sample_path())
     slide = layer.data[0].slide
-    assert monitor.title.text() == "he_phantom.svs"
     slide.clear_cache()
-    display.waitUntil(lambda: monitor.plot.peak == 0 or monitor.timer.isActive())
+    display.waitUntil(lambda: monitor.plot.native.peak == 0 or monitor.timer.isActive())
     before = slide.stats()
     whole(layer)
     whole(layer)
     after = slide.stats()
     decoded = after["decoded"]["cpu"] - before["decoded"]["cpu"]
     assert decoded > 400
-    display.waitUntil(lambda: sum(step.tiles for step in monitor._rates.steps) >= decoded)
-    assert monitor.plot.peak > 0
-    steps = monitor._rates.steps
+    display.waitUntil(lambda: sum(step.tiles for step in monitor.rates.steps) >= decoded)
+    assert monitor.plot.native.peak > 0
+    steps = monitor.rates.steps
     assert sum(step.bytes_decoded for step in steps) >= layer.data[0].size
     assert sum(step.bytes_read for step in steps) >= after["bytes_read"] - before["bytes_read"]
     display.waitUntil(lambda: (value(monitor, "Tiles") or "").startswith("0 "))
@@ -90,24 +90,24 @@ def test_shows_what_is_decoded(monitor, slide_is_open, display):
 def test_the_cache_is_that_of_the_process(monitor, slide_is_open, display):
     [layer] = slide_is_open(sample_path())
     whole(layer)
-    display.waitUntil(lambda: monitor.host.bar.value() > 0)
+    display.waitUntil(lambda: monitor.host.bar.value > 0)
     used = runtime.default().tiles.used
-    click(monitor.clear)
+    click(monitor.drop)
     assert runtime.default().tiles.used < used
-    assert monitor.host.used.text() == f"{byte_size(runtime.default().tiles.used)} used"
-    QTest.keyClick(monitor.host.slider, Qt.Key_Home)
+    assert monitor.host.used.value == f"{byte_size(runtime.default().tiles.used)} used"
+    QTest.keyClick(monitor.host.slider.native, Qt.Key_Home)
     assert runtime.default().tiles.budget == 64 * MB
     runtime.default().tiles.budget = 96 * MB
-    display.waitUntil(lambda: monitor.host.budget.text() == "of 96 MB")
+    display.waitUntil(lambda: monitor.host.budget.value == "of 96 MB")
 
 
 def test_sizes_are_in_decimal_units_as_in_other_docks(monitor, slide_is_open, display):
     [layer] = slide_is_open(sample_path())
     whole(layer)
-    display.waitUntil(lambda: monitor.host.used.text().endswith(" MB used"))
-    assert monitor.host.budget.text() == "of 512 MB"
+    display.waitUntil(lambda: monitor.host.used.value.endswith(" MB used"))
+    assert monitor.host.budget.value == "of 512 MB"
     display.waitUntil(lambda: value(monitor, "Read in all").endswith(" MB"))
-    assert not any("iB" in label.text() for label in monitor.findChildren(QLabel))
+    assert not any("iB" in label.text() for label in monitor.native.findChildren(QLabel))
 
 
 def test_what_displays_wait_for_is_shown(monitor, slide_is_open, display, monkeypatch):
@@ -128,35 +128,26 @@ def test_what_displays_wait_for_is_shown(monitor, slide_is_open, display, monkey
 class TestFailures:
     def test_none(self, monitor, slide_is_open):
         slide_is_open(sample_path())
-        assert monitor.failures.title.text() == failures.NONE
-        assert not monitor.failures.list.isVisible()
+        assert monitor.failures.value == decoding_page.NO_FAILURE
+        assert not monitor.failed.visible
 
     def test_are_listed_with_their_reasons(self, monitor, slide_is_open, damaged_slide, display):
         first, second = slide_is_open(damaged_slide, sample_path())
-        monitor.viewer.layers.selection.active = first
+        monitor.dock.viewer.layers.selection.active = first
         first.data[0][6 * 256 : 7 * 256, 8 * 256 : 9 * 256]
-        display.waitUntil(monitor.failures.list.isVisible)
+        display.waitUntil(lambda: monitor.failed.visible)
         [(name, why)] = first.data[0].slide.stats()["failed_tiles"].items()
-        assert monitor.failures.list.count() == 1
-        assert monitor.failures.list.item(0).text() == f"{name}: {why}"
+        assert monitor.failed.native.count() == 1
+        assert monitor.failed.native.item(0).text() == f"{name}: {why}"
         assert name.startswith("level 0, row 6, column 8")
-        monitor.viewer.layers.selection.active = second
-        assert monitor.failures.title.text() == failures.NONE
+        monitor.dock.viewer.layers.selection.active = second
+        assert monitor.failures.value == decoding_page.NO_FAILURE
 
-    def test_many_are_read_once_and_cut_short(self, display):
-        made, asked = failures.Failures(), []
-        display.addWidget(made)
-
-        def read(most):
-            asked.append(most)
-            return {f"tile {number}": "x" * 1000 for number in range(most)}
-
-        for count in (5000, 5000):
-            made.show_failures(count, read)
-        assert asked == [failures.MOST_ROWS]
-        assert made.list.count() == failures.MOST_ROWS + 1
-        assert made.list.item(failures.MOST_ROWS).text() == "And 4,800 more."
-        assert len(made.list.item(0).text()) <= failures.LONGEST + 1
+    def test_many_are_cut_short(self):
+        lines = rates.failure_lines(5000, {f"tile {n}": "x" * 1000 for n in range(200)})
+        assert len(lines) == 201
+        assert lines[-1] == "And 4,800 more."
+        assert len(lines[0]) <= rates.LONGEST + 1
 
 
 class TestDevice:
@@ -169,8 +160,8 @@ class TestDevice:
         button = made.choice.buttons["cuda"]
         assert not button.isEnabled()
         assert button.toolTip() == "This machine has no NVIDIA driver."
-        assert made.decoder.text() == "CPU: this machine has no NVIDIA driver."
-        assert not made.device.isVisible()
+        assert made.decoder.value == "CPU: this machine has no NVIDIA driver."
+        assert not made.device.visible
 
     @pytest.mark.window
     def test_the_open_slide_is_switched(self, gpu, monitor, slide_is_open, display, settled):
@@ -179,9 +170,9 @@ class TestDevice:
         buttons = monitor.choice.buttons
         click(buttons["cpu"])
         assert slide.device == "cpu"
-        assert monitor.decoder.text() == "CPU: chosen."
-        display.waitUntil(monitor.drawn.isHidden)
-        assert not monitor.device.isVisible()
+        assert monitor.decoder.value == "CPU: chosen."
+        display.waitUntil(lambda: not monitor.drawn.visible)
+        assert not monitor.device.visible
         slide.clear_cache()
         before = slide.stats()["decoded"]
         expected = slide.levels[2][...]
@@ -189,18 +180,18 @@ class TestDevice:
         click(buttons["cuda"])
         settled()
         assert slide.device == "cuda"
-        assert monitor.decoder.text().startswith("GPU 0 (host memory): ")
+        assert monitor.decoder.value.startswith("GPU 0 (host memory): ")
         layer.refresh()
-        display.waitUntil(lambda: monitor.drawn.text() == "Drawn on the GPU.")
-        assert monitor.drawn.isVisible()
+        display.waitUntil(lambda: monitor.drawn.value == "Drawn on the GPU.")
+        assert monitor.drawn.visible
         slide.clear_cache()
         found = slide.levels[2][...]
         assert slide.stats()["decoded"]["nvimagecodec"] >= 25
         assert np.abs(found.astype(int) - expected).max() <= 3
-        display.waitUntil(monitor.device.isVisible)
+        display.waitUntil(lambda: monitor.device.visible)
         tiles = runtime.default().devices.tiles_on("cuda:0")
-        display.waitUntil(lambda: monitor.device.bar.value() > 0)
-        QTest.keyClick(monitor.device.slider, Qt.Key_Home)
+        display.waitUntil(lambda: monitor.device.bar.value > 0)
+        QTest.keyClick(monitor.device.slider.native, Qt.Key_Home)
         assert tiles.budget == 64 * MB
         click(buttons["auto"])
         assert slide.device == "auto"
@@ -219,10 +210,10 @@ class TestDevice:
         first, second = slide_is_open(sample_path(), sample_path())
         host_machine.open = start
         click(monitor.choice.buttons["cuda"])
-        assert monitor.decoder.text() == "Starting the GPU…"
-        assert not monitor.choice.isEnabled()
-        monitor.viewer.layers.selection.active = first
-        assert monitor.choice.isEnabled()
+        assert monitor.decoder.value == "Starting the GPU…"
+        assert not monitor.choice.enabled
+        monitor.dock.viewer.layers.selection.active = first
+        assert monitor.choice.enabled
         assert monitor.choice.buttons["auto"].isChecked()
         gate.set()
         settled()
@@ -249,7 +240,7 @@ class TestDevice:
 class TestCosts:
     def test_a_hidden_one_looks_no_more(self, viewer, monitor, slide_is_open, display, monkeypatch):
         [layer] = slide_is_open(sample_path())
-        dock = monitor.parent()
+        dock = monitor.dock.native.parent()
         assert monitor.timer.isActive()
         asked = []
         dock.hide()
@@ -261,17 +252,17 @@ class TestCosts:
         monkeypatch.undo()
         dock.show()
         display.waitUntil(monitor.timer.isActive)
-        assert sum(step.tiles for step in monitor._rates.steps) < 400
+        assert sum(step.tiles for step in monitor.rates.steps) < 400
 
     @pytest.mark.window
     def test_behind_a_tab_it_looks_no_more(self, viewer, monitor, slide_is_open, display):
         slide_is_open(sample_path())
-        other, _ = viewer.window.add_plugin_dock_widget("napari-wsigpu", "Slide inspector")
-        viewer.window._qt_window.tabifyDockWidget(monitor.parent(), other)
+        other, _ = viewer.window.add_plugin_dock_widget("napari-wsigpu", "Navigator")
+        viewer.window._qt_window.tabifyDockWidget(monitor.dock.native.parent(), other)
         display.wait(50)  # until there are tabs
         other.raise_()
         display.waitUntil(lambda: not monitor.timer.isActive())
-        monitor.parent().raise_()
+        monitor.dock.native.parent().raise_()
         display.waitUntil(monitor.timer.isActive)
 
     @pytest.mark.window
@@ -280,17 +271,17 @@ class TestCosts:
         events = viewer.layers.events.removed, viewer.layers.selection.events.active
         before = [len(event.callbacks) for event in events]
         timer = monitor.timer
-        viewer.window.remove_dock_widget(monitor)
+        viewer.window.remove_dock_widget(monitor.dock.native)
         assert not timer.isActive()
-        monitor.deleteLater()
+        monitor.dock.native.deleteLater()
         display.wait(50)
-        assert [len(event.callbacks) for event in events] == [count - 1 for count in before]
+        assert all(len(event.callbacks) < n for event, n in zip(events, before, strict=True))
         viewer.layers.remove(layer)
 
     def test_it_starts_no_thread(self, monitor, slide_is_open, display):
         slide_is_open(sample_path())
         before = set(threading.enumerate())
-        click(monitor.clear)
+        click(monitor.drop)
         display.wait(100)
         assert set(threading.enumerate()) <= before
 
@@ -299,9 +290,9 @@ class TestCosts:
         # No name holds the layer: whoever walks up the stack meanwhile keeps all locals.
         whole(slide_is_open(sample_path())[0])
         settled()
-        slide = weakref.ref(monitor.slide)
+        slide = weakref.ref(monitor.dock.slide)
         viewer.layers.clear()
-        assert monitor.slide is None
+        assert monitor.dock.slide is None
         assert not monitor.timer.isActive()
         settled()
         for _ in range(3):
@@ -309,58 +300,44 @@ class TestCosts:
         assert slide() is None
 
 
-@pytest.mark.window
-def test_two_viewers_have_two(viewer, monitor, slide_is_open, write_channels, another):
-    slide_is_open(sample_path())
-    other = another()
-    _, second = other.window.add_plugin_dock_widget("napari-wsigpu", "Decode monitor")
-    other.open(write_channels(1)[0], plugin="napari-wsigpu")
-    assert monitor.title.text() == "he_phantom.svs"
-    assert second.title.text() == "channels1.ome.tif"
-    assert "on the CPU only" in second.decoder.text()
-    other.close()
-    assert monitor.timer.isActive()
-
-
 def test_each_slide_has_its_own_minute(viewer, monitor, slide_is_open, write_channels, display):
     first, second = slide_is_open(sample_path(), write_channels(1)[0])
     viewer.layers.selection.active = first
     whole(first)
-    display.waitUntil(lambda: monitor.plot.peak > 0)
+    display.waitUntil(lambda: monitor.plot.native.peak > 0)
     viewer.layers.selection.active = second
-    assert monitor.title.text() == "channels1.ome.tif"
-    assert monitor.plot.peak == 0
+    assert monitor.plot.native.peak == 0
     viewer.layers.selection.active = first
     viewer.layers.remove(first)
-    assert monitor.slide is second.data[0].slide
+    assert monitor.dock.slide is second.data[0].slide
 
 
 def test_keys_reach_everything_from_top_to_bottom(viewer, monitor, slide_is_open, damaged_slide):
     [layer] = slide_is_open(damaged_slide)
     whole_level = layer.data[0]
     whole_level[6 * 256 : 7 * 256, 8 * 256 : 9 * 256]
-    monitor._look()
+    monitor.look()
     wanted = [
         monitor.choice.buttons["auto"],
-        monitor.host.slider,
-        monitor.clear,
-        monitor.failures.list,
+        monitor.host.slider.native,
+        monitor.drop.native,
+        monitor.failed.native,
     ]
-    order, widget = [], monitor.nextInFocusChain()
-    while widget is not monitor:
+    order, widget = [], monitor.native.nextInFocusChain()
+    while widget is not monitor.native:
         if widget in wanted:
             order.append(widget)
         widget = widget.nextInFocusChain()
     assert order == wanted
     assert all(part.focusPolicy() & Qt.TabFocus for part in wanted)
-    named = [*monitor.findChildren(QAbstractButton), *monitor.findChildren(QSlider)]
-    named = [part for part in named if monitor.isAncestorOf(part) and not part.objectName()]
+    named = [*monitor.native.findChildren(QAbstractButton), *monitor.native.findChildren(QSlider)]
+    named = [part for part in named if monitor.native.isAncestorOf(part) and not part.objectName()]
     assert all(part.accessibleName() and part.toolTip() for part in named if part.isVisible())
 
 
 @pytest.mark.window
 def test_fits_a_narrow_dock_and_grows_with_the_font(viewer, monitor, slide_is_open, display):
     slide_is_open(sample_path())
-    assert monitor.minimumSizeHint().width() <= 300
-    parts = [monitor.plot, monitor.readings, monitor.clear, monitor.failures.list]
+    assert monitor.native.minimumSizeHint().width() <= 300
+    parts = [monitor.plot, monitor.readings, monitor.drop.native, monitor.failed.native]
     assert_text_grows(parts, display)

@@ -8,9 +8,9 @@ import tifffile
 from qtpy.QtCore import QPoint, Qt
 from qtpy.QtTest import QTest
 
+from napari_wsigpu.slide.facts import TIMES
 from napari_wsigpu.viewer.navigation import look_at_all_of, objective_of
 from napari_wsigpu.viewer.sample import sample_path
-from napari_wsigpu.widgets.facts import TIMES
 from tests.widgets.conftest import assert_text_grows, click
 
 
@@ -35,29 +35,29 @@ def middle(viewer, layer):
 def shown(dock, qtbot):
     """The frame on the overview, once it follows the view."""
     qtbot.wait(80)
-    return dock.map.view
+    return dock.map.native.view
 
 
 def at(dock, x, y):
-    return dock.map.place(x, y).toPoint()
+    return dock.map.native.place(x, y).toPoint()
 
 
 def write(dock, text, unit="px"):
-    dock.unit.setCurrentText(unit)
-    dock.goal.clear()
-    QTest.keyClicks(dock.goal, text)
-    QTest.keyClick(dock.goal, Qt.Key_Return)
+    dock.unit.value = unit
+    dock.goal.value = ""
+    QTest.keyClicks(dock.goal.native, text)
+    QTest.keyClick(dock.goal.native, Qt.Key_Return)
 
 
 def test_says_that_there_is_no_slide(viewer, dock):
-    assert dock.empty.isVisible()
+    assert dock.empty.visible
     viewer.add_image(np.zeros((8, 8)))
-    assert not dock.details.isVisible()
+    assert not dock.details.visible
 
 
 @pytest.mark.window
 def test_the_frame_is_what_the_view_shows(viewer, dock, layer, qtbot):
-    assert dock.map.image is not None
+    assert dock.map.native.image is not None
     viewer.scene.camera.zoom *= 4
     viewer.scene.camera.center = (0, 400, 300)
     frame = shown(dock, qtbot)
@@ -68,15 +68,15 @@ def test_the_frame_is_what_the_view_shows(viewer, dock, layer, qtbot):
 
 def test_a_click_and_a_drag_move_the_view(viewer, dock, layer, qtbot):
     viewer.scene.camera.zoom *= 4
-    a_pixel = layer.data[0].shape[1] / dock.map.width()  # of the screen
-    QTest.mouseClick(dock.map, Qt.LeftButton, Qt.NoModifier, at(dock, 1000, 800))
+    a_pixel = layer.data[0].shape[1] / dock.map.width  # of the screen
+    QTest.mouseClick(dock.map.native, Qt.LeftButton, Qt.NoModifier, at(dock, 1000, 800))
     np.testing.assert_allclose(middle(viewer, layer), (1000, 800), atol=2 * a_pixel)
-    QTest.mousePress(dock.map, Qt.LeftButton, Qt.NoModifier, at(dock, 1000, 800))
-    QTest.mouseMove(dock.map, at(dock, 1500, 1200))
+    QTest.mousePress(dock.map.native, Qt.LeftButton, Qt.NoModifier, at(dock, 1000, 800))
+    QTest.mouseMove(dock.map.native, at(dock, 1500, 1200))
     qtbot.wait(20)
-    QTest.mouseRelease(dock.map, Qt.LeftButton, Qt.NoModifier, at(dock, 1500, 1200))
+    QTest.mouseRelease(dock.map.native, Qt.LeftButton, Qt.NoModifier, at(dock, 1500, 1200))
     np.testing.assert_allclose(middle(viewer, layer), (1500, 1200), atol=2 * a_pixel)
-    QTest.mouseClick(dock.map, Qt.RightButton, Qt.NoModifier, at(dock, 100, 100))
+    QTest.mouseClick(dock.map.native, Qt.RightButton, Qt.NoModifier, at(dock, 100, 100))
     np.testing.assert_allclose(middle(viewer, layer), (1500, 1200), atol=2 * a_pixel)
 
 
@@ -88,7 +88,7 @@ def test_buttons_magnify_as_objectives_do(viewer, dock, layer, qtbot):
         on_screen = viewer.scene.camera.zoom * layer.scale[-1]  # of a pixel of level 0
         assert on_screen == pytest.approx(number / slide.objective)
         qtbot.waitUntil(
-            lambda number=number: dock.magnification.text() == f"Shown at {number}{TIMES}"
+            lambda number=number: dock.magnification.value == f"Shown at {number}{TIMES}"
         )
     np.testing.assert_allclose(middle(viewer, layer), before)
 
@@ -113,7 +113,7 @@ def test_goes_to_a_position_in_micrometres(viewer, dock, layer):
 def test_says_what_is_no_position(viewer, dock, layer, text, said):
     before = middle(viewer, layer)
     write(dock, text)
-    assert said in dock.position.text()
+    assert said in dock.position.value
     np.testing.assert_array_equal(middle(viewer, layer), before)
 
 
@@ -125,14 +125,14 @@ def test_says_what_is_under_the_mouse(viewer, dock, layer, qtbot):
     expected = middle(viewer, layer)
 
     def said():
-        lines = dock.position.text().splitlines() or ["", ""]
+        lines = dock.position.value.splitlines() or ["", ""]
         return [[float(each) for each in re.findall(r"[\d.]+", line)] for line in lines]
 
     qtbot.waitUntil(lambda: np.allclose(said()[1] or 0, expected, atol=2 * a_pixel))
     in_micrometres, in_pixels = said()
     np.testing.assert_allclose(in_micrometres, in_pixels * layer.scale[::-1], atol=1)
     viewer.cursor.position = (-500, -500)
-    qtbot.waitUntil(lambda: dock.position.text() == "")
+    qtbot.waitUntil(lambda: dock.position.value == "")
 
 
 def test_a_slide_of_unknown_scale(viewer, dock, slide_is_open, tmp_path, qtbot):
@@ -140,10 +140,10 @@ def test_a_slide_of_unknown_scale(viewer, dock, slide_is_open, tmp_path, qtbot):
     tifffile.imwrite(path, np.zeros((5000, 300), np.uint8), tile=(256, 256))
     [plain] = slide_is_open(path)
     assert objective_of(plain.data[0].slide) is None
-    assert not any(button.isEnabled() for button in dock.buttons.values())
-    assert [dock.unit.itemText(index) for index in range(dock.unit.count())] == ["px"]
+    assert not any(button.enabled for button in dock.buttons.values())
+    assert list(dock.unit.choices) == ["px"]
     viewer.scene.camera.zoom = 0.5
-    qtbot.waitUntil(lambda: dock.magnification.text() == "Shown at 50.0%")
+    qtbot.waitUntil(lambda: dock.magnification.value == "Shown at 50.0%")
 
 
 def test_pixel_size_stands_for_the_objective(write_channels, slide_is_open, dock):
@@ -168,11 +168,11 @@ def test_text_grows(dock, layer, qtbot):
 
 
 def test_a_hidden_dock_follows_nothing(viewer, dock, layer, qtbot):
-    dock.parent().hide()
+    dock.native.parent().hide()
     before = shown(dock, qtbot).copy()
     viewer.scene.camera.zoom *= 3
     np.testing.assert_array_equal(shown(dock, qtbot), before)
-    dock.parent().show()
+    dock.native.parent().show()
     assert not np.array_equal(shown(dock, qtbot), before)
 
 
@@ -181,12 +181,12 @@ def test_pixels_that_are_not_square(viewer, dock, slide_is_open, add_dock, settl
     pixels = np.zeros((120, 200, 3), np.uint8)
     sizes = {"PhysicalSizeX": 0.5, "PhysicalSizeY": 2.0}
     tifffile.imwrite(path, pixels, photometric="rgb", metadata={"axes": "YXS", **sizes}, ome=True)
-    inspector = add_dock("Slide inspector")
+    inspector = add_dock("Inspector")
     slide_is_open(path)
     settled()
-    for image in (dock.map.image, inspector.header.thumbnail.image):
+    for image in (dock.map.native.image, inspector.header.thumbnail.native.image):
         assert image.height() / image.width() == pytest.approx(120 * 2.0 / (200 * 0.5), rel=0.01)
-    corner, opposite = dock.map.place(0, 0), dock.map.place(200, 120)
+    corner, opposite = dock.map.native.place(0, 0), dock.map.native.place(200, 120)
     across, down = opposite.x() - corner.x(), opposite.y() - corner.y()
     assert down / across == pytest.approx(2.4, rel=0.01)
-    assert down <= dock.map.height()
+    assert down <= dock.map.height

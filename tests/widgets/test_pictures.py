@@ -7,8 +7,8 @@ import tifffile
 
 from napari_wsigpu import open_slide
 from napari_wsigpu.model.errors import SlideError
+from napari_wsigpu.slide.pictures import associated, overlay, overview, rgb, save, save_text
 from napari_wsigpu.viewer.sample import sample_path
-from napari_wsigpu.widgets.pictures import associated, overlay, overview, rgb, save, save_text
 from tests.writers import slides
 
 

@@ -44,11 +44,11 @@ def test_docks_and_clipboard(viewer, inspector, slide_is_open, settled, paths):
     for layer in slide_is_open(*paths):
         viewer.layers.selection.active = layer
         settled()
-        for tab in range(inspector.tabs.count()):
-            inspector.tabs.setCurrentIndex(tab)
+        for tab in range(inspector.tabs.native.count()):
+            inspector.tabs.native.setCurrentIndex(tab)
             settled()
             check(" ".join(texts(viewer.window._qt_window)))
-        inspector.metadata.copy_json.click()
+        inspector.metadata.copy_json.native.click()
         check(QApplication.clipboard().text())
     for layer in viewer.layers:
         check(f"{layer.name} {layer.metadata} {getattr(layer, 'features', '')}")
@@ -59,6 +59,6 @@ def test_all_is_said_to_those_who_ask(viewer, inspector, slide_is_open, settled,
     for layer in slide_is_open(*paths):
         viewer.layers.selection.active = layer
         settled()
-        inspector.metadata.copy_json.click()
+        inspector.metadata.copy_json.native.click()
         assert MARK in QApplication.clipboard().text()
     assert any(MARK in layer.name and MARK in f"{layer.features}" for layer in viewer.layers[:3])

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from qtpy.QtGui import QImage
 
-from napari_wsigpu.widgets.rate_plot import NOTHING, RatePlot, per_second
-from napari_wsigpu.widgets.rates import Step
-from napari_wsigpu.widgets.theme import accent
+from napari_wsigpu.slide.rates import Step, per_second
+from napari_wsigpu.widgets.kit.rate_plot import NOTHING, RatePlot
+from napari_wsigpu.widgets.kit.theme import accent
 
 
 def step(begin, end, tiles):

@@ -24,22 +24,23 @@ def dark(tmp_path):
 
 
 def click(widget, pos=None):
+    widget = getattr(widget, "native", widget)
     QTest.mouseClick(widget, Qt.LeftButton, pos=pos or widget.rect().center())
     QTest.qWait(200)
 
 
 def choose(dock, name):
-    [item] = dock.list.findItems(name, Qt.MatchExactly)
-    click(dock.list.viewport(), dock.list.visualItemRect(item).center())
+    [item] = dock.list.native.findItems(name, Qt.MatchExactly)
+    click(dock.list.native.viewport(), dock.list.native.visualItemRect(item).center())
 
 
 def listed(dock):
-    return [dock.list.item(row).text() for row in range(dock.list.count())]
+    return [dock.list.native.item(row).text() for row in range(dock.list.native.count())]
 
 
 def test_is_empty_without_slides(viewer, dock):
-    assert dock.empty.isVisible()
-    assert not dock.list.isVisible()
+    assert dock.empty.visible
+    assert not dock.list.visible
     viewer.add_image(np.zeros((8, 8)))
     assert listed(dock) == []
 
@@ -49,7 +50,7 @@ def test_shows_one_alone_and_fits_it(viewer, dock, slide_is_open, dark):
     first, second = slide_is_open(sample_path(), dark)
     QTest.qWait(200)
     assert listed(dock) == ["he_phantom.svs", "dark.tif"]
-    assert dock.list.currentItem().text() == "dark.tif"
+    assert dock.list.native.currentItem().text() == "dark.tif"
     small = viewer.scene.camera.zoom
     choose(dock, "he_phantom.svs")
     assert (first.visible, second.visible) == (True, False)
@@ -76,7 +77,7 @@ def test_side_by_side_each_has_its_part_of_the_canvas(viewer, dock, slide_is_ope
     left, right = np.array_split(picture[:, : picture.shape[1] // 2 * 2], 2, axis=1)
     assert (left.min(axis=2) > 200).mean() > 0.1
     assert np.abs(left - right).mean() < 3
-    assert not dock.note.isVisible()
+    assert not dock.note.visible
     click(dock.all)
     assert not viewer.canvas.grid.enabled
     assert {slide_of(first), slide_of(second)} == set(dock.slides())
@@ -98,18 +99,29 @@ def test_channels_of_a_slide_stay_together(viewer, dock, slide_is_open, write_ch
 def test_says_why_it_cannot_be_side_by_side(viewer, dock, slide_is_open, write_channels):
     slide_is_open(sample_path(), write_channels(2)[0])
     click(dock.side_by_side)
-    assert "different numbers of channels" in dock.note.text()
+    assert "different numbers of channels" in dock.note.value
     assert not viewer.canvas.grid.enabled
     shapes = viewer.add_shapes()
     click(dock.side_by_side)
-    assert f"'{shapes.name}' is of no slide" in dock.note.text()
+    assert f"'{shapes.name}' is of no slide" in dock.note.value
+
+
+def test_each_slide_has_a_thumbnail(viewer, dock, slide_is_open, settled):
+    slide_is_open(sample_path())
+    settled()
+    icon = dock.list.native.item(0).icon()
+    assert not icon.isNull()
+    picture = icon.pixmap(48, 48).toImage()
+    assert picture.width() == 48
+    middle = picture.pixelColor(20, picture.height() // 2)
+    assert middle.red() > middle.green() + 20  # stained, and no placeholder
 
 
 def test_buttons_need_two_slides(viewer, dock, slide_is_open):
     slide_is_open(sample_path())
-    assert not dock.side_by_side.isEnabled()
+    assert not dock.side_by_side.enabled
     slide_is_open(sample_path())
-    assert dock.side_by_side.isEnabled()
+    assert dock.side_by_side.enabled
     viewer.layers.pop()
-    assert not dock.side_by_side.isEnabled()
-    assert dock.list.count() == 1
+    assert not dock.side_by_side.enabled
+    assert dock.list.native.count() == 1

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from napari.layers import Points
+from napari.layers import Points, Shapes
 from napari.utils.colormaps.standardize_color import transform_color
 
 from napari_wsigpu.annotations.annotation import Annotation
@@ -15,7 +15,7 @@ from napari_wsigpu.annotations.masks import WITH_AREA
 from napari_wsigpu.annotations.rings import ellipse, joined, split
 from napari_wsigpu.annotations.tracing import outlines
 from napari_wsigpu.model.errors import AnnotationError
-from napari_wsigpu.viewer.layers import slide_of
+from napari_wsigpu.viewer.layers import slide_name, slide_of
 from napari_wsigpu.viewer.object_labels import object_labels
 from napari_wsigpu.viewer.region import on_slide
 
@@ -45,10 +45,10 @@ MANY = (
 FOR_EXPORT = "for export"  # of shapes that tell what is exported, and are no annotations
 REST = "annotations"  # what a table has no place for, by id
 RED: Color = (255, 0, 0)  # of what has no class, as in QuPath
+LIGHT = 0x26  # opacity of fills, of 255: the slide is seen through them
 ELLIPSE_VERTICES = 128
 CENTRE = 0.5  # napari counts from the centre of the first pixel, QuPath from its corner
-# Width of an outline: at least a pixel, else a part of the object's size, or less of the slide's.
-THINNEST, OF_OBJECT, OF_SLIDE = 1.0, 1 / 50, 1 / 1000
+OF_ALL = 1 / 500  # width of outlines until the zoom is known, as a part of what is drawn
 POINT, SMALLEST_POINT = 20, 8  # pixels of level 0, and of the screen
 MOST_PIXELS = 1 << 28
 SAME = 1e-3  # pixels
@@ -127,16 +127,16 @@ def _shapes(
         for piece in (annotation.rings if annotation.kind == "line" else [None])
     ]
     shapes = [_shape(annotation, piece) for annotation, piece in drawn]
-    sizes = np.array([np.ptp(outline, axis=0).max() for outline, _ in shapes])
-    side = sizes.max() if slide is None else max(slide.dimensions)
-    thickest = max(side * OF_SLIDE, THINNEST)
+    ends = np.array([edge for outline, _ in shapes for edge in (outline.min(0), outline.max(0))])
+    side = np.ptp(ends, axis=0).max() if slide is None else max(slide.dimensions)
     of = [annotation for annotation, _ in drawn]
+    edges = _edge_colors(of)
     attributes = {
         **common,
         "shape_type": [kind for _, kind in shapes],
-        "edge_color": _edge_colors(of),
-        "edge_width": np.clip(sizes * OF_OBJECT, THINNEST, thickest).tolist(),
-        "face_color": "transparent",
+        "edge_color": edges,
+        "edge_width": max(float(side) * OF_ALL, 1.0),
+        "face_color": np.concatenate([edges[:, :3], np.full((len(of), 1), LIGHT / 255)], axis=1),
         "features": _table(of),
     }
     return [outline for outline, _ in shapes], attributes, "shapes"
@@ -213,7 +213,44 @@ def _rest(annotations: Sequence[Annotation]) -> dict[str, tuple[Any, Any]]:
     }
 
 
+def drawing_layer(viewer: Viewer, slide_layer: Layer, slide: Slide, *, points: bool) -> Layer:
+    """Add an empty layer for shapes or points of a slide, over the layer that shows it."""
+    attributes: dict[str, Any] = {
+        "name": f"{slide_name(slide)} {'points' if points else 'annotations'}",
+        "ndim": 2,
+        "metadata": {SLIDE: slide.path},
+        "features": {CLASS: np.array([], object), NAME: np.array([], object)},
+        "feature_defaults": {CLASS: "", NAME: ""},
+        **flat_placement(slide_layer),
+    }
+    if points:
+        limits = (SMALLEST_POINT, 10_000)
+        return viewer.add_points(
+            **attributes, size=POINT, border_color="white", canvas_size_limits=limits
+        )
+    return viewer.add_shapes(**attributes)
+
+
 # From layers
+
+
+def annotation_layers_of(viewer: Viewer, slide: Slide) -> list[Layer]:
+    """Return the layers of shapes, points and drawn objects that belong to a slide.
+
+    A layer that says nothing of a slide belongs to the only one there is.
+    """
+    slides = {slide_of(layer) for layer in viewer.layers} - {None}
+    return [
+        layer
+        for layer in viewer.layers
+        if (layer.metadata.get(SLIDE) == slide.path or (_is_free(layer) and len(slides) == 1))
+        and (isinstance(layer, Shapes | Points) or OBJECTS in layer.metadata)
+        and FOR_EXPORT not in layer.metadata
+    ]
+
+
+def _is_free(layer: Layer) -> bool:
+    return SLIDE not in layer.metadata
 
 
 def slide_layer_for(viewer: Viewer | None, attributes: Mapping[str, Any]) -> Layer | None:

@@ -8,9 +8,10 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 
 from napari.utils.notifications import notification_manager
 
-from napari_wsigpu.viewer.dock import offer_inspector
+from napari_wsigpu.viewer.dock import SLIDES, is_known, open_dock, open_inspector
 from napari_wsigpu.viewer.layers import slide_of
 from napari_wsigpu.viewer.planes import show_plane
+from napari_wsigpu.viewer.together import show_only, slides_of
 from napari_wsigpu.viewer.window import (
     fit_to,
     keep_on_screen,
@@ -95,6 +96,7 @@ class _Arrivals:
         if viewer is None or window is None:
             return
         keep_on_screen(window)
+        self._show_first(viewer)
         self._is_bare = True
         soon(window, self.furnish, FURNISHING_MS)
         self._fit_soon()
@@ -110,8 +112,18 @@ class _Arrivals:
             self._has_scale_bar = True  # once: who hides it means it
             viewer.canvas.overlays.scale_bar.visible = True
         if not self._inspector_had_its_turn and self._layers(viewer):
-            self._inspector_had_its_turn = offer_inspector(viewer, window)
+            self._inspector_had_its_turn = open_inspector(viewer)
         return True
+
+    def _show_first(self, viewer: Viewer) -> None:
+        """Show the first of the slides that came alone, where there are several; list them all."""
+        slides = slides_of(viewer)
+        new = [slide for slide in slides if slide in self._slides]
+        if len(slides) > 1 and new:
+            show_only(viewer, new[0])
+            self._view = _view(viewer)
+            if is_known():
+                open_dock(viewer, SLIDES, behind=True)
 
     def _fit_soon(self, event: Any = None) -> None:
         viewer = self._viewer()

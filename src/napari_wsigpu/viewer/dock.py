@@ -1,77 +1,55 @@
-"""The slide inspector opens by itself with a viewer's first slide, or is offered."""
+"""The inspector opens by itself with a viewer's first slide."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-from weakref import ref
+from typing import TYPE_CHECKING
 
+from magicgui.widgets import Container
 from npe2 import PluginManager
+from qtpy.QtWidgets import QDockWidget
 
-from napari_wsigpu.viewer.notifications import show_info
-from napari_wsigpu.viewer.settings import PLUGIN, never_open_inspector, settings
-from napari_wsigpu.viewer.window import canvas_width_on_screen, close_toasts, keep_toasts_on_canvas
+from napari_wsigpu.viewer.settings import PLUGIN, settings
+from napari_wsigpu.viewer.window import soon
 
 if TYPE_CHECKING:
     from napari import Viewer
-    from qtpy.QtWidgets import QMainWindow, QWidget
 
-INSPECTOR = "Slide inspector"
-LEAST_CANVAS = 500  # pixels of width that the slide keeps
-LEAST_SHARE = 0.45  # of the window's width
+INSPECTOR, SLIDES = "Inspector", "Slides"
+RAISED_MS = 100  # after which a new dock has found its place
 SHARE = 4  # a dock takes one part in so many of the window
-SEPARATOR = 10  # pixels
-OFFER = "Open the slide inspector?"
 
 
-def offer_inspector(viewer: Viewer, window: QMainWindow) -> bool:
-    """Open the inspector if the settings say so; ask first where it leaves little room.
+def open_inspector(viewer: Viewer) -> bool:
+    """Open the inspector if the settings say so; whether it is open.
 
-    Parameters
-    ----------
-    viewer : Viewer
-        The viewer.
-    window : QMainWindow
-        Its window.
-
-    Returns
-    -------
-    bool
-        Whether it is open, or was offered.
+    Where it leaves little room, it comes as a tab next to napari's own docks.
     """
-    if not _is_wanted():
-        return False
-    if _is_open(viewer):
-        return True
-    room = canvas_width_on_screen(viewer, window) - window.width() // SHARE - SEPARATOR
-    if room >= max(LEAST_CANVAS, LEAST_SHARE * window.width()):
-        viewer.window.add_plugin_dock_widget(PLUGIN, INSPECTOR)
-        return True
-
-    weak = ref(viewer)  # napari keeps all notifications
-
-    def show(toast: Any) -> None:
-        shown_in = weak()
-        if shown_in is not None:
-            shown_in.window.add_plugin_dock_widget(PLUGIN, INSPECTOR)
-
-    def decline(toast: Any) -> None:
-        never_open_inspector()
-
-    show_info(OFFER, [("Open it", show), ("Don't ask again", decline)])
-    keep_toasts_on_canvas(window)
-    return True
+    wanted = settings().open_inspector and is_known()
+    if wanted:
+        open_dock(viewer, INSPECTOR)
+    return wanted
 
 
-def withdraw_offer(window: QWidget) -> None:
-    """Ask no more in a window whether to open the inspector: it was opened from the menu."""
-    close_toasts(window, OFFER)
+def open_dock(viewer: Viewer, name: str, *, behind: bool = False) -> None:
+    """Open one of this plugin's docks, unless it is open, as its item in the menu does.
+
+    It may come `behind` those of this plugin that are open.
+
+    The name that napari's own method gives to docks is another one where a plugin has a display
+    name, so that the menu would open a second dock.
+    """
+    if any(each.startswith(f"{name} (") for each in viewer.window.dock_widgets):
+        return
+    manifest = PluginManager.instance().get_manifest(PLUGIN)
+    [found] = [each for each in manifest.contributions.widgets if each.display_name == name]
+    title = f"{name} ({manifest.display_name})"
+    before = list(viewer.window.dock_widgets.values()) if behind else []
+    viewer.window.add_dock_widget(found.get_callable()(viewer), name=title)
+    for each in before:
+        if isinstance(each, Container) and isinstance(each.native.parent(), QDockWidget):
+            soon(each.native, each.native.parent().raise_, RAISED_MS)
 
 
-def _is_open(viewer: Viewer) -> bool:
-    return any(name.startswith(INSPECTOR) for name in viewer.window.dock_widgets)
-
-
-def _is_wanted() -> bool:
-    widgets = PluginManager.instance().iter_widgets()  # none of a plugin that is switched off
-    known = any(widget.plugin_name == PLUGIN for widget in widgets)
-    return known and settings().open_inspector
+def is_known() -> bool:
+    """Whether napari knows this plugin's docks: none of a plugin that is switched off."""
+    return any(widget.plugin_name == PLUGIN for widget in PluginManager.instance().iter_widgets())

@@ -75,8 +75,9 @@ def slide_layers(slide: Slide, *, private: bool = False) -> list[LayerData]:
     name, common = slide_name(slide), _attributes(slide, metadata)
     labels = label_layers(slide, name, private=private)
     if slide.layout.rgb and slide.levels[0].dtype in RGB_TYPES:
-        image = (_levels(slide), {"name": name, "rgb": True, **common}, "image")
-        return [image, *labels]
+        levels = _levels(slide)
+        attributes = {"name": name, "rgb": True, "contrast_limits": _rgb_limits(levels[-1])}
+        return [(levels, attributes | common, "image"), *labels]
     layers: list[LayerData] = []
     channels = slide.channels or RGB_CHANNELS[: slide.layout.levels[0].channels]
     several = len(channels) > 1
@@ -167,6 +168,16 @@ def _contrast_limits(
         with suppress(PlaneError):  # some slides lack some
             found.append(np.asarray(coarsest.level(plane)))
     return shown_limits(np.stack(found))
+
+
+def _rgb_limits(coarsest: LevelArray | StackLevel) -> tuple[float, float]:
+    """Return what is black and white of RGB: all that integers can be, or the range of floats."""
+    if coarsest.dtype.kind == "u":
+        return 0, float(np.iinfo(coarsest.dtype).max)
+    values = np.asarray(coarsest)[..., :3]
+    values = values[np.isfinite(values)]
+    low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 1.0)
+    return (low, high) if high > low else (min(low, 0.0), max(high, 1.0))
 
 
 def _sampled_planes(slide: Slide) -> list[tuple[int, ...]]:

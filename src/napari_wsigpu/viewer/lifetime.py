@@ -6,6 +6,7 @@ import atexit
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet, ref
 
+from napari_wsigpu.viewer.annotating import annotating
 from napari_wsigpu.viewer.layers import slide_of, widen_limits
 from napari_wsigpu.viewer.progressive import display_progressively, on_window_closed, stop_display
 from napari_wsigpu.viewer.window import close_unsaved
@@ -29,6 +30,7 @@ def look_after_slides(viewer: Viewer) -> None:
     _watched.add(viewer)
     _open.add(viewer)
     display_progressively(viewer)
+    annotating(viewer)
     viewer.layers.events.inserted.connect(_on_inserted)
     viewer.layers.events.removed.connect(_on_removed)
     weak = ref(viewer)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from napari_wsigpu.model.errors import RegionError
 from napari_wsigpu.viewer.region import flat_affine_of, in_units_of, pixels_in, seen_pixels
 
 if TYPE_CHECKING:
@@ -17,6 +19,13 @@ if TYPE_CHECKING:
 
 OF_ONE_MICROMETRE = 10  # the objective with which scanners reach 1 µm a pixel
 MARGIN = 1.2  # around what is shown as a whole
+MAGNIFICATIONS = (1, 5, 10, 20, 40)
+# As it is written by hand, or copied from the navigator, other tables or a script.
+POSITION = re.compile(
+    r"[\s(\[]*(?:x\s*[=:]?)?\s*([-+]?[\d.]+)\s*(?:µm|um|px)?[\s,;]+(?:y\s*[=:]?)?\s*"
+    r"([-+]?[\d.]+)\s*(?:µm|um|px)?[\s)\]]*",
+    re.IGNORECASE,
+)
 
 
 def objective_of(slide: Slide) -> float | None:
@@ -107,3 +116,66 @@ def _world(viewer: Viewer, layer: Layer, points: NDArray[np.float64]) -> NDArray
 
 def _pixels(viewer: Viewer, layer: Layer, world: NDArray[np.float64]) -> NDArray[np.float64]:
     return pixels_in(layer, world * in_units_of(viewer, layer))
+
+
+class Whereabouts(NamedTuple):
+    """What is said of a view.
+
+    Attributes
+    ----------
+    frame : ndarray, shape (4, 2), or None
+        Its corners, as `view` returns them; None in three dimensions.
+    magnification, position : str
+        How large the slide is shown, and what is under the mouse.
+    """
+
+    frame: NDArray[np.float64] | None
+    magnification: str
+    position: str
+
+
+def whereabouts(viewer: Viewer, layer: Layer, slide: Slide) -> Whereabouts:
+    """Return where a viewer looks on a slide that a layer shows."""
+    objective, shown = objective_of(slide), screen_pixels(viewer, layer)
+    magnification = (
+        f"{shown * objective:.3g}\N{MULTIPLICATION SIGN}" if objective else f"{shown:.1%}"
+    )
+    x, y = cursor(viewer, layer)
+    width, height = slide.dimensions
+    position = ""
+    if viewer.mouse_over_canvas and 0 <= x < width and 0 <= y < height:
+        position = f"x {int(x)}, y {int(y)} px"
+        if slide.mpp is not None:
+            position = f"x {x * slide.mpp[0]:.1f}, y {y * slide.mpp[1]:.1f} µm\n{position}"
+    frame = view(viewer, layer) if viewer.dims.ndisplay == 2 else None
+    return Whereabouts(frame, f"Shown at {magnification}", position)
+
+
+def magnify(viewer: Viewer, layer: Layer, slide: Slide, number: float) -> None:
+    """Show a slide as by an objective; do nothing where its magnification is unknown."""
+    objective = objective_of(slide)
+    if objective:
+        set_screen_pixels(viewer, layer, number / objective)
+
+
+def position_in(text: str, slide: Slide, *, in_micrometres: bool) -> tuple[float, float]:
+    """Return (x, y) in pixels of level 0 of a position that somebody wrote.
+
+    Raises
+    ------
+    RegionError
+        If it is no position, or lies outside of the slide.
+    """
+    found = POSITION.fullmatch(text)
+    try:
+        x, y = (float(number) for number in found.groups()) if found else (None, None)
+    except ValueError:  # too many points
+        x = y = None
+    if x is None or y is None:
+        raise RegionError("Write two numbers, x and y: 12000, 8500")
+    if in_micrometres and slide.mpp is not None:
+        x, y = x / slide.mpp[0], y / slide.mpp[1]
+    width, height = slide.dimensions
+    if not (0 <= x <= width and 0 <= y <= height):
+        raise RegionError("This position lies outside of the slide.")
+    return x, y

@@ -49,11 +49,6 @@ def show_private_changed() -> Any:
         return None
 
 
-def never_open_inspector() -> None:
-    """Open the slide inspector by itself no more."""
-    get_plugin_settings(PLUGIN).slides.open_inspector = False
-
-
 def prefer_this_reader() -> None:
     """Make napari open files whose names are those of slides by this plugin, and keep it so.
 

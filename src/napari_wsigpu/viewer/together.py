@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from napari_wsigpu.model.errors import LayerError
+from napari_wsigpu.viewer.annotations import SLIDE
 from napari_wsigpu.viewer.layers import slide_of
 from napari_wsigpu.viewer.window import fit_to
 
@@ -27,12 +28,14 @@ def layers_of(viewer: Viewer, slide: Slide) -> list[Layer]:
 
 
 def show_only(viewer: Viewer, slide: Slide) -> None:
-    """Hide the layers of all other slides, show those of this one, and fit it to the canvas."""
+    """Show a slide with its annotations, hide those of all others, and fit it to the canvas."""
     viewer.canvas.grid.enabled = False
+    paths = {each.path for each in slides_of(viewer)}
     for layer in viewer.layers:
         shown = slide_of(layer)
-        if shown is not None:
-            layer.visible = shown is slide
+        path = layer.metadata.get(SLIDE) if shown is None else shown.path
+        if path in paths:
+            layer.visible = path == slide.path if shown is None else shown is slide
     layers = layers_of(viewer, slide)
     viewer.layers.selection.active = layers[-1]
     fit_to(viewer, layers)
@@ -42,6 +45,8 @@ def show_all(viewer: Viewer) -> None:
     """Show the layers of all slides, each in its place."""
     viewer.canvas.grid.enabled = False
     _reveal(viewer)
+    for layer in viewer.layers:
+        layer.visible = layer.visible or SLIDE in layer.metadata
     viewer.fit_to_view()
 
 

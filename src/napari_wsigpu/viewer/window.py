@@ -29,12 +29,6 @@ def main_window(viewer: Viewer) -> QMainWindow | None:
     return None
 
 
-def canvas_width_on_screen(viewer: Viewer, window: QMainWindow) -> int:
-    """Return how wide the canvas would be if the window were no wider than its screen."""
-    beyond: int = window.width() - window.screen().availableGeometry().width()
-    return int(viewer.canvas.size[1]) - max(beyond, 0)
-
-
 def dock_of_layers(window: QMainWindow) -> QDockWidget | None:
     """Return one of napari's own docks beside the canvas; None if all are hidden or float."""
     docks = [window.findChild(QDockWidget, name) for name in LAYER_DOCKS]
@@ -67,15 +61,6 @@ def close_unsaved(viewer: Viewer) -> None:
     if window is not None:
         window._save_current_window_settings = lambda: None
         viewer.window.close()
-
-
-def close_toasts(window: QWidget, message: str) -> None:
-    """Close what napari still shows of a notification."""
-    from napari._qt.dialogs.qt_notification import NapariQtNotification
-
-    for toast in window.findChildren(NapariQtNotification):
-        if toast.message.text() == message:
-            toast.close()
 
 
 def keep_toasts_on_canvas(window: QWidget) -> None:

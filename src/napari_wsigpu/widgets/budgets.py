@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from qtpy.QtCore import Qt, Signal
-from qtpy.QtWidgets import QGridLayout, QLabel, QProgressBar, QSlider, QWidget
+from magicgui.widgets import ProgressBar
+from qtpy.QtCore import Qt
+from qtpy.QtWidgets import QSlider
 
 from napari_wsigpu.model.units import byte_size
+from napari_wsigpu.widgets.kit.parts import Hosted, Panel, Text, row
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 LEAST = 64_000_000
 UNKNOWN_MEMORY = 8_000_000_000
@@ -58,50 +63,33 @@ class BudgetSlider(QSlider):  # type: ignore[misc]
             event.ignore()
 
 
-class Budget(QWidget):  # type: ignore[misc]
+class Budget(Panel):
     """Shows what a cache uses, and sets its budget when the slider is let go.
 
     Parameters
     ----------
-    name : str
-        The cache's name, for people.
-    explanation : str
-        What it holds.
-
-    Attributes
-    ----------
-    chosen : Signal(object)
-        The budget that was chosen, in bytes: more than Qt's integers hold.
+    name, explanation : str
+        The cache's name, for people, and what it holds.
+    choose : callable
+        Called with the budget that was chosen, in bytes.
     """
 
-    chosen = Signal(object)
-
-    def __init__(self, name: str, explanation: str) -> None:
-        super().__init__()
-        self._name = name
+    def __init__(self, name: str, explanation: str, choose: Callable[[int], object]) -> None:
+        self._cache, self._chosen = name, choose
         self._sizes = [LEAST]
-        self.title = QLabel(name)
-        self.title.setWordWrap(True)
-        self.used = QLabel()
-        self.bar = QProgressBar()
-        self.bar.setRange(0, FINE)
-        self.bar.setTextVisible(False)
-        self.bar.setAccessibleName(f"{name} used")
-        self.slider = BudgetSlider()
-        self.budget = QLabel()
-        layout = QGridLayout(self)
-        layout.setContentsMargins(0, 0, 0, 0)
-        layout.setColumnStretch(0, 1)
-        layout.addWidget(self.title, 0, 0)
-        layout.addWidget(self.used, 0, 1, Qt.AlignRight)
-        layout.addWidget(self.bar, 1, 0, 1, 2)
-        layout.addWidget(self.slider, 2, 0)
-        layout.addWidget(self.budget, 2, 1, Qt.AlignRight)
-        for part in (self.title, self.used, self.bar):
-            part.setToolTip(explanation)
-        self.slider.setToolTip(f"{name}: how much it may take, until napari is closed")
-        self.slider.sliderMoved.connect(self._say)
-        self.slider.valueChanged.connect(self._choose)
+        self.title, self.used, self.budget = Text("", name), Text(f"{name} used"), Text("")
+        self.bar = ProgressBar(min=0, max=FINE, tooltip=explanation)
+        self.bar.native.setTextVisible(False)
+        self.bar.native.setAccessibleName(f"{name} used")
+        tip = f"{name}: how much it may take, until napari is closed"
+        self.slider = Hosted(BudgetSlider(), tip=tip)
+        self.title.tooltip = self.used.tooltip = explanation
+        top, bottom = row(self.title, self.used), row(self.slider, self.budget)
+        super().__init__(top, self.bar, bottom)
+        self.used.native.setAlignment(Qt.AlignRight)
+        bottom.native.layout().setStretchFactor(self.slider.native, 1)
+        self.slider.native.sliderMoved.connect(self._say)
+        self.slider.native.valueChanged.connect(self._choose)
 
     def offer(self, memory: int, present: int) -> None:
         """Offer budgets of a machine or device that has so much memory."""
@@ -110,25 +98,26 @@ class Budget(QWidget):  # type: ignore[misc]
 
     def show_use(self, used: int, budget: int) -> None:
         """Show how it is now, unless the slider is being dragged."""
-        self.used.setText(f"{byte_size(used)} used")
-        self.bar.setValue(round(FINE * min(1.0, used / budget)) if budget else FINE)
-        if not self.slider.isSliderDown():
+        self.used.value = f"{byte_size(used)} used"
+        self.bar.value = round(FINE * min(1.0, used / budget)) if budget else FINE
+        if not self.slider.native.isSliderDown():
             self._place(budget)
 
     def _place(self, budget: int) -> None:
         if budget not in self._sizes:
             self._sizes = sorted({*self._sizes, budget})
-        self.slider.blockSignals(True)
-        self.slider.setRange(0, len(self._sizes) - 1)
-        self.slider.setValue(self._sizes.index(budget))
-        self.slider.blockSignals(False)
-        self._say(self.slider.value())
+        slider = self.slider.native
+        slider.blockSignals(True)
+        slider.setRange(0, len(self._sizes) - 1)
+        slider.setValue(self._sizes.index(budget))
+        slider.blockSignals(False)
+        self._say(slider.value())
 
     def _say(self, index: int) -> None:
         size = byte_size(self._sizes[index])
-        self.budget.setText(f"of {size}")
-        self.slider.setAccessibleName(f"{self._name}, at most {size}")
+        self.budget.value = f"of {size}"
+        self.slider.native.setAccessibleName(f"{self._cache}, at most {size}")
 
     def _choose(self, index: int) -> None:
         self._say(index)
-        self.chosen.emit(self._sizes[index])
+        self._chosen(self._sizes[index])

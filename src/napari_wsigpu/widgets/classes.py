@@ -1,19 +1,21 @@
-"""Names of shapes' classes, and the colours that QuPath gives to them."""
+"""Classes of annotations, and the colors that QuPath gives to them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from napari.layers import Points
+from napari.utils.colormaps.standardize_color import rgb_to_hex
 
-from napari_wsigpu.viewer.annotations import CLASS
+from napari_wsigpu.viewer.annotations import CLASS, LIGHT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from napari.layers import Shapes
 
-# QuPath's own classes and their colours.
+# QuPath's own classes and their colors.
 USUAL = {
     "Tumor": "#c80000",
     "Stroma": "#96c896",
@@ -26,47 +28,58 @@ USUAL = {
     "Negative": "#7070e1",
 }
 UNUSUAL = ("#00ffff", "#ff00ff", "#ffff00", "#00ff00", "#ff8000", "#0080ff")
+NONE = "#ff0000"
 
 
-def classes_of(shapes: Shapes) -> list[str]:
-    """Return the classes of a layer's shapes, each once."""
-    if CLASS not in shapes.features:
-        return []
-    stated = dict.fromkeys(shapes.features[CLASS])
-    return [name for name in stated if isinstance(name, str) and name]
+def classes_of(layers: Iterable[Shapes | Points]) -> dict[str, str]:
+    """Return QuPath's classes and those of some layers, each with its color "#rrggbb".
+
+    A class has the color of its first object, or QuPath's, or a new one.
+    """
+    found: dict[str, str] = {}
+    for layer in layers:
+        if CLASS not in layer.features:
+            continue
+        colors = layer.face_color if isinstance(layer, Points) else layer.edge_color
+        stated = layer.features[CLASS]
+        for index in np.flatnonzero(~stated.duplicated().to_numpy()):
+            name = stated.iloc[index]
+            if isinstance(name, str) and name and name not in found:
+                found[name] = str(rgb_to_hex(colors[index])[0])[:7].lower()
+    own = {name: color for name, color in found.items() if name not in USUAL}
+    return {name: found.get(name, color) for name, color in USUAL.items()} | own
 
 
-def color_of(shapes: Shapes, name: str) -> Any:
-    """Return the colour of a class: that of its first shape, or QuPath's, or a new one."""
-    if CLASS in shapes.features:
-        [found] = np.nonzero(np.asarray(shapes.features[CLASS] == name))
-        if len(found):
-            return shapes.edge_color[found[0]]
-    others = [other for other in classes_of(shapes) if other not in USUAL]
-    return USUAL.get(name, UNUSUAL[len(others) % len(UNUSUAL)])
+def new_color(known: Sequence[str]) -> str:
+    """Return the color of a class that nobody has used yet, by the names of those that are."""
+    return UNUSUAL[len([name for name in known if name not in USUAL]) % len(UNUSUAL)]
 
 
-def classify(shapes: Shapes, rows: Iterable[int], name: str) -> None:
-    """Give shapes a class and its colour; without any, those that are drawn from now on."""
+def classify(layer: Shapes | Points, rows: Iterable[int], name: str, color: str) -> None:
+    """Give objects a class and its color, and those that are drawn from now on."""
     rows = sorted(rows)
-    color = color_of(shapes, name) if name else "#ff0000"
-    set_texts(shapes, CLASS, rows, name)
-    shapes.feature_defaults = {**_defaults(shapes), CLASS: name}
-    before = set(shapes.selected_data)
-    shapes.selected_data = set(rows)
-    shapes.current_edge_color = color  # of the selected shapes, and of the next one
-    shapes.selected_data = before
+    if rows:
+        set_texts(layer, CLASS, rows, name)
+    defaults = {each: layer.feature_defaults[each].iloc[0] for each in layer.feature_defaults}
+    layer.feature_defaults = {**defaults, CLASS: name}
+    before = set(layer.selected_data)
+    if before != set(rows):
+        layer.selected_data = set(rows)
+    # Setting these recolors the selected objects, and the next one.
+    if isinstance(layer, Points):
+        layer.current_face_color = color
+    else:
+        layer.current_edge_color = color
+        layer.current_face_color = f"{color}{LIGHT:02x}"
+    if before != set(rows):
+        layer.selected_data = before
 
 
-def set_texts(shapes: Shapes, column: str, rows: Iterable[int], text: str) -> None:
+def set_texts(layer: Shapes | Points, column: str, rows: Iterable[int], text: str) -> None:
     """Write a text into cells of a layer's table of features."""
-    features = shapes.features.copy()
-    values = list(features[column]) if column in features else [""] * len(features)
+    features = layer.features.copy()
+    values: list[Any] = list(features[column]) if column in features else [""] * len(features)
     for row in rows:
         values[row] = text
     features[column] = values
-    shapes.features = features
-
-
-def _defaults(shapes: Shapes) -> dict[str, Any]:
-    return {name: shapes.feature_defaults[name].iloc[0] for name in shapes.feature_defaults}
+    layer.features = features

@@ -1,4 +1,4 @@
-"""The dock "Export region": what is drawn or seen of a slide, as a file."""
+"""The dock "Export": what is drawn or seen of a slide, as a file."""
 
 from __future__ import annotations
 
@@ -10,39 +10,37 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from magicgui.widgets import ProgressBar
 from napari.layers import Shapes
-from qtpy.QtCore import QEvent, Qt, QTimer
-from qtpy.QtWidgets import (
-    QHBoxLayout,
-    QLabel,
-    QProgressBar,
-    QPushButton,
-    QVBoxLayout,
-    QWidget,
-)
+from qtpy.compat import isalive
+from qtpy.QtCore import QTimer
 
-from napari_wsigpu.conversion import convert
-from napari_wsigpu.model.errors import ConversionCancelledError, SlideError
+from napari_wsigpu.model.errors import ConversionCancelledError
 from napari_wsigpu.model.units import byte_size
+from napari_wsigpu.slide.facts import level_names, title
 from napari_wsigpu.viewer.annotations import FOR_EXPORT, flat_placement
-from napari_wsigpu.viewer.layers import slide_name, slide_of
+from napari_wsigpu.viewer.layers import slide_name
 from napari_wsigpu.viewer.notifications import show_warning
-from napari_wsigpu.viewer.pieces import Piece, pieces
-from napari_wsigpu.viewer.planes import shown_plane
 from napari_wsigpu.viewer.progressive import open_viewers
-from napari_wsigpu.viewer.region import Region, drawn, seen, whole
-from napari_wsigpu.widgets.column import Column
-from napari_wsigpu.widgets.export_form import MASKED, ONE, VIEW, WHOLE, ExportForm
-from napari_wsigpu.widgets.export_plan import ENDINGS, Plan, named, paths_of, summary
-from napari_wsigpu.widgets.jobs import Jobs
-from napari_wsigpu.widgets.saving import ask_where_to_save
+from napari_wsigpu.widgets.export_plan import (
+    ENDINGS,
+    Choices,
+    Files,
+    Kind,
+    Part,
+    Plan,
+    announce,
+    named,
+    paths_of,
+)
+from napari_wsigpu.widgets.kit.parts import Form, Panel, Text, button, choice, offer, row
+from napari_wsigpu.widgets.kit.saving import ask_where_to_save, start_folder
 from napari_wsigpu.widgets.slide_dock import SlideDock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from napari import Viewer
-    from napari.layers import Layer
 
     from napari_wsigpu.slide.slide import Slide
 
@@ -80,19 +78,8 @@ class Export:
         notes: dict[str, None] = {}
         for plan, path in self.files:
             try:
-                done = convert(
-                    plan.slide,
-                    path,
-                    region=plan.region[:4],
-                    level=plan.level,
-                    color=plan.color,
-                    outline=plan.outline,
-                    z=plan.plane.get("z"),
-                    t=plan.plane.get("t"),
-                    overwrite=overwrite,
-                    keep=False,
-                    progress=self._note,
-                    cancelled=self.cancelled,
+                done = plan.write(
+                    path, overwrite=overwrite, progress=self._note, cancelled=self.cancelled
                 )
             except ConversionCancelledError:
                 some = f"Cancelled; {self.written} of {len(self.files)} files were written."
@@ -114,11 +101,13 @@ class Export:
         return self.files[min(self.written, len(self.files) - 1)][1]
 
     @property
-    def done(self) -> tuple[float, int]:
-        """Which part of all files is written, and how many bytes of pixels are left."""
+    def done(self) -> tuple[float, str]:
+        """Which part of all files is written, and how that is said."""
         sizes = [plan.bytes for plan, _ in self.files]
         written = sum(sizes[: self.written]) + self.part * sum(sizes[self.written :][:1])
-        return written / max(sum(sizes), 1), round(sum(sizes) - written)
+        left = round(sum(sizes) - written)
+        rest = f"{byte_size(left)} left" if left else "the file is being finished"
+        return written / max(sum(sizes), 1), f"Writing '{self.path.name}': {rest}"
 
     def _note(self, done: int, total: int) -> None:
         self.part = done / total if total else 0
@@ -133,33 +122,65 @@ class RegionExport(SlideDock):
         The viewer whose slides and shapes are offered.
     """
 
+    title_in_tabs = "Export"
+
     def __init__(self, napari_viewer: Viewer) -> None:
         super().__init__(napari_viewer, NO_SLIDE)
-        self._jobs = Jobs()
         self._running: list[Export] = []  # one at most
         self._folder: Path | None = None
-        self.timer = QTimer(self)  # looks a little later, once for all that happens meanwhile
+        self.timer = QTimer(
+            self.native
+        )  # looks a little later, once for all that happens until then
         self.timer.setSingleShot(True)
         self.timer.setInterval(INTERVAL_MS)
-
-        self.form = ExportForm()
-        self.draw = _button("Draw a rectangle", "Draw what is to be exported in a layer of shapes")
-        self.summary = _label("Size of the export")
-        self.notes = _label("Notes")
-        self.export = _button("Export…", "Choose a file, and write the region to it")
-        self.cancel = _button("Cancel", "Write no further, and leave no file")
-        self.progress = QProgressBar()
-        self.progress.setRange(0, FINE)
-        self.progress.setAccessibleName("Progress")
-        self.status = _label("Status")
-        self._arrange()
+        self.source = choice("Slide", "The slide that is exported from")
+        self.region = choice("Region", "The part of the slide that is exported")
+        self.files = choice(
+            "Files",
+            "One file of the box around the selected shapes, or one of each (of all if none is "
+            "selected); outside of a mask pixels become background",
+            [(each.value, each) for each in Files],
+        )
+        self.level = choice(
+            "Level", "The level that becomes the finest one of the file; all have the same extent"
+        )
+        self.color = choice(
+            "Colors",
+            "Pixels as the file stores them, or in sRGB by the slide's ICC profile",
+            [("As stored", "stored"), ("sRGB", "srgb")],
+        )
+        self.kind = choice(
+            "Format", "The kind of file that is written", [(each.value, each) for each in Kind]
+        )
+        fields = (self.source, self.region, self.files, self.level, self.color, self.kind)
+        self.form = Form({each.label: each for each in fields})
+        self.draw = button(
+            "Draw a rectangle", "Draw what is to be exported in a layer of shapes", self._draw
+        )
+        self.summary = Text("Size of the export")
+        self.notes = Text("Notes")
+        self.export = button("Export…", "Choose a file, and write the region to it", self._ask)
+        self.cancel = button("Cancel", "Write no further, and leave no file", self._cancel)
+        self.progress = ProgressBar(min=0, max=FINE)
+        self.progress.native.setAccessibleName("Progress")
+        self.status = Text("Status")
+        page = Panel(
+            self.form,
+            row(self.draw),
+            self.summary,
+            self.notes,
+            row(self.export, self.cancel),
+            self.progress,
+            self.status,
+        )
+        page.stretch()
+        self.add_details(page, scrolled=True)
+        self.status.say("")
 
         self.timer.timeout.connect(self._look)
-        self.form.slide.changed.connect(self._choose_slide)
-        self.form.changed.connect(self._look)
-        self.draw.clicked.connect(self._draw)
-        self.export.clicked.connect(self._ask)
-        self.cancel.clicked.connect(self._cancel)
+        self.source.changed.connect(self._choose_slide)
+        for each in fields[1:]:
+            each.changed.connect(self._look)
         self.listen(self.viewer.layers.events.removed, self._look)
         for changes in (
             self.viewer.layers.events,  # of each layer, too
@@ -169,36 +190,30 @@ class RegionExport(SlideDock):
         ):
             self.listen(changes, self._look_soon)
         self.listen(self.viewer.layers.selection.events.active, self._use_shapes)
-        self.at_end += [partial(_cancel, self._running, DOCK_CLOSED), self._jobs.close]
+        closed = partial(_cancel, self._running, DOCK_CLOSED)
+        self.native.left.connect(closed)
+        self.at_end.insert(0, closed)
         self.follow()
 
-    def _arrange(self) -> None:
-        page = QWidget()
-        inner = QVBoxLayout(page)
-        inner.setContentsMargins(0, 0, 0, 0)
-        inner.addWidget(self.form)
-        inner.addLayout(_row(self.draw))
-        inner.addWidget(self.summary)
-        inner.addWidget(self.notes)
-        inner.addLayout(_row(self.export, self.cancel))
-        inner.addWidget(self.progress)
-        inner.addWidget(self.status)
-        inner.addStretch()
-        self.details = Column(page)
-        outer = QVBoxLayout(self)
-        outer.addWidget(self.empty)
-        outer.addWidget(self.details, 1)
-        outer.addStretch()
+    @property
+    def choices(self) -> Choices:
+        """What is chosen now."""
+        chosen = (self.region, self.files, self.level, self.color, self.kind)
+        return Choices(*(each.value for each in chosen))
 
     def show_slide(self, slide: Slide | None) -> None:
         """Show another slide, or none."""
-        self.details.setVisible(slide is not None)
         self._offer()
-        if slide is None:
-            self.form.show_slide(None, 0)
-        else:
-            self.form.show_slide(slide, slide.pyramid[0].number)
-            _say(self.status, "")
+        offer(self.level, [] if slide is None else [(name, at) for at, name in level_names(slide)])
+        has_profile = slide is not None and slide.layout.icc is not None
+        self.form.show_row(self.color, has_profile)
+        if not has_profile:
+            self.color.value = "stored"
+        if slide is not None:
+            with self.source.changed.blocked():
+                self.source.value = slide
+            self.level.value = slide.pyramid[0].number
+            self.status.say("")
         self._look()
 
     def let_go(self, slide: Slide) -> None:
@@ -206,36 +221,28 @@ class RegionExport(SlideDock):
         for export in [export for export in self._running if export.files[0][0].slide is slide]:
             export.cancel(SLIDE_CLOSED)
             self._end(export, CANCELLED)
-        self._jobs.let_go(slide)
+        super().let_go(slide)
 
-    def showEvent(self, event: Any) -> None:  # noqa: N802
+    def on_shown(self, event: Any) -> None:
         """Follow the view and the shapes from now on."""
-        super().showEvent(event)
+        super().on_shown(event)
         self._look()
 
-    def hideEvent(self, event: Any) -> None:  # noqa: N802
+    def on_hidden(self) -> None:
         """Follow them no longer."""
-        super().hideEvent(event)
         self.timer.stop()
-
-    def changeEvent(self, event: QEvent) -> None:  # noqa: N802
-        """Cancel when the dock is closed, which takes it out of the window."""
-        super().changeEvent(event)
-        if event.type() == QEvent.ParentChange and self.parent() is None:
-            _cancel(self._running, DOCK_CLOSED)
 
     # What is chosen
 
-    def _layer(self, slide: Slide) -> Layer:
-        """Return the active layer if it shows the slide, else the first one that does."""
-        layers = [self.viewer.layers.selection.active, *self.viewer.layers]
-        return next(layer for layer in layers if slide_of(layer) is slide)
-
     def _offer(self) -> None:
-        self.form.offer_slides(list(dict.fromkeys(self.slides())))
-        self.form.offer_regions(
-            [layer for layer in self.viewer.layers if isinstance(layer, Shapes)]
-        )
+        slides = self.slides()
+        names = _told_apart([title(slide) for slide in slides])
+        offer(self.source, list(zip(names, slides, strict=True)))
+        shapes = [layer for layer in self.viewer.layers if isinstance(layer, Shapes)]
+        names = _told_apart([f"Shapes of '{layer.name}'" for layer in shapes])
+        parts = [(part.value, part) for part in Part]
+        offer(self.region, [*parts, *zip(names, shapes, strict=True)])
+        self.form.show_row(self.files, isinstance(self.region.value, Shapes))
 
     def _choose_slide(self, slide: Slide | None) -> None:
         if slide is not None and slide is not self.slide:
@@ -246,17 +253,17 @@ class RegionExport(SlideDock):
         """Choose a layer of shapes when it becomes active."""
         if isinstance(event.value, Shapes):
             self._offer()
-            self.form.region.value = event.value
+            self.region.value = event.value
 
     def _draw(self) -> None:
         """Let the user draw in a layer of what is to be exported, and not among annotations."""
-        if self.slide is None:
+        layer = self.layer_of_slide()
+        if layer is None:
             return
         own = [each for each in self.viewer.layers if FOR_EXPORT in each.metadata]
-        chosen = self.form.region.value
+        chosen = self.region.value
         shapes = chosen if chosen in own else own[-1] if own else None
         if shapes is None:
-            layer = self._layer(self.slide)
             shapes = self.viewer.add_shapes(
                 name="Regions",
                 ndim=2,
@@ -268,78 +275,28 @@ class RegionExport(SlideDock):
             )
         self.draw_in(shapes, "add_rectangle")
         self._offer()
-        self.form.region.value = shapes  # though it may have been active before
-
-    def _pieces(self, slide: Slide) -> list[Piece]:
-        """Return the shapes of which each shall be a file; none if it shall be one file."""
-        chosen = self.form.region.value
-        if self.form.pieces.value == ONE or not isinstance(chosen, Shapes):
-            return []
-        return pieces(self.viewer, chosen, self._layer(slide), slide)
-
-    def _region(self, slide: Slide) -> Region:
-        chosen = self.form.region.value
-        if chosen == WHOLE:
-            return whole(slide)
-        if chosen == VIEW:
-            return seen(self.viewer, self._layer(slide), slide)
-        return drawn(self.viewer, chosen, self._layer(slide), slide)
-
-    def _plans(self, slide: Slide) -> list[Plan]:
-        """Return what the choices stand for now: at least one file.
-
-        Raises
-        ------
-        SlideError
-            If there is nothing to be exported, or such a file can't hold it.
-        """
-        form = self.form
-        choices = form.level.value, form.color.value, form.kind.value
-        masked = form.pieces.value == MASKED
-        plane = shown_plane(self.viewer, self._layer(slide), slide)
-        plans = [
-            Plan(
-                slide,
-                piece.region,
-                *choices,
-                piece.number,
-                piece.outline if masked else None,
-                plane,
-            )
-            for piece in self._pieces(slide)
-        ] or [Plan(slide, self._region(slide), *choices, plane=plane)]
-        for plan in plans:
-            plan.check()
-        return plans
+        self.region.value = shapes  # though it may have been active before
 
     def _look_soon(self, event: Any) -> None:
-        if self.isVisible() and not self.timer.isActive():
+        if self.visible and not self.timer.isActive():
             self.timer.start()
 
     def _look(self, event: Any = None) -> None:
         """Say what would be exported now, and how far the running export is."""
+        if not isalive(self.native):
+            return
         self._offer()
         if self.slide is None or self.slide not in self.slides():
             return
-        try:
-            plans = self._plans(self.slide)
-        except SlideError as error:
-            size, notes = "", str(error)
-        else:
-            said = dict.fromkeys(note for plan in plans for note in plan.region.notes)
-            plane = ", ".join(f"{axis} = {at}" for axis, at in plans[0].plane.items())
-            size = summary(plans)
-            notes = " ".join([*([f"It is the plane {plane}."] if plane else []), *said])
-        _say(self.summary, size)
-        _say(self.notes, notes)
-        self.export.setEnabled(bool(size) and not self._running)
+        said = announce(self.choices, self.viewer, self.slide)
+        self.summary.say(said.size)
+        self.notes.say(said.notes)
+        self.export.enabled = bool(said.size) and not self._running
         for export in self._running:
-            part, left = export.done
-            self.progress.setValue(round(FINE * part))
-            rest = f"{byte_size(left)} left" if left else "the file is being finished"
-            _say(self.status, f"Writing '{export.path.name}': {rest}")
-        self.cancel.setEnabled(bool(self._running))
-        self.progress.setVisible(bool(self._running))
+            part, how = export.done
+            self.progress.value = round(FINE * part)
+            self.status.say(how)
+        self.cancel.enabled = self.progress.visible = bool(self._running)
         if self._running:
             self.timer.start()
 
@@ -349,35 +306,31 @@ class RegionExport(SlideDock):
         """Ask for the file, and write it."""
         if self.slide is None:
             return
-        plans = self._plans(self.slide)
+        plans = self.choices.plans(self.viewer, self.slide)
         plan = plans[0]
         endings = ENDINGS[plan.kind]
-        name = f"{slide_name(plan.slide)} x{plan.region.x} y{plan.region.y}{endings[0]}"
-        if len(plans) > 1:
-            name = f"{slide_name(plan.slide)} shape{endings[0]}"
+        which = "shape" if len(plans) > 1 else f"x{plan.region.x} y{plan.region.y}"
         patterns = " ".join(f"*{ending}" for ending in endings)
         answer = ask_where_to_save(
-            self,
+            self.native,
             "Export region",
-            self._start_folder(plan.slide) / name,
+            start_folder(self._folder, plan.slide)
+            / f"{slide_name(plan.slide)} {which}{endings[0]}",
             f"{plan.kind} ({patterns})",
         )
         if answer:
             # Only of the very name that the dialog returned the user was asked.
             path = Path(named(answer, plan.kind))
             paths = paths_of(plans, path)
-            self._write(list(zip(plans, paths, strict=True)), overwrite=paths == [Path(answer)])
+            self.write(list(zip(plans, paths, strict=True)), overwrite=paths == [Path(answer)])
 
-    def _start_folder(self, slide: Slide) -> Path:
-        folder = self._folder or Path(slide.path).parent
-        return folder if folder.is_dir() else Path.home()
-
-    def _write(self, files: Sequence[tuple[Plan, Path]], *, overwrite: bool) -> None:
+    def write(self, files: Sequence[tuple[Plan, Path]], *, overwrite: bool) -> None:
+        """Write files in another thread, and say in the dock how far that is."""
         plan, path = files[0]
         self._folder = path.parent
         export = Export(files)
         self._running.append(export)
-        self._jobs.start(
+        self.jobs.start(
             f"Exporting {path.name}",
             plan.slide,
             partial(export.write, overwrite=overwrite),
@@ -393,8 +346,9 @@ class RegionExport(SlideDock):
     def _end(self, export: Export, sentence: str) -> None:
         if export in self._running:
             self._running.remove(export)
-            _say(self.status, sentence)
-            self._look()
+            if isalive(self.native):  # a window that closes takes its docks first
+                self.status.say(sentence)
+                self._look()
 
 
 def _cancel(running: Sequence[Export], why: str = "") -> None:
@@ -411,31 +365,9 @@ def _tell(sentence: str) -> None:
         logger.warning(sentence)
 
 
-def _label(name: str) -> QLabel:
-    label = QLabel()
-    label.setWordWrap(True)
-    label.setAccessibleName(name)
-    label.setTextFormat(Qt.PlainText)
-    label.setTextInteractionFlags(Qt.TextSelectableByMouse)
-    label.hide()
-    return label
-
-
-def _say(label: QLabel, text: str) -> None:
-    if label.text() != text:
-        label.setText(text)
-    label.setVisible(bool(text))
-
-
-def _button(text: str, tip: str) -> QPushButton:
-    button = QPushButton(text)
-    button.setToolTip(tip)
-    return button
-
-
-def _row(*widgets: QWidget) -> QHBoxLayout:
-    row = QHBoxLayout()
-    for widget in widgets:
-        row.addWidget(widget)
-    row.addStretch()
-    return row
+def _told_apart(names: Sequence[str]) -> list[str]:
+    """Return names of which equal ones are numbered."""
+    return [
+        f"{name} ({names[: index + 1].count(name)})" if names.count(name) > 1 else name
+        for index, name in enumerate(names)
+    ]

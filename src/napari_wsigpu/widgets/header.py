@@ -6,11 +6,11 @@ import html
 from typing import TYPE_CHECKING, Any
 
 from qtpy.QtCore import QSize, Qt, QTimer
-from qtpy.QtWidgets import QBoxLayout, QHBoxLayout, QLabel, QVBoxLayout, QWidget
-from superqt import QElidingLabel
+from qtpy.QtWidgets import QBoxLayout
 
-from napari_wsigpu.widgets.facts import damage, facts, title
-from napari_wsigpu.widgets.picture_view import PictureView, overview_image
+from napari_wsigpu.slide.facts import NOT_GIVEN, damage, facts, title
+from napari_wsigpu.widgets.kit.parts import Hosted, Panel, Text, Title, row
+from napari_wsigpu.widgets.kit.picture import PictureView, overview_image
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,48 +24,35 @@ MOST_WARNINGS = 3
 WATCH_MS = 1000
 
 
-class Header(QWidget):  # type: ignore[misc]
+class Header(Panel):
     """What the slide is, at a glance."""
 
     def __init__(self, jobs: Jobs) -> None:
-        super().__init__()
         self._jobs = jobs
         self._slide: Slide | None = None
         self._problems: list[str] = []
         self._found: list[str] | None = None
-        self._unread = False
-        self._low = False
-        self.title = QElidingLabel()
-        self.title.setElideMode(Qt.ElideMiddle)
-        font = self.title.font()
-        font.setBold(True)
-        self.title.setFont(font)
-        self.thumbnail = PictureView(THUMBNAIL, THUMBNAIL)
-        self.thumbnail.setAccessibleName("Thumbnail of the slide")
-        self.facts = _selectable_label(Qt.RichText)
-        self.facts.setAccessibleName("What the slide is")
-        self.warnings = _selectable_label(Qt.PlainText)
-        self.warnings.setAccessibleName("Warnings")
+        self._unread = self._low = False
+        self.title = Title()
+        self.thumbnail = Hosted(PictureView(THUMBNAIL, THUMBNAIL), "Thumbnail of the slide")
+        self.facts = Text("What the slide is", rich=True)
+        self.warnings = Text("Warnings")
+        self._middle = row(self.thumbnail, self.facts)
+        super().__init__(self.title, self._middle, self.warnings)
+        for part in (self.thumbnail, self.facts):
+            self._middle.native.layout().setAlignment(part.native, Qt.AlignTop)
+        self._middle.native.layout().setStretchFactor(self.facts.native, 1)
+        self.native.least = self._least
         # Tiles turn out to be damaged while one looks around; nobody says when.
-        self._watch = QTimer(self)
-        self._watch.setInterval(WATCH_MS)
-        self._watch.timeout.connect(self._warn)
-
-        self._middle = QHBoxLayout()
-        self._middle.addWidget(self.thumbnail, 0, Qt.AlignTop)
-        self._middle.addWidget(self.facts, 1, Qt.AlignTop)
-        layout = QVBoxLayout(self)
-        layout.setContentsMargins(0, 0, 0, 0)
-        layout.addWidget(self.title)
-        layout.addLayout(self._middle)
-        layout.addWidget(self.warnings)
+        self.watch = QTimer(self.native)
+        self.watch.setInterval(WATCH_MS)
+        self.watch.timeout.connect(self._warn)
 
     def show_slide(self, slide: Slide | None) -> None:
         """Show another slide, or none."""
         self._slide = slide
-        self.title.setText("" if slide is None else title(slide))
-        self.title.setToolTip("" if slide is None else slide.path)
-        self.facts.setText("" if slide is None else _table(facts(slide)))
+        self.title.say("" if slide is None else title(slide), "" if slide is None else slide.path)
+        self._show_facts()
         self.warn([])
         self.reload()
 
@@ -78,81 +65,76 @@ class Header(QWidget):  # type: ignore[misc]
         """Make the thumbnail again."""
         self._jobs.drop(self)
         self._unread = self._slide is not None
-        self.thumbnail.show_text("")
-        if self.isVisible():
+        self.thumbnail.native.show_text("")
+        if self.visible:
             self._read()
 
-    def showEvent(self, event: Any) -> None:  # noqa: N802
+    def on_shown(self, event: Any) -> None:
         """Make the thumbnail, now that it is looked at."""
-        super().showEvent(event)
-        self._watch.start()
+        self.watch.start()
         self._warn()
         self._read()
 
-    def hideEvent(self, event: Any) -> None:  # noqa: N802
+    def on_hidden(self) -> None:
         """Watch no longer."""
-        self._watch.stop()
-        super().hideEvent(event)
+        self.watch.stop()
 
-    def resizeEvent(self, event: Any) -> None:  # noqa: N802
-        """Keep room for all lines, which layouts don't; put them below a thumbnail if narrow."""
-        super().resizeEvent(event)
-        self._arrange()
-
-    def be_low(self, *, low: bool) -> None:
-        """Do without a thumbnail above the lines, or with it again."""
-        if low != self._low:
-            self._low = low
-            self._arrange()
-
-    def _arrange(self) -> None:
-        narrow = self.width() < NARROW * self.fontMetrics().lineSpacing()
-        self._middle.setDirection(QBoxLayout.TopToBottom if narrow else QBoxLayout.LeftToRight)
-        self.thumbnail.setHidden(narrow and self._low)
+    def on_resized(self) -> None:
+        """Put the lines below the thumbnail if it is narrow."""
+        narrow = self.width < NARROW * self.native.fontMetrics().lineSpacing()
+        way = QBoxLayout.TopToBottom if narrow else QBoxLayout.LeftToRight
+        self._middle.native.layout().setDirection(way)
         self._make_room()
 
-    def minimumSizeHint(self) -> QSize:  # noqa: N802
+    def be_low(self, *, low: bool) -> None:
+        """Say all in two lines without a thumbnail, or in a table beside it again."""
+        if low != self._low:
+            self._low = low
+            self.thumbnail.native.setHidden(low)
+            self._show_facts()
+            self.on_resized()
+
+    def _show_facts(self) -> None:
+        found = [] if self._slide is None else facts(self._slide)
+        self.facts.value = _line(found) if self._low else _table(found)
+
+    def _least(self, size: QSize) -> QSize:
         """Return the least size with the lines below the thumbnail."""
-        return QSize(self.facts.minimumSizeHint().width(), super().minimumSizeHint().height())
+        return QSize(self.facts.native.minimumSizeHint().width(), size.height())
 
     def _make_room(self) -> None:
         for label in (self.facts, self.warnings):
-            label.setMinimumHeight(0)  # or it is the least that is asked for
-            label.setMinimumHeight(max(label.heightForWidth(label.width()), 0))
+            label.keep_room()
 
     def _read(self) -> None:
         slide = self._slide
         if slide is None or not self._unread:
             return
         self._unread = False
+        view = self.thumbnail.native
         self._jobs.start(
             "Making a thumbnail",
             slide,
             lambda: overview_image(slide),
-            self.thumbnail.show_picture,
-            self.thumbnail.show_text,
+            view.show_picture,
+            view.show_text,
             owner=self,
         )
 
     def _warn(self) -> None:
         found = [] if self._slide is None else [*damage(self._slide), *self._problems]
-        more = len(found) - MOST_WARNINGS
-        shown = found[:MOST_WARNINGS] + ([f"And {more:,} more."] if more > 0 else [])
         if found == self._found:
             return
         self._found = found
-        self.warnings.setText("\n".join(f"\N{WARNING SIGN} {text}" for text in shown))
-        self.warnings.setToolTip("\n".join(found[:100]) if more > 0 else "")
-        self.warnings.setVisible(bool(found))
+        more = len(found) - MOST_WARNINGS
+        shown = found[:MOST_WARNINGS] + ([f"And {more:,} more."] if more > 0 else [])
+        self.warnings.say("\n".join(f"\N{WARNING SIGN} {text}" for text in shown))
+        self.warnings.tooltip = "\n".join(found[:100]) if more > 0 else ""
         self._make_room()
 
 
-def _selectable_label(text_format: Qt.TextFormat) -> QLabel:
-    label = QLabel()
-    label.setTextFormat(text_format)
-    label.setWordWrap(True)
-    label.setTextInteractionFlags(Qt.TextSelectableByMouse | Qt.TextSelectableByKeyboard)
-    return label
+def _line(rows: Sequence[tuple[str, str]]) -> str:
+    return " · ".join(html.escape(value) for _, value in rows if value != NOT_GIVEN)
 
 
 def _table(rows: Sequence[tuple[str, str]]) -> str:

@@ -29,7 +29,7 @@ class Job:
     work: Callable[[], Any]
     done: Callable[[Any], None]
     failed: Callable[[str], None] | None
-    owner: QObject | None
+    owner: object | None
     wanted: bool = True
     slide_has_left: bool = False
     future: Future[Any] = field(init=False)
@@ -76,7 +76,7 @@ class Jobs(QObject):  # type: ignore[misc]
         work: Callable[[], Any],
         done: Callable[[Any], None],
         failed: Callable[[str], None] | None = None,
-        owner: QObject | None = None,
+        owner: object | None = None,
     ) -> None:
         """Start work.
 
@@ -93,7 +93,7 @@ class Jobs(QObject):  # type: ignore[misc]
             Called with the result in the main thread.
         failed : callable, optional
             Called with one sentence in the main thread, beside a notification.
-        owner : QObject, optional
+        owner : object, optional
             Who can drop the work. Without an owner it is finished in any case.
         """
         job = Job(what, slide, work, done, failed, owner)
@@ -105,7 +105,7 @@ class Jobs(QObject):  # type: ignore[misc]
         job.future = self._executor.submit(job.run)
         job.future.add_done_callback(lambda _: self._tell(job))
 
-    def drop(self, owner: QObject) -> None:
+    def drop(self, owner: object) -> None:
         """Forget the work of an owner: its results are no longer wanted."""
         for job in self._running:
             if job.owner is owner:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from napari_wsigpu.widgets.rates import SECONDS, Rates
+from napari_wsigpu.slide.rates import SECONDS, Rates
 
 
 def counters(tiles=0, by_gpu=0, read=0, asked=0, hits=0):

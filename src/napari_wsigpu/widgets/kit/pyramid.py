@@ -9,7 +9,7 @@ from qtpy.QtCore import QPointF, QSize, Qt
 from qtpy.QtGui import QPainter, QPalette, QPen, QPolygonF
 from qtpy.QtWidgets import QSizePolicy, QWidget
 
-from napari_wsigpu.widgets.theme import accent
+from napari_wsigpu.widgets.kit.theme import accent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,15 +68,11 @@ class Pyramid(QWidget):  # type: ignore[misc]
         for index, level in enumerate(self._levels):
             part = 1 - (1 - SMALLEST) * math.log2(max(level.downsample(base), 1)) / most
             middle = QPointF(
-                room / 2 + line,
-                self.height() - (MARGIN + DEPTH / 2 + index * STEP) * line,
+                room / 2 + line, self.height() - (MARGIN + DEPTH / 2 + index * STEP) * line
             )
             self._draw_plane(painter, middle, part * room / 2, part * DEPTH * line / 2, index)
             painter.drawText(
-                QPointF(
-                    room + 2 * line,
-                    middle.y() + self.fontMetrics().capHeight() / 2,
-                ),
+                QPointF(room + 2 * line, middle.y() + self.fontMetrics().capHeight() / 2),
                 self._labels[index],
             )
         painter.end()

@@ -9,7 +9,7 @@ from qtpy.QtCore import QPointF, QRectF, QSize, Qt, Signal
 from qtpy.QtGui import QPainter, QPen, QPolygonF
 from qtpy.QtWidgets import QSizePolicy, QWidget
 
-from napari_wsigpu.widgets.theme import accent
+from napari_wsigpu.widgets.kit.theme import accent
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,36 +29,30 @@ class OverviewMap(QWidget):  # type: ignore[misc]
     ----------
     moved : Signal(float, float)
         (x, y) in pixels of level 0 that the user wants to see: clicked, or dragged to.
+    image : QImage or None
+        The picture that is shown.
+    view : ndarray or None
+        Corners (x, y) of the frame, in pixels of level 0.
     """
 
     moved = Signal(float, float)
 
     def __init__(self) -> None:
         super().__init__()
-        self._image: QImage | None = None
+        self.image: QImage | None = None
         self._size, self._aspect = (1, 1), 1.0
-        self._view: NDArray[np.float64] | None = None
+        self.view: NDArray[np.float64] | None = None
         self.setAccessibleName("Overview")
         self.setToolTip("Click or drag to move the view")
         self.setCursor(Qt.CrossCursor)
         self.setSizePolicy(QSizePolicy.Preferred, QSizePolicy.Preferred)
-
-    @property
-    def image(self) -> QImage | None:
-        """The picture that is shown."""
-        return self._image
-
-    @property
-    def view(self) -> NDArray[np.float64] | None:
-        """Corners (x, y) of the frame, in pixels of level 0."""
-        return self._view
 
     def show_slide(self, size: tuple[int, int], aspect: float, image: QImage | None = None) -> None:
         """Show another slide of (width, height) pixels; its picture may come later.
 
         A pixel is `aspect` times as wide as high.
         """
-        self._size, self._aspect, self._image = size, aspect, image
+        self._size, self._aspect, self.image = size, aspect, image
         self._fit()
         self.update()
 
@@ -74,7 +68,7 @@ class OverviewMap(QWidget):  # type: ignore[misc]
 
     def show_view(self, corners: NDArray[np.float64] | None) -> None:
         """Draw the frame around other corners, or none."""
-        self._view = corners
+        self.view = corners
         self.update()
 
     def sizeHint(self) -> QSize:  # noqa: N802
@@ -100,14 +94,14 @@ class OverviewMap(QWidget):  # type: ignore[misc]
         painter = QPainter(self)
         painter.setRenderHints(QPainter.Antialiasing | QPainter.SmoothPixmapTransform)
         area = self._area()
-        if self._image is None:
+        if self.image is None:
             painter.fillRect(area, self.palette().mid())
         else:
-            painter.drawImage(area, self._image)
-        if self._view is not None:
+            painter.drawImage(area, self.image)
+        if self.view is not None:
             painter.setPen(QPen(accent(), FRAME))
             painter.setClipRect(self.rect())
-            near = np.clip(self._view, -FARTHEST, FARTHEST)
+            near = np.clip(self.view, -FARTHEST, FARTHEST)
             frame = QPolygonF([self.place(x, y) for x, y in near.tolist()])
             if max(frame.boundingRect().width(), frame.boundingRect().height()) >= LEAST:
                 painter.drawPolygon(frame)

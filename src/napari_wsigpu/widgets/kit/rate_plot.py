@@ -8,8 +8,8 @@ from qtpy.QtCore import QPointF, QRectF, QSize, Qt
 from qtpy.QtGui import QPainter, QPalette, QPen
 from qtpy.QtWidgets import QSizePolicy, QWidget
 
-from napari_wsigpu.widgets.rates import SECONDS, Step
-from napari_wsigpu.widgets.theme import accent
+from napari_wsigpu.slide.rates import SECONDS, Step, per_second
+from napari_wsigpu.widgets.kit.theme import accent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -103,8 +103,3 @@ class RatePlot(QWidget):  # type: ignore[misc]
 
     def _peak_text(self) -> str:
         return f"peak {per_second(self.peak)}"
-
-
-def per_second(rate: float) -> str:
-    """Return how many tiles a second these are."""
-    return f"{rate:,.0f} tiles/s" if rate >= 10 or not rate else f"{rate:.1f} tiles/s"

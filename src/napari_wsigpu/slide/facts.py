@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 TIMES = "\N{MULTIPLICATION SIGN}"
 TOGETHER = "\N{NO-BREAK SPACE}"
 MOST_CHANNELS = 6
+NOT_GIVEN = "not given"
+# Vendors whose names are not just the code's with a capital letter.
+NAMES = {"dicom": "DICOM", "philips-isyntax": "Philips", "wsigpu": "napari-wsigpu"}
 MUCH = 5000  # fields
 
 
@@ -52,17 +55,17 @@ def facts(slide: Slide) -> list[tuple[str, str]]:
     """
     width, height = slide.dimensions
     layout = slide.layout
-    found = [("Vendor", slide.vendor)]
+    found = [("Vendor", NAMES.get(slide.vendor, slide.vendor.capitalize()))]
     if slide.vendor == "generic-tiff":
         found = [("Format", "OME-TIFF" if "ome" in layout.metadata else "TIFF")]
     screen = None if says_much(slide) else Screen(slide.metadata)
     if layout.scanner and screen is not None:
         found.append(("Scanner", screen.metadata["scanner"]))
     found.append(
-        ("Objective", "not given" if slide.objective is None else f"{slide.objective:g}{TIMES}")
+        ("Objective", NOT_GIVEN if slide.objective is None else f"{slide.objective:g}{TIMES}")
     )
     if slide.mpp is None:
-        found.append(("MPP", "not given"))
+        found.append(("MPP", NOT_GIVEN))
     else:
         x, y = slide.mpp
         size = f"{x:.4g}" if x == y else f"{x:.4g} {TIMES} {y:.4g}"
@@ -148,6 +151,22 @@ def level_facts(slide: Slide) -> list[LevelFacts]:
             )
         )
     return rows
+
+
+def level_names(slide: Slide) -> list[tuple[int, str]]:
+    """Return number and name of each level: which it is, its pixel size or downsample, its size."""
+    base = slide.layout.levels[0]
+    found = []
+    for number, level, *_ in slide.pyramid:
+        downsample = level.downsample(base)
+        parts = ["computed" if level.computed else f"level {number}"]
+        if slide.mpp is None:
+            parts.append(f"downsample {downsample:.4g}")
+        else:
+            parts.append(pixel_size(slide.mpp, downsample))
+        parts.append(f"{level.width:,} {TIMES} {level.height:,} px")
+        found.append((number, "  ·  ".join(parts)))
+    return found
 
 
 def _is_in_file(level: LevelLayout) -> bool:

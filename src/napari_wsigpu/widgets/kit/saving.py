@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qtpy.QtWidgets import QFileDialog
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from qtpy.QtWidgets import QWidget
+
+    from napari_wsigpu.slide.slide import Slide
 
 
 def ask_where_to_save(parent: QWidget, title: str, start: Path, filters: str) -> str:
@@ -62,3 +63,9 @@ def ask_what_to_open(parent: QWidget, title: str, folder: Path, filters: str) ->
     path: str = dialog.selectedFiles()[0] if dialog.exec() else ""
     dialog.deleteLater()
     return path
+
+
+def start_folder(last: Path | None, slide: Slide) -> Path:
+    """Return where a dialog starts: the folder of the last file, or else of the slide."""
+    folder = last or Path(slide.path).parent
+    return folder if folder.is_dir() else Path.home()

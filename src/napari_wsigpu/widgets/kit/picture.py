@@ -9,7 +9,7 @@ from qtpy.QtCore import QPoint, QPointF, QRect, QSize, QSizeF, Qt
 from qtpy.QtGui import QColor, QImage, QPainter, QPalette, QRadialGradient
 from qtpy.QtWidgets import QLabel, QSizePolicy
 
-from napari_wsigpu.widgets.pictures import aspect_of, overview
+from napari_wsigpu.slide.pictures import aspect_of, overview
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,27 +29,24 @@ class PictureView(QLabel):  # type: ignore[misc]
     ----------
     width, height : float
         Largest size in lines of text, so that it grows with the font.
+
+    Attributes
+    ----------
+    image : QImage or None
+        The picture that is shown.
+    veiled : bool
+        Whether a placeholder is shown that tells nothing of the picture.
     """
 
     def __init__(self, width: float, height: float) -> None:
         super().__init__()
         self._lines = (width, height)
-        self._image: QImage | None = None
-        self._veiled = False
+        self.image: QImage | None = None
+        self.veiled = False
         self.setAlignment(Qt.AlignCenter)
         self.setTextFormat(Qt.PlainText)
         self.setWordWrap(True)
         self.setSizePolicy(QSizePolicy.Preferred, QSizePolicy.Fixed)
-
-    @property
-    def image(self) -> QImage | None:
-        """The picture that is shown."""
-        return self._image
-
-    @property
-    def veiled(self) -> bool:
-        """Whether a placeholder is shown that tells nothing of the picture."""
-        return self._veiled
 
     def show_picture(self, image: QImage) -> None:
         """Show a picture."""
@@ -67,8 +64,8 @@ class PictureView(QLabel):  # type: ignore[misc]
         """Return the size in pixels for the font that is used."""
         line = self.fontMetrics().lineSpacing()
         size = QSize(round(self._lines[0] * line), round(self._lines[1] * line))
-        if self._image is not None:
-            size.setWidth(self._image.size().scaled(size, Qt.KeepAspectRatio).width())
+        if self.image is not None:
+            size.setWidth(self.image.size().scaled(size, Qt.KeepAspectRatio).width())
         return size
 
     def heightForWidth(self, width: int) -> int:  # noqa: N802
@@ -84,16 +81,16 @@ class PictureView(QLabel):  # type: ignore[misc]
         """Draw what is shown."""
         painter = QPainter(self)
         painter.setRenderHints(QPainter.Antialiasing | QPainter.SmoothPixmapTransform)
-        if self._image is None:
+        if self.image is None:
             self._paint_ground(painter)
         else:
-            size = self._image.size().scaled(self.size(), Qt.KeepAspectRatio)
-            painter.drawImage(QRect(QPoint(0, 0), size), self._image)
+            size = self.image.size().scaled(self.size(), Qt.KeepAspectRatio)
+            painter.drawImage(QRect(QPoint(0, 0), size), self.image)
         painter.end()
         super().paintEvent(event)
 
     def _set(self, image: QImage | None, text: str, *, veiled: bool) -> None:
-        self._image, self._veiled = image, veiled
+        self.image, self.veiled = image, veiled
         self.setText(text)
         self.updateGeometry()
         self.update()
@@ -104,7 +101,7 @@ class PictureView(QLabel):  # type: ignore[misc]
         painter.setBrush(_faint(color, 24))
         corner = self.fontMetrics().lineSpacing() / 3
         painter.drawRoundedRect(self.rect(), corner, corner)
-        if self._veiled:
+        if self.veiled:
             for x, y, radius in SPOTS:
                 middle = QPointF(x * self.width(), y * self.height())
                 spot = QRadialGradient(middle, radius * self.width())

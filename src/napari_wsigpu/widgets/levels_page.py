@@ -1,23 +1,15 @@
-"""The inspector's tab "Levels": the pyramid as a drawing and a table."""
+"""The inspector's page "Levels": the pyramid as a drawing and a table."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from qtpy.QtCore import QEvent, Qt
-from qtpy.QtWidgets import (
-    QAbstractItemView,
-    QHeaderView,
-    QLabel,
-    QStyle,
-    QTableWidget,
-    QTableWidgetItem,
-    QVBoxLayout,
-    QWidget,
-)
+from qtpy.QtWidgets import QAbstractItemView, QHeaderView, QStyle, QTableWidget, QTableWidgetItem
 
-from napari_wsigpu.widgets.facts import LevelFacts, level_facts, levels_in_short
-from napari_wsigpu.widgets.pyramid import Pyramid
+from napari_wsigpu.slide.facts import LevelFacts, level_facts, levels_in_short
+from napari_wsigpu.widgets.kit.parts import Hosted, Panel, Text
+from napari_wsigpu.widgets.kit.pyramid import Pyramid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,6 +19,7 @@ if TYPE_CHECKING:
 HEADERS = ("#", "Size", "Down", "Tile", "Bytes", "Compression")
 TILE = HEADERS.index("Tile")
 LEAST = 4  # characters
+MARGIN = 9  # pixels
 TIPS = LevelFacts(
     "Number of the level; 0 is the finest. Levels that are computed for viewers have none",
     "Width and height in pixels",
@@ -51,7 +44,6 @@ class LevelsTable(QTableWidget):  # type: ignore[misc]
         self.horizontalHeader().setStretchLastSection(True)
         self.horizontalHeader().setHighlightSections(False)
         self.horizontalHeader().setMinimumSectionSize(1)
-        self.setAccessibleName("Levels")
         self.setEditTriggers(QAbstractItemView.NoEditTriggers)
         self.setSelectionBehavior(QAbstractItemView.SelectRows)
         self.setSelectionMode(QAbstractItemView.SingleSelection)
@@ -107,26 +99,22 @@ class LevelsTable(QTableWidget):  # type: ignore[misc]
         return int(widest + 2 * margin + 0.6 * metrics.averageCharWidth())
 
 
-class LevelsTab(QWidget):  # type: ignore[misc]
+class LevelsPage(Panel):
     """All levels, those that the file lacks included."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.pyramid = Pyramid()
-        self.short = QLabel()
-        self.short.setWordWrap(True)
-        self.table = LevelsTable()
-        layout = QVBoxLayout(self)
-        layout.addWidget(self.pyramid)
-        layout.addWidget(self.short)
-        layout.addWidget(self.table, 1)
-        self.table.currentCellChanged.connect(self.pyramid.choose)
+        self.pyramid = Hosted(Pyramid(), "Pyramid of levels")
+        self.short = Text("Levels in short")
+        self.table = Hosted(LevelsTable(), "Levels")
+        super().__init__(self.pyramid, self.short, self.table, margin=MARGIN)
+        self.stretch(self.table)
+        self.table.native.currentCellChanged.connect(self.pyramid.native.choose)
 
     def show_slide(self, slide: Slide | None) -> None:
         """Show the levels of another slide, or none."""
         rows = [] if slide is None else level_facts(slide)
-        self.short.setText("" if slide is None else levels_in_short(slide))
+        self.short.value = "" if slide is None else levels_in_short(slide)
         labels = [f"{row.level}:  {row.size}" if row.level else row.size for row in rows]
         levels = () if slide is None else tuple(level.layout for level in slide.pyramid)
-        self.pyramid.show_levels(levels, labels)
-        self.table.show_levels(rows)
+        self.pyramid.native.show_levels(levels, labels)
+        self.table.native.show_levels(rows)

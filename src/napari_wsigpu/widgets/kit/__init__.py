@@ -1,0 +1,1 @@
+"""What magicgui and superqt lack, each wrapped once as a magicgui widget."""
