@@ -97,7 +97,7 @@ class PlaceDecoder:
 DOCK = '''
 """Who made the scanner."""
 
-from qtpy.QtWidgets import QLabel, QVBoxLayout
+from magicgui.widgets import Container, Label
 
 from napari_wsigpu.widgets.slide_dock import SlideDock
 
@@ -105,14 +105,12 @@ from napari_wsigpu.widgets.slide_dock import SlideDock
 class ScannerDock(SlideDock):
     def __init__(self, napari_viewer):
         super().__init__(napari_viewer, "No slide is open.")
-        self.vendor = QLabel()
-        layout = QVBoxLayout(self)
-        layout.addWidget(self.empty)
-        layout.addWidget(self.vendor)
+        self.vendor = Label()
+        self.add_details(Container(widgets=[self.vendor]))
         self.follow()
 
     def show_slide(self, slide):
-        self.vendor.setText("" if slide is None else slide.vendor)
+        self.vendor.value = "" if slide is None else slide.vendor
 '''
 COMMAND = """    - id: napari-wsigpu.scanner
       title: Scanner
@@ -132,9 +130,9 @@ manager.discover()
 [item] = [each for each in manager.iter_widgets() if each.display_name == "Scanner"]
 viewer = ViewerModel()
 dock = item.get_callable()(napari_viewer=viewer)
-said = [dock.vendor.text(), dock.empty.isHidden()]
+said = [dock.vendor.value, dock.empty.native.isHidden()]
 viewer.open(sys.argv[1], plugin="napari-wsigpu")
-print(json.dumps([*said, dock.vendor.text(), dock.empty.isHidden()]))
+print(json.dumps([*said, dock.vendor.value, dock.empty.native.isHidden()]))
 """
 SHOW = """
 import json, sys

@@ -1,5 +1,6 @@
 """What openslide-python returns of the same files, and how it fails."""
 
+from contextlib import suppress
 from ctypes import ArgumentError
 
 import numpy as np
@@ -268,3 +269,12 @@ def test_caches(tmp_path):
 def test_other_packages_import_errors_from_the_low_level_module():
     assert ours.lowlevel.OpenSlideError is ours.OpenSlideError
     assert {*ours.lowlevel.__all__} <= {*dir(theirs.lowlevel)}
+
+
+@pytest.mark.parametrize("level", [1.5, 99])
+def test_a_level_that_is_none_spoils_nothing(level, tmp_path):
+    slides.write_aperio(tmp_path / "slide.svs", slides.picture(200, 300))
+    with ours.OpenSlide(tmp_path / "slide.svs") as slide:
+        with suppress(ours.OpenSlideError):
+            slide.read_region((0, 0), level, (8, 8))
+        assert slide.read_region((0, 0), 0, (8, 8)).size == (8, 8)

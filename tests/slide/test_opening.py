@@ -233,6 +233,25 @@ def test_a_slide_that_was_closed_stays_so_in_a_forked_process(path):
 
 
 @forks
+@pytest.mark.parametrize("batch_size", [None, 4])
+def test_an_iterator_goes_on_in_a_forked_process(path, batch_size):
+    """The threads that read ahead are the parent's alone."""
+    where = [(number, 2 * number) for number in range(60)]
+    with open_slide(path, "cpu") as slide:
+        expected = [slide.read_region(place, (30, 20)) for place in where]
+        regions = slide.read_regions(where, (30, 20), 0, batch_size)
+        first = len(next(regions)) if batch_size else len([next(regions)])
+
+        def work():
+            found = list(regions)
+            found = np.concatenate(found) if batch_size else np.stack(found)
+            return np.array_equal(found, expected[first:])
+
+        assert in_child(work) == "True"
+        assert sum(len(batch) if batch_size else 1 for batch in regions) == 60 - first
+
+
+@forks
 def test_a_stream_in_memory_goes_on_in_a_forked_process(path):
     with tiffslide.TiffSlide(io.BytesIO(path.read_bytes())) as slide:
         pixels = slide.read_region((0, 0), 0, (64, 64), as_array=True)

@@ -295,7 +295,8 @@ def test_nothing_is_asked_of_those_who_saved(
     assert keeper.unsaved() == []
 
 
-def test_annotations_survive_a_crash(viewer, dock, slides, monkeypatch, qtbot):
+def test_annotations_survive_a_crash(viewer, dock, slides, monkeypatch, qtbot, tmp_path):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     slide = slide_of(slides[1])
     shapes = draw(viewer, dock)
     press(dock.chips["Stroma"])
@@ -303,7 +304,7 @@ def test_annotations_survive_a_crash(viewer, dock, slides, monkeypatch, qtbot):
     annotating.annotating(viewer).keep()
     qtbot.waitUntil(lambda: bool(list(recovery.folder().glob("*.geojson"))))
     QTest.qWait(100)
-    [kept] = recovery.folder().glob("*.geojson")
+    [kept] = recovery.folder().glob(f"{recovery._digest(slide.path)}-*.geojson")
     assert stat.S_IMODE(recovery.folder().stat().st_mode) == 0o700
     assert "dark" not in kept.name
     assert recovery.lost(slide.path) == []  # this process still runs
@@ -319,7 +320,8 @@ def test_annotations_survive_a_crash(viewer, dock, slides, monkeypatch, qtbot):
     press(dock.recover)
     assert not dock.lost.visible
     assert [dock.rows.text(row, 0) for row in range(len(dock.rows))] == ["Stroma"]
-    assert list(recovery.folder().glob("*.geojson")) == []
+    assert recovery.lost(slide.path) == []
+    assert not kept.exists()
 
 
 @pytest.mark.parametrize("tool", ["Rectangle", "Line", "Outline"])

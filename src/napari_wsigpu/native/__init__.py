@@ -236,10 +236,14 @@ class Core:
         return not self._read_ranges(file, data, len(ranges), target, threads)
 
 
+def _is_off() -> bool:
+    return os.environ.get(SWITCH, "").lower() in ("off", "0", "false", "no")
+
+
 def _load() -> tuple[Core | None, str]:
     """Return the core, or None and why it is missing."""
-    if os.environ.get(SWITCH) == "off":
-        return None, "WSIGPU_NATIVE is off"
+    if _is_off():
+        return None, f"{SWITCH} is off"
     reason = "the package was installed without a C++ compiler or libjpeg-turbo's headers"
     # In an editable install the library lies in site-packages, apart from the sources.
     for folder in __path__:
@@ -261,5 +265,5 @@ available = core is not None
 @cache
 def warn_if_missing() -> None:
     """Log a warning, once per process, if the core is missing and was not switched off."""
-    if not available and os.environ.get(SWITCH) != "off":
+    if not available and not _is_off():
         logger.warning("Tiles are decoded in Python, more slowly: %s", reason)

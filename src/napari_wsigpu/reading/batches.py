@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 import random
 import sys
 from collections import deque
@@ -119,7 +120,7 @@ def _ahead(
         yield from (read(batch, NEVER) for batch in batches)
         return
     groups = iter(lambda: list(islice(batches, together.most)), [])
-    ended = Cancellation()
+    ended, process = Cancellation(), os.getpid()
 
     def read_group(group: list[list[Item]]) -> deque[Any]:
         if len(group) == 1:
@@ -133,20 +134,31 @@ def _ahead(
         return deque(together.cut(regions, begin, end) for begin, end in edges)
 
     with ThreadPoolExecutor(min(workers, MOST_THREADS), "wsigpu-ahead") as pool:
-        waiting: deque[Future[deque[Any]]] = deque()
+        waiting: deque[tuple[list[list[Item]], Future[deque[Any]]]] = deque()
+
+        def submit(count: int) -> None:
+            for group in islice(groups, count):
+                waiting.append((group, pool.submit(read_group, group)))
+
         try:
-            waiting += [pool.submit(read_group, group) for group in islice(groups, window)]
+            submit(window)
             while waiting:
-                found = waiting.popleft().result()
-                waiting += [pool.submit(read_group, group) for group in islice(groups, 1)]
+                group, future = waiting.popleft()
+                if os.getpid() == process:
+                    found = future.result()
+                    submit(1)
+                else:  # a forked child has none of the threads: it reads as the batches are wanted
+                    found = read_group(group)
+                    waiting += [(group, Future()) for group in islice(groups, 1)]
                 while found:
                     regions = found.popleft()
                     yield regions() if isinstance(regions, partial) else regions
                     del regions
         finally:
             ended.cancel()
-            for future in waiting:
-                future.cancel()
+            if os.getpid() == process:
+                for _, future in waiting:
+                    future.cancel()
 
 
 def in_turn(waiting: deque[Generator[Item, None, None]]) -> Generator[Item, None, None]:

@@ -155,6 +155,8 @@ class ImagesPage(Scrolled):
         for card in self.cards.values():
             card.forget()
             self.inner.remove(card)
+            # Until it is deleted it belongs to the page: a window that closes takes it along.
+            card.native.setParent(self.inner.native)
             card.native.deleteLater()
         self.cards = {}
         if slide is not None:

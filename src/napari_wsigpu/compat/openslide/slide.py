@@ -19,6 +19,7 @@ from napari_wsigpu.compat.openslide.lowlevel import (
 from napari_wsigpu.compat.openslide.properties import openslide_properties
 from napari_wsigpu.compat.shared import Items
 from napari_wsigpu.model.errors import (
+    LevelError,
     NotASlideError,
     RegionError,
     SlideError,
@@ -187,7 +188,7 @@ class OpenSlide(AbstractSlide):
             raise OpenSlideError(self._failure)
         try:
             return read()
-        except RegionError as error:  # what was asked for can't be, but the next may
+        except (RegionError, LevelError) as error:  # what was asked for can't be, but the next may
             raise OpenSlideError(str(error)) from error
         except SlideError as error:
             self._failure = str(error)

@@ -104,7 +104,7 @@ CONVERTED = (
     PHOTOMETRIC.MINISWHITE, PHOTOMETRIC.MINISBLACK, PHOTOMETRIC.RGB, PHOTOMETRIC.YCBCR
 )  # fmt: skip
 SHORTEST_PROFILE = 128
-SHORTEST_JFIF = 10
+SHORTEST_JFIF, JFIF_PLACE, JFIF = 100, 6, b"JFIF"
 # Names become those of files and folders where a slide is converted.
 NO_NAME = re.compile(r"[/\\\0]|^\.")
 KNOWN_COLORS = frozenset(PHOTOMETRIC)
@@ -821,8 +821,9 @@ def _is_jfif(page: TiffPage) -> bool:
     if offset is None:
         return False
     handle = page.parent.filehandle
-    handle.seek(offset)
-    return bool(handle.read(SHORTEST_JFIF)[6:] == b"JFIF")
+    # No more than the marker is read: the picture may be a label.
+    handle.seek(offset + JFIF_PLACE)
+    return bool(handle.read(len(JFIF)) == JFIF)
 
 
 def channel_names(count: int, names: Sequence[Channel] = ()) -> tuple[Channel, ...]:
