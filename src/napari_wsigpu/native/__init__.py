@@ -243,7 +243,7 @@ def _is_off() -> bool:
 def _load() -> tuple[Core | None, str]:
     """Return the core, or None and why it is missing."""
     if _is_off():
-        return None, f"{SWITCH} is off"
+        return None, "WSIGPU_NATIVE is off"
     reason = "the package was installed without a C++ compiler or libjpeg-turbo's headers"
     # In an editable install the library lies in site-packages, apart from the sources.
     for folder in __path__:
