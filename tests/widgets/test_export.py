@@ -53,8 +53,12 @@ slide = layer.data[0].slide
 plan = Plan(slide, whole(slide), 0, "stored", Kind.OME_TIFF)
 dock.write([(plan, Path(sys.argv[1]) / "roi.ome.tif")], overwrite=False)
 assert started.wait(20)
-threading.Timer(1, go.set).start()
-QTimer.singleShot(100, viewer.close)
+
+def leave():
+    threading.Timer(4, go.set).start()  # long after the window has closed
+    viewer.close()
+
+QTimer.singleShot(100, leave)
 napari.run()
 """
 
