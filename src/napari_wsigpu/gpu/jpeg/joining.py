@@ -89,16 +89,15 @@ class Joined(NamedTuple):
         bool
             False if a tile does not begin with the header, or end with EOI.
         """
-        if native.core is not None:
-            copied = native.core.read_scans(
-                self.scans,
-                self.header,
-                buffer.ctypes.data,
-                memory=source.address,
-                threads=COPYING_THREADS,
-            )
-        else:
-            copied = self._copy_in_python(source.view, buffer.data)
+        # The core also refuses headers that are longer than it has room for.
+        copied = native.core is not None and native.core.read_scans(
+            self.scans,
+            self.header,
+            buffer.ctypes.data,
+            memory=source.address,
+            threads=COPYING_THREADS,
+        )
+        copied = copied or self._copy_in_python(source.view, buffer.data)
         self.write_ends(buffer.data)
         return copied
 

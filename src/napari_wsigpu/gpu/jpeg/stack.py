@@ -137,19 +137,14 @@ class JpegStreams:
             None if the tiles have to be read as they are: from another source than a file, or
             when they differ from those before.
         """
-        header = self._usual
-        if not header or not isinstance(source, ScanSource):
+        if not isinstance(source, ScanSource):
             return None
         offsets, lengths = (each[0] for each in level.grid.ranges(*tiles.T))
-        if lengths.min() <= len(header) + len(END_OF_IMAGE):
+        joined = self._alike(offsets, lengths, worker.device)
+        if joined is None:
             return None
-        most = self._most(len(tiles), worker.device)
-        if not self._joins(header, len(tiles), most):
-            return None  # what their scans hold is looked at before they are decoded alone
-        stacks = self._stacks(header, len(tiles), most)
-        joined = join(stacks, header, offsets, lengths)
         buffer = worker.take_buffer(joined.end)
-        if not source.read_scans(joined.scans, header, buffer):
+        if not source.read_scans(joined.scans, joined.header, buffer):
             worker.give_buffer(buffer)
             self._usual = b""
             return None
@@ -179,13 +174,11 @@ class JpegStreams:
         """Join tiles in a workspace; return the stacks of each header, and the tiles' indices."""
         most = self._most(count, work.device)
         starts, lengths = batch.starts[0, :count], batch.lengths[0, :count]
-        usual = self._usual
-        long = lengths.min(initial=len(usual)) > len(usual) + len(END_OF_IMAGE)
-        if usual and long and self._joins(usual, count, most):
-            joined = join(self._stacks(usual, count, most), usual, starts, lengths)
-            work.make_room(joined.end, 0, 0)
-            if joined.copy(batch, work.encoded):
-                return [(joined, np.arange(count))]
+        alike = self._alike(starts, lengths, work.device)
+        if alike is not None:
+            work.make_room(alike.end, 0, 0)
+            if alike.copy(batch, work.encoded):
+                return [(alike, np.arange(count))]
         groups: list[tuple[Joined, NDArray[np.int64]]] = []
         end = 0
         for header, (indices, ends) in self._by_header(batch, count).items():
@@ -200,6 +193,25 @@ class JpegStreams:
         if len(groups) == 1 and len(groups[0][1]) == count:
             self._usual = groups[0][0].header
         return groups
+
+    def _alike(
+        self, offsets: NDArray[np.int64], lengths: NDArray[np.int64], device: CudaDevice
+    ) -> Joined | None:
+        """Plan to join tiles that all have the usual header.
+
+        Returns
+        -------
+        Joined or None
+            None if there is none, a tile is too short, or each is decoded alone: what their scans
+            hold is looked at before.
+        """
+        header, count = self._usual, len(lengths)
+        most = self._most(count, device)
+        if not header or not self._joins(header, count, most):
+            return None
+        if lengths.min() <= len(header) + len(END_OF_IMAGE):
+            return None
+        return join(self._stacks(header, count, most), header, offsets, lengths)
 
     def _most(self, count: int, device: CudaDevice) -> int:
         """Return how many of so many tiles a stack has, for the engines to be busy."""
