@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 NO_LIMIT = 1 << 60
-LIMITS = Limits(1024, NO_LIMIT, 256 << 20, 2)
+LIMITS = Limits(1024, None, 256 << 20, 2)
 # Raw tiles are cut into batches by `RawReader`, which reads one while it copies another.
-RAW_LIMITS = Limits(NO_LIMIT, NO_LIMIT, NO_LIMIT, 1)
+RAW_LIMITS = Limits(NO_LIMIT, None, NO_LIMIT, 1)
 
 
 @dataclass

@@ -30,11 +30,11 @@ Canvas = TypeVar("Canvas")
 class Limits(NamedTuple):
     """Largest batch of a level's tiles, and how many batches are in flight.
 
-    A batch has at least one tile, whatever its size.
+    A batch has at least one tile, whatever its size. `encoded_bytes` may be None: no limit.
     """
 
     tiles: int
-    encoded_bytes: int
+    encoded_bytes: int | None
     pixel_bytes: int
     in_flight: int
 
@@ -220,10 +220,10 @@ def _decode(
             options.cancellation.check()
             if len(flying) == limits.in_flight:
                 failures |= flying.popleft().finish()
-            batch = Batch(plan, image, rest[:most], canvas, options)
-            batch = batch.part(slice(_fitting(batch, limits.encoded_bytes)))
+            some = rest[: _fitting(image, plan.tiles[rest[:most]], limits.encoded_bytes)]
+            batch = Batch(plan, image, some, canvas, options)
             try:
-                decoding = backend.begin(batch, more=bool(flying) or len(batch.tiles) < len(rest))
+                decoding = backend.begin(batch, more=bool(flying) or len(some) < len(rest))
             except MemoryError:
                 # The batches in flight hold memory; without any, a smaller batch may fit.
                 if flying:
@@ -244,8 +244,9 @@ def _decode(
     return failures
 
 
-def _fitting(batch: Batch[Canvas], encoded_bytes: int) -> int:
+def _fitting(image: LevelLayout, places: Integers, encoded_bytes: int | None) -> int:
     """Return how many of the first tiles have at most so many encoded bytes; at least one."""
-    rows, columns = batch.places.T
-    sizes = batch.image.grid.byte_counts[:, rows, columns].sum(axis=0)
+    if encoded_bytes is None:
+        return len(places)
+    sizes = image.grid.byte_counts[:, places[:, 0], places[:, 1]].sum(axis=0)
     return max(1, int(np.searchsorted(np.cumsum(sizes), encoded_bytes, "right")))
