@@ -4,12 +4,14 @@ import threading
 from functools import partial
 
 import napari
+import numpy as np
 import pytest
 from napari.components import ViewerModel
 from napari.plugins import _initialize_plugins
 from napari.settings import get_settings
 from npe2 import PluginManager
-from qtpy.QtCore import Qt
+from qtpy.QtCore import QPoint, Qt
+from qtpy.QtTest import QTest
 from qtpy.QtWidgets import QDockWidget, QFileDialog, QMainWindow
 
 from napari_wsigpu.viewer.layers import slide_of
@@ -147,6 +149,19 @@ def click(button):
     button = getattr(button, "native", button)
     assert button.isEnabled()
     button.click()
+
+
+def drag(viewer, start, end):
+    """Press the mouse at a part of the canvas's width and height, move it, and release it."""
+    canvas = viewer.window._qt_viewer.canvas.native
+    size = np.array([canvas.width(), canvas.height()])
+    first, last = (QPoint(*(size * each).astype(int).tolist()) for each in (start, end))
+    QTest.mouseMove(canvas, first)
+    QTest.mousePress(canvas, Qt.LeftButton, Qt.NoModifier, first)
+    for share in (0.5, 1):
+        QTest.mouseMove(canvas, first + (last - first) * share)
+        QTest.qWait(20)
+    QTest.mouseRelease(canvas, Qt.LeftButton, Qt.NoModifier, last)
 
 
 def quiet(qtbot):

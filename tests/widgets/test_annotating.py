@@ -10,7 +10,7 @@ import pytest
 from napari._qt import qt_main_window
 from napari._qt.dialogs.confirm_close_dialog import ConfirmCloseDialog
 from napari.layers import Points, Shapes
-from qtpy.QtCore import QPoint, Qt
+from qtpy.QtCore import Qt
 from qtpy.QtTest import QTest
 from qtpy.QtWidgets import QApplication, QMessageBox
 
@@ -24,6 +24,7 @@ from napari_wsigpu.viewer.layers import slide_of
 from napari_wsigpu.viewer.navigation import screen_pixels, set_screen_pixels
 from napari_wsigpu.viewer.sample import sample_path
 from napari_wsigpu.viewer.settings import PLUGIN
+from tests.widgets.conftest import drag
 
 pytestmark = pytest.mark.window
 
@@ -82,17 +83,9 @@ def show(viewer, layer):
     napari_wsigpu.wait(layer)
 
 
-def drag(viewer, start, end):
-    """Press the mouse at a part of the canvas's width and height, move it, and release it."""
-    canvas = viewer.window._qt_viewer.canvas.native
-    size = np.array([canvas.width(), canvas.height()])
-    first, last = (QPoint(*(size * each).astype(int).tolist()) for each in (start, end))
-    QTest.mouseMove(canvas, first)
-    QTest.mousePress(canvas, Qt.LeftButton, Qt.NoModifier, first)
-    for share in (0.5, 1):
-        QTest.mouseMove(canvas, first + (last - first) * share)
-        QTest.qWait(20)
-    QTest.mouseRelease(canvas, Qt.LeftButton, Qt.NoModifier, last)
+def drag_and_wait(viewer, start, end):
+    """Drag the mouse, and wait for what follows the drawing."""
+    drag(viewer, start, end)
     QTest.qWait(250)
 
 
@@ -105,7 +98,7 @@ def press(button):
 
 def draw(viewer, dock, start=(0.4, 0.4), end=(0.6, 0.6), tool="Rectangle"):
     press(dock.tools[tool])
-    drag(viewer, start, end)
+    drag_and_wait(viewer, start, end)
     return viewer.layers.selection.active
 
 
@@ -129,7 +122,7 @@ def test_each_slide_has_annotations_of_its_own(viewer, dock, slides, answer, tmp
     assert dock.slide is slide_of(first)
     assert len(dock.rows) == 0
     on_first = draw(viewer, dock)
-    drag(viewer, (0.3, 0.3), (0.35, 0.35))
+    drag_and_wait(viewer, (0.3, 0.3), (0.35, 0.35))
     assert on_first is not on_second
     assert len(dock.rows) == 2
     for layer, slide_layer in ((on_first, first), (on_second, second)):
@@ -196,13 +189,13 @@ def test_classes_are_chips_with_keys(viewer, dock, slides):
     shapes = draw(viewer, dock)
     press(dock.chips["Stroma"])
     assert classes(shapes) == ["Stroma"]
-    drag(viewer, (0.2, 0.2), (0.3, 0.3))
+    drag_and_wait(viewer, (0.2, 0.2), (0.3, 0.3))
     assert classes(shapes) == ["Stroma", "Stroma"]
     shapes.selected_data = {0}
     keys(viewer, Qt.Key_1, Qt.AltModifier)
     assert classes(shapes) == ["Tumor", "Stroma"]
     press(dock.tools["Point"])
-    drag(viewer, (0.7, 0.7), (0.7, 0.7))
+    drag_and_wait(viewer, (0.7, 0.7), (0.7, 0.7))
     points = viewer.layers.selection.active
     assert isinstance(points, Points)
     assert classes(points) == ["Tumor"]
@@ -223,7 +216,7 @@ def test_classes_are_chips_with_keys(viewer, dock, slides):
 def test_changes_are_undone_and_made_again(viewer, dock, slides):
     first, second = slides
     shapes = draw(viewer, dock)
-    drag(viewer, (0.2, 0.2), (0.3, 0.3))
+    drag_and_wait(viewer, (0.2, 0.2), (0.3, 0.3))
     before = [np.array(each) for each in shapes.data]
     shapes.selected_data = {0}
     press(dock.chips["Necrosis"])
@@ -329,7 +322,7 @@ def test_a_slipped_click_draws_nothing(viewer, dock, slides, tool):
     shapes = draw(viewer, dock, (0.5, 0.5), (0.502, 0.502), tool)
     assert isinstance(shapes, Shapes)
     assert len(shapes.data) == 0
-    drag(viewer, (0.4, 0.4), (0.6, 0.6))
+    drag_and_wait(viewer, (0.4, 0.4), (0.6, 0.6))
     assert len(shapes.data) == (0 if tool == "Outline" else 1)  # that is a line
 
 
@@ -350,7 +343,7 @@ def test_the_first_tool_imports_nothing(tmp_path, display):
 def test_ctrl_z_in_labels_is_napari_s(viewer, dock, slides):
     press(dock.add_labels)
     labels = viewer.layers.selection.active
-    drag(viewer, (0.4, 0.5), (0.6, 0.5))
+    drag_and_wait(viewer, (0.4, 0.5), (0.6, 0.5))
     assert labels.data.any()
     keys(viewer, Qt.Key_Z, Qt.ControlModifier)
     assert not labels.data.any()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from napari.layers import Labels, Points, Shapes
 from napari.utils.notifications import notification_manager
-from qtpy.QtCore import QPoint, Qt
+from qtpy.QtCore import Qt
 from qtpy.QtTest import QTest
 from qtpy.QtWidgets import QApplication, QLineEdit
 
@@ -16,7 +16,7 @@ from napari_wsigpu import Annotation, read_geojson, write_geojson
 from napari_wsigpu.viewer.annotations import MANY, MOST_SHAPES, annotation_layers
 from napari_wsigpu.viewer.sample import sample_path
 from napari_wsigpu.widgets.annotations import TOOLS, Annotations
-from tests.widgets.conftest import click
+from tests.widgets.conftest import click, drag
 
 SQUARE = np.array([(500, 600), (900, 600), (900, 1000), (500, 1000)], float)
 NAME = 5  # column
@@ -54,19 +54,6 @@ def mpp(layer):
 def cells(dock, row):
     model = dock.table.model
     return [model.index(row, column).data() for column in range(model.columnCount())]
-
-
-def drag(viewer, start, end):
-    """Press the mouse at a part of the canvas's width and height, move it, and release it."""
-    canvas = viewer.window._qt_viewer.canvas.native
-    size = np.array([canvas.width(), canvas.height()])
-    first, last = (QPoint(*(size * each).astype(int).tolist()) for each in (start, end))
-    QTest.mouseMove(canvas, first)
-    QTest.mousePress(canvas, Qt.LeftButton, Qt.NoModifier, first)
-    for share in (0.5, 1):
-        QTest.mouseMove(canvas, first + (last - first) * share)
-        QTest.qWait(20)
-    QTest.mouseRelease(canvas, Qt.LeftButton, Qt.NoModifier, last)
 
 
 def click_row(dock, row, column=0, modifier=Qt.NoModifier):

@@ -39,9 +39,7 @@ def ask_where_to_save(parent: QWidget, title: str, start: Path, filters: str) ->
     use_suffix(filters)
     dialog.filterSelected.connect(use_suffix)
     dialog.selectFile(start.name)
-    path: str = dialog.selectedFiles()[0] if dialog.exec() else ""
-    dialog.deleteLater()
-    return path
+    return _chosen(dialog)
 
 
 def ask_what_to_open(parent: QWidget, title: str, folder: Path, filters: str) -> str:
@@ -60,12 +58,17 @@ def ask_what_to_open(parent: QWidget, title: str, folder: Path, filters: str) ->
     """
     dialog = QFileDialog(parent, title, str(folder), filters)
     dialog.setFileMode(QFileDialog.ExistingFile)
-    path: str = dialog.selectedFiles()[0] if dialog.exec() else ""
-    dialog.deleteLater()
-    return path
+    return _chosen(dialog)
 
 
 def start_folder(last: Path | None, slide: Slide) -> Path:
     """Return where a dialog starts: the folder of the last file, or else of the slide."""
     folder = last or Path(slide.path).parent
     return folder if folder.is_dir() else Path.home()
+
+
+def _chosen(dialog: QFileDialog) -> str:
+    """Ask, and return the path; "" if cancelled."""
+    path: str = dialog.selectedFiles()[0] if dialog.exec() else ""
+    dialog.deleteLater()
+    return path
