@@ -1,4 +1,4 @@
-"""Files that are not read, by how they begin or end: each is named for what it is."""
+"""Files that are not read: they are recognized by their first bytes or their ending, and named."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Foreign(NamedTuple):
     begins : sequence of (int, bytes)
         What it begins with, at these offsets; any of them tells.
     endings : tuple of str
-        How names of such files end, where their begin tells nothing.
+        How names of such files end, where their first bytes tell nothing.
     is_slide : bool
         Whether it holds images of slides or of microscopes.
     """
@@ -38,7 +38,8 @@ class Foreign(NamedTuple):
     is_slide: bool = True
 
 
-# Endings that two vendors use are left out; what has both a begin and an ending goes by either.
+# Endings that two vendors use are left out. A file is one of these if its ending, or else
+# its first bytes, match.
 FOREIGN = (
     Foreign("a slide by KFBio (KFB)", BY_VENDOR, endings=(".kfb", ".kfbf")),
     Foreign("a slide by Sqray (SDPC)", BY_VENDOR, ((0, b"SQ\0\0"),), (".sdpc", ".dyqx")),
@@ -109,7 +110,7 @@ def refusal(name: str, head: bytes) -> SlideError | None:
     name : str
         Its path.
     head : bytes
-        Its begin.
+        Its first bytes.
     """
     small = name.lower()
     by_begin = (each for each in FOREIGN if any(_is_at(head, *place) for place in each.begins))

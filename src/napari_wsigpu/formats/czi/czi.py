@@ -389,7 +389,7 @@ def _image(
     path: Path,
     problems: list[str],
 ) -> LevelLayout:
-    """Put tiles of one compression side by side; they begin there, shape (channels, tiles)."""
+    """Lay out tiles of one compression; `begins` and `lengths` have shape (channels, tiles)."""
     compression = COMPRESSIONS[code]
     dtype, samples = PIXELS[int(tiles.pixel_type[0])]
     pixel = np.dtype(dtype).itemsize * samples

@@ -322,7 +322,7 @@ def _is_shaped(file: TiffFile, shape: list[int]) -> bool:
     if count > held == 1:  # the others lie behind the first one, without pages of their own
         behind = file.filehandle.size - first.dataoffsets[0]
         return bool(first.is_contiguous) and behind >= count * first.nbytes
-    # Behind the last one, another array's begin.
+    # The page behind the last one is the first of another array.
     return count == held or (count < held and bool(file.pages[count].aspage().is_shaped))
 
 
