@@ -1,13 +1,14 @@
-"""Put all tissue of a slide through a network: each tile becomes a vector of numbers.
+"""Embed all tissue of a slide with a ResNet-50: each tile becomes a vector.
 
-Usage: ``python examples/embed_slide.py SLIDE [--device cuda] [--beside openslide] [--out FILE]``
+Usage: ``python examples/embed_slide.py SLIDE [--device cuda] [--compare openslide] [--out FILE]``
 
-Needs ``pip install "napari-wsigpu[torch]" torchvision``. Tiles of 224 x 224 pixels at 0.5 µm each,
-of which at least half is tissue (where the saturation of a coarse level is above Otsu's threshold),
-go through torchvision's ResNet-50 with random weights, in half precision on a GPU, while the next
-ones are decoded. What is printed: tiles a second, for how much of the time the network worked, and
-a time line of that, a digit for each part of the time: 9 says that it always worked, 0 that it
-waited for tiles. With ``--beside openslide``, the same with OpenSlide in a ``DataLoader``.
+Needs ``pip install "napari-wsigpu[torch]" torchvision``. The tiles have 224 x 224 pixels at 0.5 µm
+per pixel, and at least half of each is tissue, found by Otsu's threshold on the saturation of a
+coarse level. torchvision's ResNet-50 with random weights processes them, in half precision on a
+GPU, while the next ones are decoded. The output is the number of tiles per second, the share of the
+time during which the network was busy, and a timeline of that share: one digit per interval, from 0
+(waiting for tiles) to 9 (busy). ``--compare openslide`` repeats this with OpenSlide in a
+``DataLoader``.
 """
 
 from __future__ import annotations
@@ -34,27 +35,27 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
-COARSE = 2048  # pixels along the longer side of what is searched for tissue
+COARSE = 2048  # longer side in pixels of the level that is searched for tissue
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 WARM_UP = 3
-# Batches that the network may have waiting: more would fill the device's memory.
+# Batches that may wait for the network; more would fill the device's memory.
 WAITING = 3
 COLUMNS = 60
 
 
 class Run(NamedTuple):
-    """What a run gave.
+    """The vectors of a run, and its timing.
 
     Attributes
     ----------
     vectors : ndarray of float16, shape (tiles, numbers)
         In the order of the patches.
     seconds : float
-        From the first batch after the warm-up to the last vector.
+        Time from the first batch after the warm-up to the last vector.
     spans : list of (float, float)
-        When the network began and finished each batch, in seconds.
+        Start and end of the network's work on each batch, in seconds.
     tiles : int
-        How many were timed.
+        Number of tiles that were timed.
     """
 
     vectors: NDArray[np.float16]
@@ -64,16 +65,16 @@ class Run(NamedTuple):
 
     @property
     def busy(self) -> float:
-        """For what part of the time the network worked."""
-        return sum(end - begin for begin, end in self.spans) / self.seconds
+        """Share of the time during which the network was busy."""
+        return sum(end - start for start, end in self.spans) / self.seconds
 
     @property
     def line(self) -> str:
-        """A digit for each part of the time: how much of it the network worked."""
+        """Timeline: a digit per interval for the share of it in which the network was busy."""
         edges = np.linspace(0, self.seconds, COLUMNS + 1)
-        begins, ends = np.array(self.spans).T
+        starts, ends = np.array(self.spans).T
         shares = [
-            np.clip(np.minimum(ends, last) - np.maximum(begins, first), 0, None).sum()
+            np.clip(np.minimum(ends, last) - np.maximum(starts, first), 0, None).sum()
             / (last - first)
             for first, last in itertools.pairwise(edges)
         ]
@@ -81,7 +82,7 @@ class Run(NamedTuple):
 
 
 def find_tissue(slide: Slide) -> NDArray[np.bool_]:
-    """Tell tissue from glass by the saturation of a coarse level, by Otsu's threshold."""
+    """Return the mask of tissue: Otsu's threshold on the saturation of a coarse level."""
     level = next(level for level in slide.pyramid if level.layout.longer_side <= COARSE)
     pixels = slide.level_array(level.number)[...][..., :3].astype(np.int64)
     high, low = pixels.max(-1), pixels.min(-1)
@@ -110,41 +111,41 @@ def make_network(device: str) -> nn.Module:
 def embed(
     batches: Iterable[tuple[Tensor, Tensor]], network: nn.Module, device: str, count: int
 ) -> Run:
-    """Put batches through a network, as many at a time as it takes to keep it busy."""
+    """Embed batches, and queue enough of them to keep the network busy."""
     clock = _Clock(device)
     kind = torch.float32 if device == "cpu" else torch.float16
     shape = 1, 3, 1, 1
     mean = torch.tensor(MEAN, dtype=kind, device=device).reshape(shape) * 255
     scale = 1 / (torch.tensor(DEVIATION, dtype=kind, device=device).reshape(shape) * 255)
-    found: list[Tensor] = []
-    places: list[Tensor] = []
+    vectors_of_batches: list[Tensor] = []
+    order: list[Tensor] = []
     tiles = 0
     with torch.inference_mode():
         for number, (pixels, indices) in enumerate(batches):
             if number == WARM_UP:
                 clock.start()
                 tiles = 0
-            clock.begin()
+            clock.batch_started()
             on_device = pixels.to(device, non_blocking=True)
-            found.append(network((on_device.to(kind) - mean) * scale))
-            clock.end()
-            places.append(indices)
+            vectors_of_batches.append(network((on_device.to(kind) - mean) * scale))
+            clock.batch_submitted()
+            order.append(indices)
             tiles += len(indices)
         seconds = clock.stop()
-    vectors = torch.cat(found).half().cpu().numpy()
+    vectors = torch.cat(vectors_of_batches).half().cpu().numpy()
     ordered = np.empty_like(vectors, shape=(count, vectors.shape[1]))
-    ordered[torch.cat(places).numpy()] = vectors
+    ordered[torch.cat(order).numpy()] = vectors
     return Run(ordered, seconds, clock.spans(), tiles)
 
 
 class _Clock:
-    """Notes when the network begins and finishes batches, on the device that it runs on."""
+    """Record when the network starts and finishes each batch, on its device."""
 
     def __init__(self, device: str) -> None:
         self._device = device
         self._marks: list[Any] = []
         self._zero: Any = self._now()
-        self._begun = time.perf_counter()
+        self._started = time.perf_counter()
 
     def _now(self) -> Any:
         if self._device == "cpu":
@@ -154,30 +155,31 @@ class _Clock:
         return event
 
     def start(self) -> None:
-        """Begin anew, when all before is done."""
+        """Wait for all work so far, and reset the clock."""
         if self._device != "cpu":
             torch.cuda.synchronize()
         self._marks.clear()
-        self._zero, self._begun = self._now(), time.perf_counter()
+        self._zero, self._started = self._now(), time.perf_counter()
 
-    def begin(self) -> None:
-        """Note that a batch is given to the network."""
+    def batch_started(self) -> None:
+        """Record the start of a batch."""
         self._marks.append(self._now())
 
-    def end(self) -> None:
-        """Note that it is through, once it is; wait for those before it if they are many."""
+    def batch_submitted(self) -> None:
+        """Record the end of the batch; the device sets the time when it gets there."""
         self._marks.append(self._now())
+        # Limit the queue on the device.
         if self._device != "cpu" and len(self._marks) > 2 * WAITING:
             self._marks[-2 * WAITING - 1].synchronize()
 
     def stop(self) -> float:
-        """Return the seconds since the start, when all is done."""
+        """Wait for all work, and return the seconds since the start."""
         if self._device != "cpu":
             torch.cuda.synchronize()
-        return time.perf_counter() - self._begun
+        return time.perf_counter() - self._started
 
     def spans(self) -> list[tuple[float, float]]:
-        """Return when each batch was begun and finished, in seconds since the start."""
+        """Return start and end of each batch, in seconds since the start."""
         zero = self._zero
         times = [
             mark - zero if self._device == "cpu" else zero.elapsed_time(mark) / 1000
@@ -187,7 +189,7 @@ class _Clock:
 
 
 class ByOpenSlide:
-    """The same tiles, one by one, by OpenSlide: read at level 0, averaged by Pillow."""
+    """The same tiles from OpenSlide, one at a time: read at level 0 and averaged by Pillow."""
 
     def __init__(self, patches: Patches, mpp: float) -> None:
         self.patches = patches
@@ -210,7 +212,7 @@ class ByOpenSlide:
 
 
 def main() -> None:
-    """Run it."""
+    """Run the command line."""
     cuda = torch.cuda.is_available()
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("slide", type=Path)
@@ -218,38 +220,38 @@ def main() -> None:
     parser.add_argument("--mpp", type=float, default=0.5)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--device", default="cuda" if cuda else "cpu")
-    parser.add_argument("--beside", choices=("openslide",), help="run this reader too")
+    parser.add_argument("--compare", choices=("openslide",), help="run this reader too")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--tiles", type=int, help="take only so many")
+    parser.add_argument("--tiles", type=int, help="limit the number of tiles")
     parser.add_argument("--json", type=Path, help="write figures and time lines to this file")
     parser.add_argument("--out", type=Path, help="write vectors and locations to this file")
-    given = parser.parse_args()
-    with open_slide(given.slide) as slide:
-        finest = (slide.mpp or (given.mpp, given.mpp))[0]
-    patches = Patches.grid([given.slide], given.size, mpp=given.mpp, inside=find_tissue)
-    patches = patches[: given.tiles]
+    options = parser.parse_args()
+    with open_slide(options.slide) as slide:
+        finest = (slide.mpp or (options.mpp, options.mpp))[0]
+    patches = Patches.grid([options.slide], options.size, mpp=options.mpp, inside=find_tissue)
+    patches = patches[: options.tiles]
     print(patches, flush=True)
-    network = make_network(given.device)
-    stream = PatchStream(patches, given.batch, device=given.device)
-    runs = {"ours": embed(stream, network, given.device, len(patches))}
+    network = make_network(options.device)
+    stream = PatchStream(patches, options.batch, device=options.device)
+    runs = {"ours": embed(stream, network, options.device, len(patches))}
     stream.close()
-    if given.beside:
+    if options.compare:
         loader = DataLoader(
             ByOpenSlide(patches, finest),
-            given.batch,
-            num_workers=given.processes,
-            pin_memory=given.device != "cpu",
+            options.batch,
+            num_workers=options.processes,
+            pin_memory=options.device != "cpu",
         )
-        runs["OpenSlide"] = embed(loader, network, given.device, len(patches))
+        runs["OpenSlide"] = embed(loader, network, options.device, len(patches))
     record = {}
     for name, run in runs.items():
         rate = run.tiles / run.seconds
         print(f"{name}: {rate:,.0f} tiles/s, network busy {run.busy:.1%}\n  {run.line}")
         record[name] = {"tiles_per_second": rate, "busy": run.busy, "spans": run.spans}
-    if given.json is not None:
-        given.json.write_text(json.dumps(record, indent=2) + "\n", "utf-8")
-    if given.out is not None:
-        np.savez(given.out, vectors=runs["ours"].vectors, locations=patches.locations)
+    if options.json is not None:
+        options.json.write_text(json.dumps(record, indent=2) + "\n", "utf-8")
+    if options.out is not None:
+        np.savez(options.out, vectors=runs["ours"].vectors, locations=patches.locations)
 
 
 if __name__ == "__main__":

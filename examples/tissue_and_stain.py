@@ -1,19 +1,19 @@
-"""Find the tissue of a folder's slides, and measure its stains tile by tile, on all cores or GPUs.
+"""Find the tissue on the slides of a folder, and measure its stains per tile, on all cores or GPUs.
 
 Usage: ``python examples/tissue_and_stain.py FOLDER [--workers 2 | --cuda | --scheduler ADDRESS]``
 
 Needs ``pip install "napari-wsigpu[dask]"``. Each worker is a process with one thread; without
-options everything is done in this process. With ``--cuda`` there is one worker a GPU, tiles are
-decoded and measured there, and only figures leave it. ``--scheduler`` uses a cluster that runs
-already, whose machines reach the slides by the same paths.
+options, this process does all the work. ``--cuda`` starts one worker per GPU, which decodes and
+measures tiles there and returns only results. ``--scheduler`` uses a running cluster, whose
+machines must reach the slides by the same paths.
 
-What is written, as JSON on standard output or to ``--json``, is for each slide: the share of tissue
-(where the saturation of a coarse level is above Otsu's threshold), and as columns of a table, for
-each tile of level 0 that is at least half tissue, the mean and the standard deviation of the
-optical densities of haematoxylin and eosin, as Ruifrok and Johnston separate them. The same chunks
-go through the same arithmetic wherever they are, so figures of CPUs are equal to the last bit,
-however many work; those of GPUs are as close as their decoder is to the CPU's. Of a slide that
-can't be decoded its error is written instead, and the exit status is 1.
+The results are written as JSON to standard output or to ``--json``. Each slide has its share of
+tissue, found by Otsu's threshold on the saturation of a coarse level. A table lists, for each tile
+of level 0 that is at least half tissue, the mean and standard deviation of the optical densities of
+haematoxylin and eosin, separated as by Ruifrok and Johnston. Every chunk goes through the same
+arithmetic, so CPU results are identical to the last bit for any number of workers; GPU results are
+as close as the GPU's decoder is to the CPU's. A slide that cannot be decoded gets its error
+instead, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -48,13 +48,15 @@ UNMIX = np.linalg.inv(COLORS / np.linalg.norm(COLORS, axis=1, keepdims=True))[:,
 DENSITY = -np.log10(np.maximum(np.arange(256), 1) / 255)
 WHITE = 255
 LEAST_TISSUE = 0.5
-AT_ONCE = 1 << 25  # pixels that a GPU measures
+AT_ONCE = 1 << 25  # pixels that a GPU measures at once
 SIDE_ON_GPU = 8192  # pixels of a chunk
 SETTINGS = {
-    # Workers would give memory back at every turn; to get it again takes as long as the work.
+    # By default workers return memory after each task, and requesting it again takes as long as the
+    # work itself.
     "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_": 256 << 20,
     "distributed.nanny.pre-spawn-environ.MALLOC_MMAP_THRESHOLD_": 32 << 20,
-    # By default each process looks 50 times a second whether it answers, and 100 times what runs.
+    # By default each process checks 50 times a second that it responds, and samples its profile 100
+    # times.
     "distributed.admin.tick.interval": "1s",
     "distributed.worker.profile.enabled": False,
 }
@@ -62,14 +64,14 @@ LOCAL: dict[str, Any] = {"host": "127.0.0.1", "dashboard_address": ":0"}
 
 
 class Tissue(NamedTuple):
-    """Where a slide's tissue is.
+    """The tissue of a slide.
 
     Attributes
     ----------
     threshold : int
-        Saturations above it, of 0 to 255, are tissue.
+        Pixels with a higher saturation (0 to 255) are tissue.
     mask : ndarray of bool, shape (height, width)
-        Of the coarse level.
+        Mask of the coarse level.
     """
 
     threshold: int
@@ -77,22 +79,22 @@ class Tissue(NamedTuple):
 
 
 class StainedTiles(NamedTuple):
-    """What was measured of the tiles that are tissue.
+    """Measurements of the tiles that are tissue.
 
     Attributes
     ----------
-    places : ndarray of int, shape (tiles, 2)
-        Their rows and columns, from top to bottom.
+    positions : ndarray of int, shape (tiles, 2)
+        Row and column of each tile, from top to bottom.
     figures : ndarray of float, shape (tiles, 4)
-        The `FIGURES` of each.
+        The `FIGURES` of each tile.
     """
 
-    places: NDArray[np.int64]
+    positions: NDArray[np.int64]
     figures: NDArray[np.float64]
 
 
 def find_tissue(pixels: NDArray[np.uint8]) -> Tissue:
-    """Tell tissue from glass by the saturation of RGB pixels."""
+    """Find tissue by the saturation of RGB pixels."""
     high, low = pixels[..., :3].max(-1).astype(np.int64), pixels[..., :3].min(-1)
     saturation = 255 * (high - low) // np.maximum(high, 1)
     threshold = otsu(np.bincount(saturation.ravel(), minlength=256))
@@ -100,7 +102,7 @@ def find_tissue(pixels: NDArray[np.uint8]) -> Tissue:
 
 
 def otsu(histogram: NDArray[np.int64]) -> int:
-    """Return the value up to which and above which the two classes differ most."""
+    """Return Otsu's threshold: the value that separates the two classes best."""
     below = histogram.cumsum()[:-1].astype(float)
     above = histogram.sum() - below
     weighted = (histogram * np.arange(len(histogram))).cumsum()
@@ -110,7 +112,7 @@ def otsu(histogram: NDArray[np.int64]) -> int:
 
 
 def tiles_of_tissue(mask: NDArray[np.bool_], slide: Slide) -> NDArray[np.bool_]:
-    """Return which tiles of level 0 are tissue, shape (rows, columns)."""
+    """Return a mask of the tiles of level 0 that are tissue, shape (rows, columns)."""
     level = slide.layout.levels[0]
     grid = level.grid
     firsts, ends = [], []
@@ -134,7 +136,7 @@ def measure_stains(pixels: Any, tile: tuple[int, ...]) -> NDArray[np.float64]:
     Parameters
     ----------
     pixels : ndarray or cupy.ndarray of uint8, shape (height, width, channels)
-        A chunk of whole tiles; those at its lower and right edges may be cut.
+        A chunk of whole tiles; tiles at its lower and right edges may be cut off.
     tile : tuple of int
         (height, width) of a tile.
 
@@ -145,7 +147,7 @@ def measure_stains(pixels: Any, tile: tuple[int, ...]) -> NDArray[np.float64]:
     """
     xp: Any = sys.modules[type(pixels).__module__.partition(".")[0]]  # numpy or cupy
     height, width = pixels.shape[:2]
-    # A tile's numbers stay in a processor's cache; a GPU would rather have many tiles at once.
+    # On the CPU, one tile's data stays in the processor's cache; a GPU needs many tiles at once.
     down, across = tile
     if xp is not np:
         down, across = max(1, AT_ONCE // (down * width)) * down, width
@@ -167,7 +169,7 @@ def _stains(xp: Any, pixels: Any, tile: tuple[int, ...]) -> Any:
     height, width = pixels.shape[:2]
     down, across = tile
     rows, columns = -(-height // down), -(-width // across)
-    # White has no density, so what fills up the last tiles adds nothing to the sums.
+    # White has no optical density, so the padding of the last tiles adds nothing to the sums.
     whole = xp.full((rows * down, columns * across, 3), WHITE, np.uint8)
     whole[:height, :width] = pixels[..., :3]
     heights = np.minimum(down, height - down * np.arange(rows))
@@ -185,7 +187,7 @@ def _stains(xp: Any, pixels: Any, tile: tuple[int, ...]) -> Any:
 
 
 def measured(pixels: dask.array.Array, tile: tuple[int, ...]) -> dask.array.Array:
-    """Return what `measure_stains` finds in each chunk, shape (rows, columns, 4)."""
+    """Apply `measure_stains` to each chunk; the result has the shape (rows, columns, 4)."""
     counts = (
         tuple(-(-length // side) for length in lengths)
         for lengths, side in zip(pixels.chunks[:2], tile, strict=True)
@@ -202,9 +204,9 @@ class Sweep:
     slide : Slide
         A slide that is open in this process.
     device : str
-        Where chunks of pixels shall be.
+        Device that holds the chunks of pixels.
     tiles : int, optional
-        Tiles a chunk along each axis; by default chunks that suit the device.
+        Tiles per chunk along each axis; by default chunks that suit the device.
     """
 
     def __init__(self, slide: Slide, device: str = "cpu", tiles: int | None = None) -> None:
@@ -216,33 +218,33 @@ class Sweep:
         self._stains = measured(slide.levels[0].to_dask(tiles, device), self._tile)
 
     def tissue(self) -> Any:
-        """Return the task that finds tissue."""
+        """Return the task that finds the tissue."""
         coarse = self.slide.level_array(self.slide.pyramid[-1].number)
         return dask.delayed(find_tissue, pure=True)(coarse.to_dask())
 
     def stains(self, tissue: Tissue) -> Any:
-        """Return the task that has tiles of tissue measured: their `StainedTiles`.
+        """Return the task that measures the tiles of tissue: their `StainedTiles`.
 
-        Chunks without one are not decoded.
+        Chunks without tissue are not decoded.
         """
-        wanted = tiles_of_tissue(tissue.mask, self.slide)
+        selected = tiles_of_tissue(tissue.mask, self.slide)
         chunks = self._stains.to_delayed()[..., 0]
         down, across = self._stains.chunksize[:2]
         corners = [(row * down, column * across) for row, column in np.ndindex(chunks.shape)]
         parts = [
             (corner, chunk)
             for corner, chunk in zip(corners, chunks.flat, strict=True)
-            if wanted[corner[0] :, corner[1] :][:down, :across].any()
+            if selected[corner[0] :, corner[1] :][:down, :across].any()
         ]
-        return dask.delayed(gather)(parts, wanted)
+        return dask.delayed(gather)(parts, selected)
 
     def refusal(self, error: SlideError) -> dict[str, Any]:
-        """Return why nothing was found, JSON-serialisable."""
+        """Return the error of a slide, JSON-serialisable."""
         return {"path": self.slide.path, "error": str(error)}
 
     def record(self, tissue: Tissue, tiles: StainedTiles) -> dict[str, Any]:
-        """Return what was found, JSON-serialisable; tiles as columns of a table."""
-        rows, columns = tiles.places.T
+        """Return the results, JSON-serialisable, with tiles as columns of a table."""
+        rows, columns = tiles.positions.T
         return {
             "path": self.slide.path,
             "dimensions": self.slide.dimensions,
@@ -256,14 +258,14 @@ class Sweep:
 
 
 def gather(
-    parts: Iterable[tuple[tuple[int, int], NDArray[np.float64]]], wanted: NDArray[np.bool_]
+    parts: Iterable[tuple[tuple[int, int], NDArray[np.float64]]], selected: NDArray[np.bool_]
 ) -> StainedTiles:
-    """Pick the wanted tiles' figures out of those of chunks."""
-    whole = np.empty((*wanted.shape, len(FIGURES)))
+    """Collect the results of the selected tiles from all chunks."""
+    whole = np.empty((*selected.shape, len(FIGURES)))
     for (top, left), figures in parts:
         rows, columns = figures.shape[:2]
         whole[top : top + rows, left : left + columns] = figures
-    return StainedTiles(np.argwhere(wanted), whole[wanted])
+    return StainedTiles(np.argwhere(selected), whole[selected])
 
 
 def sweep(
@@ -272,20 +274,20 @@ def sweep(
     device: str = "cpu",
     tiles: int | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Find tissue and measure stains of slides; yield each one's record when it is done.
+    """Find tissue and measure stains; yield the record of each slide when it is finished.
 
-    That of a slide that can't be decoded says why.
+    The record of a slide that cannot be decoded contains its error.
 
     Parameters
     ----------
     slides : iterable of Slide
-        Of 8-bit RGB, open in this process.
+        8-bit RGB slides that are open in this process.
     client : distributed.Client, optional
-        Whose workers do it; by default this thread does.
+        Its workers do the work; by default this thread does.
     device : str
-        Where chunks of pixels shall be.
+        Device that holds the chunks of pixels.
     tiles : int, optional
-        Tiles a chunk along each axis.
+        Tiles per chunk along each axis.
     """
     work = [Sweep(slide, device, tiles) for slide in slides]
     if client is None:
@@ -299,7 +301,8 @@ def sweep(
                 yield item.record(tissue, found)
         return
     tissues: dict[Sweep, Tissue] = {}
-    # What is asked for within a minute is otherwise done in turns, and all slides come at the end.
+    # Without priorities, Dask alternates between tasks submitted within a minute, and all slides
+    # finish at the end.
     order = {item: -number for number, item in enumerate(work)}
     whose = {client.compute(item.tissue(), priority=order[item]): item for item in work}
     done = as_completed(list(whose))
@@ -319,110 +322,114 @@ def sweep(
             done.add(stains)
 
 
-def one_worker_a_gpu(count: int | None = None, **options: Any) -> SpecCluster:
-    """Start a cluster on this machine with one process for each GPU, each with one thread.
+def start_gpu_cluster(count: int | None = None, **options: Any) -> SpecCluster:
+    """Start a local cluster with one single-threaded process per GPU.
 
-    ``dask_cuda.LocalCUDACluster`` does this and more, where it is installed.
+    ``dask_cuda.LocalCUDACluster`` does this and more if it is installed.
     """
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if given:
-        there = given.split(",")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible:
+        numbers = visible.split(",")
     else:
         import cupy
 
-        there = [str(number) for number in range(cupy.cuda.runtime.getDeviceCount())]
+        numbers = [str(number) for number in range(cupy.cuda.runtime.getDeviceCount())]
     workers = {
         gpu: {
             "cls": Nanny,
             "options": LOCAL | {"nthreads": 1, "env": {"CUDA_VISIBLE_DEVICES": gpu}} | options,
         }
-        for gpu in there[:count]
+        for gpu in numbers[:count]
     }
     return SpecCluster(workers, {"cls": Scheduler, "options": {**LOCAL, "port": 0}})
 
 
 def slides_in(folder: Path, opened: ExitStack) -> Iterator[Slide]:
-    """Open the 8-bit RGB slides of a folder; say of other files why they are left out."""
+    """Open the 8-bit RGB slides of a folder, and print why other files are skipped."""
     for path in sorted(path for path in folder.iterdir() if path.is_file()):
         try:
             slide = opened.enter_context(open_slide(path))
         except SlideError as error:
-            print(f"Left out: {error}", file=sys.stderr)
+            print(f"Skipped: {error}", file=sys.stderr)
             continue
         if slide.layout.rgb and slide.levels[0].dtype == np.uint8:
             yield slide
         else:
-            print(f"Left out: '{path}' is not 8-bit RGB.", file=sys.stderr)
+            print(f"Skipped: '{path}' is not 8-bit RGB.", file=sys.stderr)
 
 
 def refuse(sentence: str) -> int:
-    """Say why nothing is done; return the exit status."""
+    """Print an error; return the exit status."""
     print(sentence, file=sys.stderr)
     return 1
 
 
 def count(text: str) -> int:
-    """Return how many workers were asked for."""
+    """Parse the number of workers."""
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 0")
     return int(text)
 
 
 def write(path: Path, mode: str, text: str = "") -> int:
-    """Write to a file, or say why that can't be; return the exit status."""
+    """Write to a file, or print why that failed; return the exit status."""
     try:
         with path.open(mode, encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
-        return refuse(f"'{path}' can't be written ({error.strerror}); give another file.")
+        return refuse(f"'{path}' can't be written ({error.strerror}); choose another file.")
     return 0
 
 
-def said(record: dict[str, Any]) -> str:
-    """Return what is said of a slide when it is done."""
+def summary(record: dict[str, Any]) -> str:
+    """Return the line that reports a finished slide."""
     name = Path(record["path"]).name
     if "error" in record:
         return f"{name}: {record['error'].removesuffix('.')}"
     return f"{name}: {record['tissue']:.0%} tissue, {len(record['tiles']['row'])} tiles"
 
 
-def run(given: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Measure the slides of a folder; return the exit status."""
     with ExitStack() as opened:
         try:
-            slides = list(slides_in(given.folder, opened))
+            slides = list(slides_in(options.folder, opened))
         except OSError as error:
-            return refuse(f"'{given.folder}' can't be read ({error.strerror}); give a folder.")
+            return refuse(f"'{options.folder}' can't be read ({error.strerror}); choose a folder.")
         if not slides:
-            return refuse(f"'{given.folder}' holds no 8-bit RGB slide; give a folder of slides.")
-        device = "cuda" if given.cuda else "cpu"
+            return refuse(
+                f"'{options.folder}' contains no 8-bit RGB slide; choose a folder of slides."
+            )
+        device = "cuda" if options.cuda else "cpu"
         slides[0].levels[0].to_dask(device=device)  # refuses a device that this process can't use
         client = None
-        if given.workers or given.cuda or given.scheduler:
-            cluster: Any = given.scheduler
-            if given.cuda:
-                cluster = opened.enter_context(one_worker_a_gpu())
-            elif given.workers:
+        if options.workers or options.cuda or options.scheduler:
+            cluster: Any = options.scheduler
+            if options.cuda:
+                cluster = opened.enter_context(start_gpu_cluster())
+            elif options.workers:
                 cluster = opened.enter_context(
-                    LocalCluster(n_workers=given.workers, threads_per_worker=1, **LOCAL)
+                    LocalCluster(n_workers=options.workers, threads_per_worker=1, **LOCAL)
                 )
             try:
                 client = opened.enter_context(Client(cluster))
             except (OSError, ValueError) as error:
-                return refuse(f"There is no scheduler at '{cluster}' ({error}); start one.")
-        if given.json and write(given.json, "a"):
+                return refuse(f"No scheduler answers at '{cluster}' ({error}); start one.")
+        if options.json and write(options.json, "a"):
             return 1
         begin = time.perf_counter()
         records = []
         for record in sweep(slides, client, device):
             records.append(record)
             seconds = time.perf_counter() - begin
-            print(f"{len(records)}/{len(slides)} {said(record)}, {seconds:.1f} s", file=sys.stderr)
+            print(
+                f"{len(records)}/{len(slides)} {summary(record)}, {seconds:.1f} s", file=sys.stderr
+            )
     lines = map(json.dumps, sorted(records, key=lambda record: record["path"]))
     text = "[{}]".format(",\n".join(lines))
     failed = int(any("error" in record for record in records))
-    if given.json:
-        return write(given.json, "w", text + "\n") or failed
+    if options.json:
+        return write(options.json, "w", text + "\n") or failed
     print(text)
     return failed
 
@@ -433,8 +440,8 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--workers", type=count, default=0, help="processes; 0: only this one")
-    where.add_argument("--cuda", action="store_true", help="one worker a GPU")
-    where.add_argument("--scheduler", help="address of a cluster that runs already")
+    where.add_argument("--cuda", action="store_true", help="one worker per GPU")
+    where.add_argument("--scheduler", help="address of a running cluster")
     parser.add_argument("--json", type=Path, help="file to write instead of standard output")
     dask.config.set(SETTINGS)
     try:
